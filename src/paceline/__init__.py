@@ -1,0 +1,31 @@
+"""Paceline: an ordinary training script on any number of workers, with the same numbers.
+
+The command line is `paceline`; this is the small API for those who like to see it in the script:
+
+    import paceline as pl
+
+    model, optimizer, loader = pl.Mirrored().distribute(model, optimizer, loader)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from paceline.errors import PacelineError
+    from paceline.strategies.mirrored import Mirrored
+
+__all__ = ["Mirrored", "PacelineError", "__version__"]
+
+_HOMES = {"Mirrored": "paceline.strategies.mirrored", "PacelineError": "paceline.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when first used: the command line has no use for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,111 @@
+"""The application: its verbs, and what becomes of an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, cast
+
+import typer
+
+from paceline import __version__
+from paceline.cli import doctor, run, scale
+from paceline.cli.example_first import program
+from paceline.cli.session import Session
+from paceline.errors import PacelineError, UsageError
+from paceline.launch import Zygote
+
+INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
+
+# Typer's parser is a click that it does or does not carry itself, according to its version; this finds its
+# "you typed it wrong" either way.
+Mistyped = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
+
+app = typer.Typer(
+    name="paceline",
+    cls=program("paceline run -n 4 train.py --epochs 3", "paceline scale -n 1,2,4 train.py --epochs 1"),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback(
+    help="Runs an ordinary single-process PyTorch training script, not one line changed, on any number of "
+    "workers, with the same numbers, and says how well that scaled."
+)
+def paceline(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Without a verb there is nothing to do."""
+
+
+run.add_to(app)
+scale.add_to(app)
+doctor.add_to(app)
+
+
+def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
+    """Runs one verb and returns the exit code. Every error ends here: a mistake of the user's as two lines, a
+    bug of ours with its traceback, both as a JSON document too where one was asked for."""
+    session = Session(zygote=zygote, verb=next(iter(arguments), ""))
+    try:
+        code = typer.main.get_command(app).main(
+            args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session
+        )
+        return int(code or 0)
+    except Mistyped as error:
+        session.json = session.json or _asked_for_json(arguments)
+        help_command = " ".join(["paceline", *([session.verb] if error.ctx and error.ctx.parent else []), "--help"])
+        return _tell(session, UsageError(error.format_message(), advice=f"For the options, type: {help_command}"), 2)
+    except PacelineError as error:
+        return _tell(session, error, 2 if isinstance(error, UsageError) else 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _tell(session, PacelineError("interrupted"), INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        where = f" The run's record: {session.record}." if session.record else ""
+        bug = PacelineError(
+            f"this is a bug in paceline: {type(error).__name__}: {error}",
+            advice=f"Please report it with the lines above.{where}",
+        )
+        return _tell(session, bug, 1, kind="Bug")
+    finally:
+        if session.zygote is not None:
+            session.zygote.close()
+
+
+def _asked_for_json(arguments: Sequence[str]) -> bool:
+    """For a line that could not be parsed: is there a --json that is not clearly the script's?"""
+    for argument in arguments:
+        if argument == "--" or argument.endswith(".py"):
+            return False
+        if argument == "--json":
+            return True
+    return False
+
+
+def _tell(session: Session, error: PacelineError, code: int, *, kind: str = "") -> int:
+    sys.stdout.flush()
+    print(f"paceline: {error.message}", file=sys.stderr)
+    if error.advice:
+        print(f"  {error.advice}", file=sys.stderr)
+    if session.json:
+        told = {"type": kind or type(error).__name__, "message": error.message, "advice": error.advice}
+        session.print_document({"error": told})
+    return code

@@ -1,0 +1,38 @@
+"""Help that begins with an example: what most people came for is a line to type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+
+def _show(examples: tuple[str, ...]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    console.print()
+    for number, line in enumerate(examples):
+        console.print(f" {'Example: ' if number == 0 else '         '}{line}", style="bold", soft_wrap=True)
+
+
+def verb(*examples: str) -> type[TyperCommand]:
+    """The class of a verb whose help begins with these lines."""
+
+    class Verb(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            _show(examples)
+            super().format_help(ctx, formatter)
+
+    return Verb
+
+
+def program(*examples: str) -> type[TyperGroup]:
+    """The same for the program itself."""
+
+    class Program(TyperGroup):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            _show(examples)
+            super().format_help(ctx, formatter)
+
+    return Program

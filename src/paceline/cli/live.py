@@ -1,0 +1,137 @@
+"""The live line: where a run stands, on standard error, without getting into the script's own output.
+
+On a terminal one line is drawn below what the script prints, taken away before the script prints more, and
+drawn again only when the script's last line is complete: a script with a progress bar of its own keeps it.
+Elsewhere a plain line comes every few seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean
+from typing import IO
+
+from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
+from rich.text import Text
+
+from paceline.cli.terminal import count, percent, rate
+from paceline.record.schema import Step
+
+PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
+WINDOW = 20  # progress reports that the rate and the spread are taken over: about four seconds
+
+
+class LiveLine:
+    """One per run. `quiet` shows no progress, but still passes on output and notices."""
+
+    def __init__(self, console: Console, *, workers: int, quiet: bool, script_to_stderr: bool) -> None:
+        self._console = console
+        self._workers = workers
+        self._quiet = quiet
+        self._script_to_stderr = script_to_stderr
+        self._terminal = console.is_terminal and not quiet
+        self._text = Text(f"{count(workers, 'worker')}, no step yet …", style="dim")
+        self._drawn = False
+        self._line_complete = True  # of the script's output, where it goes to a terminal
+        self._said_at = time.monotonic()
+        self._seen: deque[Mapping[int, Step]] = deque(maxlen=WINDOW)
+        self._draw()
+
+    def output(self, stream: str, data: bytes) -> None:
+        """Passes the script's own output on, byte for byte."""
+        target = sys.stderr if stream == "stderr" or self._script_to_stderr else sys.stdout
+        self._take_away()
+        self._write(target, data)
+        if target.isatty():
+            self._line_complete = data.endswith(b"\n")
+        self._draw()
+
+    def progress(self, steps: Mapping[int, Step]) -> None:
+        """The latest step of each worker."""
+        if self._quiet or not steps:
+            return
+        self._seen.append(dict(steps))
+        self._text = self._describe()
+        if self._terminal:
+            self._take_away()
+            self._draw()
+        elif time.monotonic() - self._said_at >= PLAIN_EVERY:
+            self._said_at = time.monotonic()
+            self._console.print("paceline:", self._text, soft_wrap=True)
+
+    def say(self, text: str, *, style: str = "") -> None:
+        """Something a person should read; also when quiet."""
+        self._take_away()
+        self._end_line()
+        self._console.print(text, style=style, soft_wrap=True)
+        self._draw()
+
+    def close(self) -> None:
+        """Takes the line away for good."""
+        self._take_away()
+        self._end_line()
+        self._terminal = False
+
+    def _describe(self) -> Text:
+        first, last = self._seen[0], self._seen[-1]
+        step = last[min(last)]
+        parts = [f"step {step.step:,}", f"{rate(self._rate(first, last))} samples/s"]
+        if step.loss is not None:
+            parts.append(f"loss {step.loss:.4g}")
+        if self._workers > 1:
+            parts.append(self._spread())
+        return Text(" · ".join(part for part in parts if part), style="cyan")
+
+    def _rate(self, first: Mapping[int, Step], last: Mapping[int, Step]) -> float:
+        rank = min(last)
+        a, b = first.get(rank), last[rank]
+        samples = fmean(seen[rank].samples for seen in self._seen if rank in seen)
+        if a is None or b.at <= a.at or b.step <= a.step:
+            return b.samples / b.total if b.total > 0 else 0.0
+        return (b.step - a.step) * samples / (b.at - a.at)
+
+    def _spread(self) -> str:
+        """How far apart the workers are in their own work."""
+        own: dict[int, list[float]] = {}
+        for seen in self._seen:
+            for rank, step in seen.items():
+                own.setdefault(rank, []).append(step.total - step.communication)
+        means = {rank: fmean(values) for rank, values in own.items()}
+        if len(means) < 2 or min(means.values()) <= 0:
+            return ""
+        slowest = max(means, key=lambda rank: means[rank])
+        apart = max(means.values()) / min(means.values()) - 1
+        return f"spread {percent(apart, digits=0)} (slowest: rank {slowest})"
+
+    def _draw(self) -> None:
+        if self._terminal and self._line_complete and not self._drawn:
+            text = self._text.copy()
+            text.truncate(self._console.width - 1, overflow="ellipsis")
+            self._console.print(text, end="", no_wrap=True)
+            self._console.file.flush()
+            self._drawn = True
+
+    def _take_away(self) -> None:
+        if self._drawn:
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+            self._console.file.flush()
+            self._drawn = False
+
+    def _end_line(self) -> None:
+        if not self._line_complete:
+            self._console.file.write("\n")
+            self._line_complete = True
+
+    def _write(self, target: IO[str], data: bytes) -> None:
+        try:
+            target.flush()
+            target.buffer.write(data)  # type: ignore[attr-defined]
+            target.flush()
+        except BrokenPipeError:
+            # Nobody reads it any more (`| head`): training goes on, as nothing about it has changed.
+            pass

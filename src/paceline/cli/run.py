@@ -1,0 +1,194 @@
+"""`paceline run`: the unmodified script on N workers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from paceline.cli import options
+from paceline.cli.example_first import verb
+from paceline.cli.live import LiveLine
+from paceline.cli.session import Session
+from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
+from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
+from paceline.record import new_folder
+from paceline.record.schema import Outcome
+from paceline.settings import Batch, RunSettings
+from paceline.topology import discover
+from paceline.trials.summary import Summary, summarize
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        metavar="N",
+        help="How many workers.",
+        show_default="one for each GPU",
+        rich_help_panel=options.HOW,
+    ),
+]
+BatchOption = Annotated[
+    Batch,
+    typer.Option(
+        "--batch",
+        help="keep: the script's batch is shared out. scale: each worker takes whole batches.",
+        rich_help_panel=options.HOW,
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="K",
+        min=1,
+        help="Stop after so many steps.",
+        show_default="the script's own end",
+        rich_help_panel=options.HOW,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command(
+        "run",
+        cls=verb(
+            "paceline run -n 4 train.py --epochs 3",
+            "paceline run -n 4 -m package.train --epochs 3",
+        ),
+        context_settings=options.SCRIPT_LAST,
+    )(run)
+
+
+def run(
+    context: typer.Context,
+    script: options.Script,
+    arguments: options.Arguments = None,
+    workers: Workers = None,
+    module: options.Module = False,
+    view: options.ViewOption = "auto",
+    batch: BatchOption = "keep",
+    batch_dim: options.BatchDim = 0,
+    whole: options.Whole = None,
+    sync_bn: options.SyncBn = False,
+    threads: options.Threads = None,
+    steps: Steps = None,
+    backend: options.BackendOption = "auto",
+    seed: options.Seed = 0,
+    oversubscribe: options.Oversubscribe = False,
+    stall_warning: options.StallWarning = 60.0,
+    stall_abort: options.StallAbort = None,
+    record: options.RecordParent = options.RECORDS,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Runs a script on N workers: not one line of it changed, and the same numbers."""
+    session = Session.of(context, json=json)
+    settings = RunSettings(
+        script=script,
+        module=module,
+        arguments=options.own_arguments(arguments),
+        workers=options.default_workers() if workers is None else workers,
+        view=view,
+        batch=batch,
+        batch_dim=batch_dim,
+        whole=tuple(whole or ()),
+        sync_bn=sync_bn,
+        threads=threads,
+        steps=steps,
+        backend=backend,
+        seed=seed,
+        stall_warning=stall_warning,
+        stall_abort=stall_abort,
+    )
+    # Before the record's folder is made: a mistake leaves nothing behind.
+    check(settings, discover(), oversubscribe=oversubscribe)
+    session.record = new_folder(record, script)
+    console = stderr()
+    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
+
+    def show(event: Event) -> None:
+        match event:
+            case Output(stream=stream, data=data):
+                live.output(stream, data)
+            case Progress(steps=latest):
+                live.progress(latest)
+            case Notice(text=text):
+                live.say(f"paceline: {text}", style="yellow")
+            case Stall(text=text):
+                live.say(text, style="bold yellow")
+
+    try:
+        outcome = launch(
+            settings,
+            zygote=session.workers(),
+            record=session.record,
+            on_event=show,
+            oversubscribe=oversubscribe,
+        )
+    finally:
+        live.close()
+    summary = summarize(session.record)
+    if outcome.message:
+        console.print(outcome.message, style="red", soft_wrap=True)
+    if not quiet:
+        show_summary(console, summary, session)
+    if json:
+        session.print_document(document(summary, outcome))
+    raise typer.Exit(outcome.exit_code)
+
+
+def show_summary(console: Console, summary: Summary, session: Session) -> None:
+    """The table at the end."""
+    console.print()
+    if summary.steps == 0:
+        console.print(f"{count(summary.workers, 'worker')} · {seconds(summary.seconds)} · no optimizer step was made")
+    else:
+        head = [count(summary.workers, "worker"), count(summary.steps, "step"), seconds(summary.seconds)]
+        if summary.view:
+            head.append(f"{summary.view} view")
+        head.append(f"{rate(summary.samples_per_s)} samples/s")
+        console.print(" · ".join(head), style="bold", soft_wrap=True)
+        console.print()
+        console.print(time_table(summary.step))
+        if summary.warm_up:
+            left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
+            console.print(f"(means over steps and workers; the first {left_out} left out as warm-up)", style="dim")
+        if summary.slowest is not None:
+            console.print(
+                f"slowest worker: rank {summary.slowest.rank}, {seconds(summary.slowest.behind)} a step "
+                f"behind the others ({percent(summary.slowest.behind / summary.step['total'])} of a step)"
+            )
+    console.print(f"record: {session.record}", soft_wrap=True)
+
+
+def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
+    """What --json prints."""
+    slowest = summary.slowest
+    told: dict[str, Any] = {
+        "workers": summary.workers,
+        "hosts": 1,
+        "view": summary.view,
+        "strategy": summary.strategy,
+        "mods": summary.mods,
+        "steps": summary.steps,
+        "samples": summary.samples,
+        "seconds": summary.seconds,
+        "samples_per_s": summary.samples_per_s,
+        "warm_up": summary.warm_up,
+        "step": summary.step,
+        "slowest": {"rank": slowest.rank if slowest else 0, "behind": slowest.behind if slowest else 0.0},
+        "loss": {"first": summary.first_loss, "last": summary.last_loss},
+        "notices": outcome.notices,
+        "exit_code": outcome.exit_code,
+    }
+    if outcome.exit_code:
+        told["error"] = {
+            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
+            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
+            "advice": "The workers' own output is in the record, in log.rank*.txt.",
+        }
+    return told

@@ -1,0 +1,329 @@
+"""`paceline scale`: how much faster the script gets with more workers, and whether its numbers stay."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from paceline import __version__
+from paceline.cli import options
+from paceline.cli.example_first import verb
+from paceline.cli.session import Session
+from paceline.cli.terminal import count, percent, rate, seconds, stderr
+from paceline.errors import UsageError
+from paceline.launch import Event, Notice, Stall, check
+from paceline.launch import events as launch_events
+from paceline.record import new_folder, write_run
+from paceline.record.schema import Outcome, Run
+from paceline.settings import RunSettings
+from paceline.topology import discover
+from paceline.trials import scale as trials
+from paceline.trials.same_numbers import SameNumbers
+from paceline.trials.summary import PARTS
+
+INTERRUPTED = 130
+UNSTEADY = 0.2  # rounds further apart than this say more of the machine than of the script
+
+WorkersList = Annotated[
+    str,
+    typer.Option("-n", "--workers", metavar="LIST", help="Numbers of workers: 1,2,4.", rich_help_panel=options.HOW),
+]
+Weak = Annotated[
+    bool,
+    typer.Option("--weak", help="Weak scaling: each worker keeps the script's batch.", rich_help_panel=options.HOW),
+]
+Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds.", rich_help_panel=options.HOW)]
+Steps = Annotated[
+    int, typer.Option("--steps", metavar="K", min=1, help="Steps of each trial.", rich_help_panel=options.HOW)
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command(
+        "scale",
+        cls=verb("paceline scale -n 1,2,4 train.py --epochs 1"),
+        context_settings=options.SCRIPT_LAST,
+    )(scale)
+
+
+def scale(
+    context: typer.Context,
+    script: options.Script,
+    arguments: options.Arguments = None,
+    workers: WorkersList = "1,2",
+    module: options.Module = False,
+    weak: Weak = False,
+    repeat: Repeat = 3,
+    steps: Steps = 30,
+    view: options.ViewOption = "auto",
+    batch_dim: options.BatchDim = 0,
+    whole: options.Whole = None,
+    sync_bn: options.SyncBn = False,
+    threads: options.Threads = None,
+    backend: options.BackendOption = "auto",
+    seed: options.Seed = 0,
+    oversubscribe: options.Oversubscribe = False,
+    stall_warning: options.StallWarning = 60.0,
+    stall_abort: options.StallAbort = None,
+    record: options.RecordParent = options.RECORDS,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measures how much faster a script gets with more workers, and checks that its numbers stay the same."""
+    session = Session.of(context, json=json)
+    numbers = parse_workers(workers)
+    settings = RunSettings(
+        script=script,
+        module=module,
+        arguments=options.own_arguments(arguments),
+        workers=max(numbers),
+        view=view,
+        batch_dim=batch_dim,
+        whole=tuple(whole or ()),
+        sync_bn=sync_bn,
+        threads=threads,
+        steps=steps,
+        backend=backend,
+        seed=seed,
+        stall_warning=stall_warning,
+        stall_abort=stall_abort,
+    )
+    mode: trials.Mode = "weak" if weak else "strong"
+    plan = trials.plan(settings, numbers, rounds=repeat, mode=mode)
+    # Before the record's folder is made: a mistake leaves nothing behind.
+    for number in (numbers[0], numbers[-1]):
+        check(replace(settings, workers=number), discover(), oversubscribe=oversubscribe)
+    session.record = new_folder(record, f"scale-{Path(script).stem}")
+    console = stderr()
+    results, interrupted = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
+    verdict = trials.judge(results, mode=mode, record=session.record, interrupted=interrupted)
+    (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    plot = draw(verdict, session.record, script) if verdict.points else None
+    code = exit_code(verdict)
+    if not quiet:
+        show_verdict(console, verdict)
+        console.print()
+        if plot:
+            console.print(f"plot:   {plot}", soft_wrap=True)
+        console.print(f"record: {session.record}", soft_wrap=True)
+    if json:
+        session.print_document(document(verdict, plot))
+    raise typer.Exit(code)
+
+
+def parse_workers(text: str) -> list[int]:
+    """`1,2,4` as numbers, each once, in order."""
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(f"-n {text}: not a list of numbers", advice="Type it like this: -n 1,2,4") from None
+
+
+def carry_out(
+    plan: list[trials.Trial],
+    session: Session,
+    record: Path,
+    settings: RunSettings,
+    *,
+    console: Console,
+    quiet: bool,
+) -> tuple[list[trials.Result], bool]:
+    """Runs the plan with a progress bar; leaves run.json whatever happens. Says if it was interrupted."""
+    started = time.time()
+    steps = settings.steps or 1
+    told: set[str] = set()
+    results: list[trials.Result] = []
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    task = TaskID(0)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, launch_events.Progress) and event.steps:
+            bar.update(task, completed=len(results) * steps + min(event.steps.items())[1].step)
+        if isinstance(event, Notice | Stall) and event.text not in told:
+            told.add(event.text)
+            console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
+
+    def on_start(trial: trials.Trial) -> None:
+        place = f"trial {len(results) + 1} of {len(plan)}: {count(trial.workers, 'worker')}"
+        bar.update(task, description=place, completed=len(results) * steps)
+
+    def on_result(result: trials.Result) -> None:
+        results.append(result)
+        if result.interrupted:
+            return
+        trial = result.trial
+        place = f"round {trial.round}, {count(trial.workers, 'worker')}"
+        if result.failure:
+            console.print(f"paceline: {place}: failed\n{result.failure}", style="red", soft_wrap=True)
+        elif not quiet and not console.is_terminal:
+            speed = rate(result.summary.median_samples_per_s)
+            console.print(f"paceline: trial {len(results)} of {len(plan)}: {place}: {speed} samples/s", soft_wrap=True)
+
+    interrupted = True
+    try:
+        with bar:
+            task = bar.add_task("starting", total=len(plan) * steps)
+            trials.carry_out(
+                plan,
+                zygote=session.workers(),
+                record=record,
+                on_event=on_event,
+                on_start=on_start,
+                on_result=on_result,
+            )
+        interrupted = any(result.interrupted for result in results)
+    except KeyboardInterrupt:  # between two trials: `launch` answers to it while one runs
+        pass
+    finally:
+        failed = any(result.failure for result in results)
+        write_run(
+            record,
+            Run(
+                paceline=__version__,
+                verb="scale",
+                script=settings.script,
+                arguments=list(settings.arguments),
+                settings=asdict(settings),
+                started=started,
+                outcome=Outcome(
+                    exit_code=INTERRUPTED if interrupted else int(failed),
+                    seconds=time.time() - started,
+                    interrupted=interrupted,
+                    steps=sum(result.summary.steps for result in results),
+                ),
+            ),
+        )
+    return results, interrupted
+
+
+def draw(verdict: trials.Verdict, record: Path, script: str) -> Path:
+    """The plot, in the record."""
+    from paceline.trials.scale_plot import draw as draw_plot
+
+    path = record / "plots" / "scale.svg"
+    draw_plot(verdict, path, title=Path(script).name)
+    return path
+
+
+def exit_code(verdict: trials.Verdict) -> int:
+    """0 only where every trial ended well. Other numbers are a finding, not a failure to measure."""
+    return INTERRUPTED if verdict.interrupted else int(bool(verdict.failures))
+
+
+def show_verdict(console: Console, verdict: trials.Verdict) -> None:
+    """The tables and the same-numbers line."""
+    console.print()
+    if verdict.interrupted:
+        console.print("interrupted: what follows is of the trials that had ended", style="yellow")
+    if not verdict.points:
+        console.print("No number of workers was measured to the end.", style="bold")
+        return
+    console.print(
+        f"{verdict.mode} scaling · {count(verdict.rounds, 'round')} of {count(verdict.steps, 'step')}, "
+        f"the first {verdict.warm_up} left out as warm-up",
+        style="bold",
+    )
+    console.print()
+    console.print(speed_table(verdict))
+    console.print()
+    console.print(share_table(verdict))
+    console.print()
+    console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
+    if trials.spread(verdict) > UNSTEADY:
+        console.print(
+            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: something else keeps this machine "
+            "busy. Try again when it is quiet, or with a larger --repeat.",
+            style="yellow",
+        )
+    for failure in verdict.failures:
+        console.print(
+            f"failed: {count(failure.workers, 'worker')}, round {failure.round}; record: {failure.record}",
+            style="red",
+            soft_wrap=True,
+        )
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
+
+
+def speed_table(verdict: trials.Verdict) -> Table:
+    """How fast, with the spread over rounds."""
+    table = _table()
+    for name in ("workers", "samples/s", "low–high", "speed-up", "low–high", "efficiency", "view"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for p in verdict.points:
+        table.add_row(
+            str(p.workers),
+            rate(p.samples_per_s),
+            f"{rate(p.low)}–{rate(p.high)}",
+            f"{p.speedup:.2f}×",
+            f"{p.speedup_low:.2f}–{p.speedup_high:.2f}",
+            percent(p.efficiency, digits=0),
+            p.view or "-",
+        )
+    return table
+
+
+def share_table(verdict: trials.Verdict) -> Table:
+    """Where a step's time goes."""
+    parts = [part for part in PARTS if part != "evaluation" or any(p.step[part] for p in verdict.points)]
+    short = {"communication": "comm.", "optimizer": "optim.", "evaluation": "eval."}
+    table = _table()
+    table.add_column("workers", justify="right")
+    table.add_column("a step", justify="right")
+    for part in parts:
+        table.add_column(short.get(part, part), justify="right")
+    for p in verdict.points:
+        total = p.step["total"] or 1.0
+        table.add_row(
+            str(p.workers),
+            seconds(p.step["total"]),
+            *(percent(p.step[part] / total, digits=0) for part in parts),
+        )
+    return table
+
+
+def same_numbers_line(same: SameNumbers, base: int) -> str:
+    """yes, no, or why there is no answer."""
+    if not same.checked:
+        return f"same numbers: not checked: {same.why}."
+    found = "beyond comparison" if same.max_difference is None else f"{same.max_difference:.1e}"
+    line = f"same numbers: {'yes' if same.same else 'no'} · largest relative loss difference {found}"
+    if same.same:
+        return f"{line} (limit {same.tolerance:.0e})"
+    return (
+        f"{line}\n  ({count(same.workers or 0, 'worker')} against {base}, step {same.step}; limit "
+        f"{same.tolerance:.0e}). Dropout draws anew on each worker; batch norm sees its\n"
+        "  slice of the batch unless --sync-bn is given."
+    )
+
+
+def document(verdict: trials.Verdict, plot: Path | None) -> dict[str, Any]:
+    """What --json prints."""
+    told: dict[str, Any] = msgspec.to_builtins(verdict)
+    told["plot"] = str(plot) if plot else None
+    if verdict.failures or verdict.interrupted:
+        failure = verdict.failures[0] if verdict.failures else None
+        told["error"] = {
+            "type": "Interrupted" if verdict.interrupted else "ScriptFailed",
+            "message": failure.message if failure else "interrupted before all trials had ended",
+            "advice": f"See the trial's record: {failure.record}" if failure else "Type the command again.",
+        }
+    return told

@@ -1,0 +1,64 @@
+"""How things are said to a person: consoles, numbers, and the table of where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.trials.summary import PARTS
+
+BAR = 24  # columns of a full bar
+
+
+def stderr() -> Console:
+    """For everything that is ours. Standard output belongs to the script, or to the JSON document."""
+    return Console(stderr=True, highlight=False, markup=False)
+
+
+def seconds(value: float) -> str:
+    """Three digits that matter, with the unit that suits them."""
+    if value >= 100:
+        return f"{value:,.0f} s"
+    if value >= 1:
+        return f"{value:.3g} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e6:.0f} µs"
+
+
+def rate(value: float) -> str:
+    """Samples a second: four digits are plenty."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percent(ratio: float, *, digits: int = 1) -> str:
+    """0.123 is `12.3 %`."""
+    return f"{ratio * 100:.{digits}f} %"
+
+
+def time_table(step: Mapping[str, float]) -> Table:
+    """Where a step's time went."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("where the time went")
+    table.add_column("a step", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    total = step["total"] or 1.0
+    for part in PARTS:
+        if part != "evaluation" or step[part] > 0:
+            ratio = step[part] / total
+            table.add_row(part, seconds(step[part]), percent(ratio), _bar(ratio * BAR))
+    table.add_row("total", seconds(step["total"]), "", "", style="bold")
+    return table
+
+
+def _bar(width: float) -> str:
+    eighths = round(width * 8)
+    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]

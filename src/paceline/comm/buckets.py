@@ -1,0 +1,254 @@
+"""Gradient buckets: flat memory that gradients live in, reduced as soon as it is full, while backward goes on.
+
+The first backward of a kind (from one line of the script) shows which parameters it reaches and in which order; from
+the second on, a bucket is sent off when its last gradient has been written. A small last message, the tail, carries the
+loss and tells every worker which parameters were reached anywhere: one that only another worker's slice used gets its
+gradient here, too, and one that nobody used keeps none.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from paceline.comm.group import Group, Pending
+from paceline.errors import ScriptError
+
+FIRST = 1 << 20  # bytes: a small first bucket, so that sending begins early
+SIZE = 25 << 20
+REACHED, ODD = 1.0, 2.0  # in the tail: has a gradient; has one that cannot live in a bucket
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """A parameter's place."""
+
+    parameter: weakref.ref[torch.Tensor]
+    bucket: Bucket | None = None
+    view: torch.Tensor | None = None
+    fired: bool = False  # its gradient came, in this backward
+    filled: bool = False  # … and has been written into the bucket
+
+
+@dataclass(eq=False, slots=True)
+class Bucket:
+    """Neighbours in the order of the first backward, of one dtype and device, in one flat tensor."""
+
+    slots: list[Slot]
+    flat: torch.Tensor
+    uses: int = 0  # of its memory while nobody but us holds it
+    missing: int = 0
+    pending: Pending | None = None
+
+
+class Buckets:
+    """The gradients of all known parameters. `begin`, `ready` for each gradient, `finish`: once a backward."""
+
+    def __init__(
+        self, group: Group, average: Callable[[torch.Tensor], None], *, size: int = SIZE, first: int = FIRST
+    ) -> None:
+        """`average` replaces a parameter's gradient that cannot live in a bucket (sparse, or with a graph of its own)
+        by the global one; every worker calls it for the same parameters in the same order."""
+        self.group, self._average, self.size, self.first = group, average, size, first
+        self.slots: list[Slot] = []
+        self._late: set[int] = set()  # slots whose gradient came more than once in a backward: sent at the end
+        self._order: list[int] = []  # as gradients came in this backward
+        self._kinds: dict[int, list[Bucket]] = {}  # by place in the script: its buckets in the order of sending
+        self._sending: list[Bucket] = []
+        self._sent = 0
+
+    def adopt(self, parameter: torch.Tensor) -> int:
+        """A parameter joins; all workers adopt in the same order."""
+        self.slots.append(Slot(weakref.ref(parameter)))
+        return len(self.slots) - 1
+
+    def begin(self, site: int) -> None:
+        """A backward begins at this place in the script."""
+        self._sending = self._kinds.setdefault(site, [])
+        self._order, self._sent = [], 0
+        for slot in self.slots:
+            slot.fired = slot.filled = False
+        for bucket in list(self._sending):
+            bucket.missing, bucket.pending = len(bucket.slots), None
+            if not self._still_fits(bucket):
+                self._dissolve(bucket)
+            else:
+                self._leave_to_script(bucket)
+
+    def ready(self, index: int, parameter: torch.Tensor) -> None:
+        """A parameter's gradient is complete: called by its hook, in backward."""
+        slot = self.slots[index]
+        bucket = slot.bucket
+        if slot.fired:
+            self._late.add(index)
+            if bucket is not None and bucket.pending is not None:
+                raise ScriptError(
+                    "A parameter's gradient came a second time in one backward, after it had been sent to the workers.",
+                    advice="Checkpointed segments that share a parameter: use checkpoint(…, use_reentrant=False).",
+                )
+            return
+        slot.fired = True
+        self._order.append(index)
+        if bucket is None or index in self._late or bucket not in self._sending or _odd(parameter):
+            return
+        self._fill(slot, parameter)
+        bucket.missing -= 1
+        while self._sent < len(self._sending) and not self._sending[self._sent].missing:
+            self._send(self._sending[self._sent])
+            self._sent += 1
+
+    def finish(self, loss: float, share: float) -> list[tuple[float, float]]:
+        """Sends the rest and waits: then all known parameters that were reached on any worker have the global gradient.
+        Gives each worker's loss and share of the batch."""
+        tails = self.group.gather_vectors(self._tail(loss, share), "gradients")
+        state = tails[:, 2:].max(0).values.tolist()
+        reached = {index for index, value in enumerate(state) if value == REACHED}
+        self._place(sorted(index for index in reached if self.slots[index].bucket is None))
+        for index in sorted(reached):
+            bucket = self.slots[index].bucket
+            if bucket is not None and bucket not in self._sending:
+                bucket.pending = None
+                self._sending.append(bucket)
+        wanted = {id(self.slots[index]) for index in reached}
+        for bucket in self._sending[self._sent :]:
+            if any(id(slot) in wanted for slot in bucket.slots):
+                self._complete(bucket, wanted)
+                self._send(bucket)
+        for index, value in enumerate(state):
+            if value == ODD and (parameter := self.slots[index].parameter()) is not None:
+                self._average(parameter)
+        for bucket in self._sending:
+            if bucket.pending is not None:
+                bucket.pending.finish("gradients")
+        return [(row[0], row[1]) for row in tails[:, :2].tolist()]
+
+    # -- filling and sending ---------------------------------------------------------------------------------------
+
+    def _tail(self, loss: float, share: float) -> torch.Tensor:
+        tail = torch.zeros(2 + len(self.slots), dtype=torch.float64)
+        tail[0], tail[1] = loss, share
+        for index in self._order:
+            parameter = self.slots[index].parameter()
+            tail[2 + index] = ODD if parameter is not None and _odd(parameter) else REACHED
+        return tail
+
+    @torch.no_grad()
+    def _fill(self, slot: Slot, parameter: torch.Tensor) -> None:
+        """Writes a gradient into its place, divided by the number of workers, and lets it live there."""
+        assert slot.view is not None
+        assert parameter.grad is not None
+        torch.mul(parameter.grad, 1.0 / self.group.world, out=slot.view)
+        if parameter.grad is not slot.view:
+            parameter.grad = slot.view
+        slot.filled = True
+
+    @torch.no_grad()
+    def _complete(self, bucket: Bucket, reached: set[int]) -> None:
+        """Fills what no hook has filled: late gradients, earlier ones, and places that only other workers reached."""
+        for slot in bucket.slots:
+            parameter = slot.parameter()
+            if slot.filled or slot.view is None:
+                continue
+            if parameter is not None and parameter.grad is not None and not _odd(parameter):
+                self._fill(slot, parameter)
+                continue
+            slot.view.zero_()
+            if parameter is not None and id(slot) in reached:
+                parameter.grad = slot.view
+
+    def _send(self, bucket: Bucket) -> None:
+        bucket.pending = self.group.start_all_reduce(bucket.flat)
+
+    # -- placing ---------------------------------------------------------------------------------------------------
+
+    def _place(self, new: list[int]) -> None:
+        """Builds buckets for parameters that have none, in the order in which rank 0's gradients came."""
+        if not new:
+            return
+        first_seen = self.group.gather_objects([i for i in self._order if i in set(new)], "the order of gradients")[0]
+        order = first_seen + [index for index in new if index not in set(first_seen)]
+        alike: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
+        for index in order:
+            parameter = self.slots[index].parameter()
+            if parameter is not None:
+                alike.setdefault((parameter.dtype, parameter.device), []).append(self.slots[index])
+        for slots in alike.values():
+            for chunk in self._chunks(slots):
+                self._build(chunk)
+
+    def _chunks(self, slots: list[Slot]) -> Iterator[list[Slot]]:
+        limit, chunk, filled = self.first, list[Slot](), 0
+        for slot in slots:
+            parameter = slot.parameter()
+            size = parameter.numel() * parameter.element_size() if parameter is not None else 0
+            if chunk and filled + size > limit:
+                yield chunk
+                limit, chunk, filled = self.size, [], 0
+            chunk.append(slot)
+            filled += size
+        yield chunk
+
+    def _build(self, slots: list[Slot]) -> None:
+        parameters = [p for slot in slots if (p := slot.parameter()) is not None]
+        total = sum(p.numel() for p in parameters)
+        bucket = Bucket(slots, torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device))
+        for slot in slots:
+            slot.bucket = bucket
+        self._lay_views(bucket)
+
+    def _lay_views(self, bucket: Bucket) -> None:
+        at = 0
+        for slot in bucket.slots:
+            parameter = slot.parameter()
+            if parameter is not None:
+                slot.view = bucket.flat[at : at + parameter.numel()].view(parameter.shape)
+                at += parameter.numel()
+        bucket.uses = _uses(bucket.flat)
+
+    def _still_fits(self, bucket: Bucket) -> bool:
+        """Whether its parameters are still there, and still of the shape, dtype and device that it was built for."""
+        return all(
+            (p := slot.parameter()) is not None
+            and slot.view is not None
+            and p.shape == slot.view.shape
+            and p.dtype == slot.view.dtype
+            and p.device == slot.view.device
+            for slot in bucket.slots
+        )
+
+    def _dissolve(self, bucket: Bucket) -> None:
+        """The model was converted, moved or dropped: what is left of it is placed anew when next reached."""
+        for slot in bucket.slots:
+            slot.bucket = slot.view = None
+        for buckets in self._kinds.values():
+            if bucket in buckets:
+                buckets.remove(bucket)
+
+    @torch.no_grad()
+    def _leave_to_script(self, bucket: Bucket) -> None:
+        """A gradient that the script kept from an earlier step is left to it: the bucket takes new memory."""
+        parted = [s for s in bucket.slots if (p := s.parameter()) is not None and p.grad is not s.view]
+        # 2: the slot itself, and the argument of getrefcount.
+        if not parted or not (any(sys.getrefcount(s.view) > 2 for s in parted) or _uses(bucket.flat) > bucket.uses):
+            return
+        old = [slot.view for slot in bucket.slots]
+        bucket.flat = torch.zeros_like(bucket.flat)
+        self._lay_views(bucket)
+        for slot, view in zip(bucket.slots, old, strict=True):
+            parameter = slot.parameter()
+            if parameter is not None and view is not None and slot.view is not None and parameter.grad is view:
+                slot.view.copy_(view)
+                parameter.grad = slot.view
+
+
+def _odd(parameter: torch.Tensor) -> bool:
+    grad = parameter.grad
+    return grad is not None and (grad.layout is not torch.strided or grad.requires_grad)
+
+
+def _uses(flat: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(flat.untyped_storage()._cdata))

@@ -1,0 +1,39 @@
+"""What a worker is doing right now, for whoever asks: the control thread, the stall inspector, the live line.
+
+The main thread writes, the control thread reads; each field is one attribute store, so no lock is needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Pulse:
+    """One per worker. `waiting` names the collective that the main thread is in, empty while it computes."""
+
+    def __init__(self, notify: Callable[[str], None] | None = None) -> None:
+        self.step = 0
+        self.seam = "start"  # the last seam that was passed
+        self.waiting = ""
+        self.waiting_since = 0.0
+        self.collectives = 0  # how many this worker has entered: the one with fewer is the one that is missed
+        self.view = ""
+        self.latest: Any = None  # the last Step
+        self._notify = notify
+
+    def enter(self, collective: str) -> None:
+        """The main thread begins to wait for its peers."""
+        self.collectives += 1
+        self.waiting_since = time.monotonic()
+        self.waiting = collective
+
+    def leave(self) -> None:
+        """The collective is done."""
+        self.waiting = ""
+
+    def notice(self, text: str) -> None:
+        """Says something to the person at the terminal, once per run; the launcher drops repeats and other ranks'."""
+        if self._notify is not None:
+            self._notify(text)

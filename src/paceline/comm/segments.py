@@ -1,0 +1,100 @@
+"""Values passed between the workers of a host through shared memory: each writes once, all read in place.
+
+A worker's segment is an unnamed memory file that the others open through /proc, so nothing is left behind however a
+worker ends. It has two halves, used in turn: a worker that writes its next value cannot overtake readers of the last,
+because the exchange of addresses in between waits for everybody.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+from typing import Any
+
+import torch
+
+from paceline.comm.group import Group, as_bytes
+
+ALIGN = 64
+START = 1 << 20  # bytes of a half, to begin with
+
+
+class Segments:
+    """Exchanges any picklable value between all workers, which must be on one host."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._half, self._turn = 0, 0
+        self._fd, self._memory = -1, mmap.mmap(-1, 1)
+        self._peers: dict[int, tuple[tuple[int, ...], mmap.mmap]] = {}
+
+    def exchange(self, value: Any, flag: int, what: str) -> tuple[list[Any], list[int]]:
+        """Every worker's value and flag, in the order of ranks. Large arrays and tensors in the values are views of
+        shared memory, good until the next but one exchange: copy what is to be kept."""
+        buffers: list[pickle.PickleBuffer] = []
+        head = io.BytesIO()
+        _Pickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
+        raws = [head.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        sizes = pickle.dumps([len(raw) for raw in raws])
+        start = self._write([memoryview(sizes), *raws])
+        mine = torch.tensor([os.getpid(), self._fd, self._half, start, len(sizes), flag])
+        rows = self.group.gather_vectors(mine, what).tolist()
+        self._turn ^= 1
+        return [self._read(rank, row) for rank, row in enumerate(rows)], [row[-1] for row in rows]
+
+    def _write(self, raws: list[memoryview]) -> int:
+        need = sum(_aligned(len(raw)) for raw in raws)
+        if need > self._half:
+            self._half = max(START, 1 << (need - 1).bit_length())
+            # The old one stays open until its last reader has let go of it: its mapping keeps it alive.
+            self._fd = os.memfd_create("paceline")
+            os.ftruncate(self._fd, 2 * self._half)
+            self._memory = mmap.mmap(self._fd, 2 * self._half)
+        at = start = self._turn * self._half
+        for raw in raws:
+            self._memory[at : at + len(raw)] = raw
+            at += _aligned(len(raw))
+        return start
+
+    def _read(self, rank: int, row: list[int]) -> Any:
+        pid, fd, half, at, head, _ = row
+        memory = memoryview(self._map(rank, pid, fd, half))
+        parts = []
+        sizes = pickle.loads(memory[at : at + head])
+        at += _aligned(head)
+        for size in sizes:
+            parts.append(memory[at : at + size])
+            at += _aligned(size)
+        return pickle.loads(parts[0], buffers=parts[1:])
+
+    def _map(self, rank: int, pid: int, fd: int, half: int) -> mmap.mmap:
+        if rank == self.group.rank:
+            return self._memory
+        known = self._peers.get(rank)
+        if known is None or known[0] != (pid, fd, half):
+            peer = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+            self._peers[rank] = ((pid, fd, half), mmap.mmap(peer, 2 * half))
+            os.close(peer)
+        return self._peers[rank][1]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+class _Pickler(pickle.Pickler):
+    """Sends a tensor's memory outside the pickle, as numpy does for its arrays."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+            return NotImplemented
+        memory: Any = as_bytes(value).numpy()
+        return _tensor, (pickle.PickleBuffer(memory), value.dtype, tuple(value.shape))
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not len(memoryview(buffer)):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)

@@ -1,0 +1,85 @@
+"""Splits a worker's time into phases that add up to the whole.
+
+One phase is current at any moment; entering another stops the first one's clock until it is left. On CUDA the marks
+are events on the current stream, read only when the device has passed them, so that nothing here ever waits for it:
+the phases are then of the device's time line, and work that the host hides under it costs nothing there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import torch
+
+BASE = "other"
+Lap = dict[str, float]
+
+
+class Stopwatch:
+    """Phases of one worker. `lap()` closes a lap; `laps()` gives back the finished ones in order."""
+
+    def __init__(self) -> None:
+        self._stack = [BASE]
+        self._cuda = False
+        self._mark: Any = time.perf_counter()
+        self._open: list[tuple[str, Any, Any]] = []  # on CUDA: phase, from event, to event
+        self._seconds: Lap = {}
+        self._closed: deque[tuple[Lap, list[tuple[str, Any, Any]], Any]] = deque()
+
+    @property
+    def phase(self) -> str:
+        return self._stack[-1]
+
+    def use_cuda(self) -> None:
+        """From now on time is the device's. Called at the first tensor seen on one; twice does no harm."""
+        if not self._cuda:
+            self._switch()
+            self._cuda = True
+            self._mark = self._now()
+
+    def enter(self, phase: str) -> None:
+        self._switch()
+        self._stack.append(phase)
+
+    def leave(self) -> None:
+        self._switch()
+        self._stack.pop()
+
+    def lap(self, note: Any) -> None:
+        """Ends a lap here. `note` comes back with it from `laps()`."""
+        self._switch()
+        self._closed.append((self._seconds, self._open, note))
+        self._seconds, self._open = {}, []
+
+    def laps(self, *, wait: bool = False) -> list[tuple[Lap, Any]]:
+        """The laps whose times are known by now, oldest first; with `wait`, all of them."""
+        done = []
+        while self._closed:
+            seconds, marks, note = self._closed[0]
+            if marks:
+                last = marks[-1][2]
+                if not wait and not last.query():
+                    break
+                last.synchronize()
+                for phase, start, end in marks:
+                    seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1000.0
+            self._closed.popleft()
+            done.append((seconds, note))
+        return done
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _switch(self) -> None:
+        now, phase = self._now(), self._stack[-1]
+        if self._cuda:
+            self._open.append((phase, self._mark, now))
+        else:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + (now - self._mark)
+        self._mark = now

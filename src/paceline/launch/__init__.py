@@ -1,0 +1,7 @@
+"""Starts, watches and stops workers. Importing it imports no torch: only the zygote does that."""
+
+from paceline.launch.events import Event, Notice, Output, Progress, Stall
+from paceline.launch.local import check, launch
+from paceline.launch.zygote import Zygote
+
+__all__ = ["Event", "Notice", "Output", "Progress", "Stall", "Zygote", "check", "launch"]

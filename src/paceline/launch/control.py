@@ -1,0 +1,177 @@
+"""The control channel: one authenticated ZeroMQ socket between the launcher and each of its workers.
+
+Workers send heartbeats, notices and failures; the launcher asks where they are. It is encrypted with a key
+pair made for the run, and every message carries the run's token: whatever has none is dropped unread. The
+worker's side lives in a thread of its own, so that it answers while the script is stuck in a collective.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from paceline.comm.pulse import Pulse
+from paceline.launch import wire
+from paceline.launch.trimming import stack_of
+from paceline.settings import WorkerSettings
+
+_BEAT = 0.5  # seconds between heartbeats
+_LARGEST = 1 << 20  # bytes of a message
+
+
+class Channel:
+    """The launcher's side: bound to a free port of this host's loopback."""
+
+    def __init__(self) -> None:
+        public, secret = zmq.curve_keypair()
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.LINGER, 0)
+        self.socket = self._context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.address = f"tcp://127.0.0.1:{self.port}"
+        self.key = public.decode()
+        self.token = secrets.token_urlsafe(24)
+        self._decoder = msgspec.json.Decoder(wire.FromWorker)
+        self._peers: dict[int, bytes] = {}
+
+    def receive(self) -> Iterator[tuple[int, wire.Beat | wire.Said | wire.Failed | wire.Stack]]:
+        """All that has come, with the rank it came from; never waits."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                envelope = self._decoder.decode(frames[-1])
+            except msgspec.DecodeError:
+                continue
+            if hmac.compare_digest(envelope.token.encode(), self.token.encode()):
+                self._peers[envelope.rank] = frames[0]
+                yield envelope.rank, envelope.message
+
+    def ask_where(self, rank: int) -> bool:
+        """Asks a worker for its stack; False where it has not been heard of yet."""
+        peer = self._peers.get(rank)
+        if peer is None:
+            return False
+        question = msgspec.json.encode(wire.ToWorker(self.token, wire.Where()))
+        try:
+            self.socket.send_multipart([peer, question], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+class Control:
+    """The worker's side. Any thread may call `notice` and `failed`; only its own thread touches the
+    socket."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self.pulse = Pulse(self.notice)
+        self._outbox: deque[wire.Said | wire.Failed] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._over = False
+        self._thread = threading.Thread(target=self._serve, name="paceline-control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def notice(self, text: str) -> None:
+        self._post(wire.Said(text))
+
+    def failed(self, failure: wire.Failed) -> None:
+        self._post(failure)
+
+    def close(self) -> None:
+        """Sends what is left and a last heartbeat. A launcher that is gone keeps nobody waiting for long."""
+        self._over = True
+        os.eventfd_write(self._bell, 1)
+        self._thread.join(timeout=2)
+
+    def _post(self, message: wire.Said | wire.Failed) -> None:
+        self._outbox.append(message)
+        os.eventfd_write(self._bell, 1)
+
+    def _serve(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self._settings.control_key.encode())
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.connect(self._settings.control)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
+        decoder = msgspec.json.Decoder(wire.ToWorker)
+        next_beat = 0.0
+        while True:
+            while self._outbox:
+                self._send(socket, self._outbox.popleft())
+            if self._over:
+                self._send(socket, self._beat(last=True))
+                break
+            now = time.monotonic()
+            if now >= next_beat:
+                self._send(socket, self._beat())
+                next_beat = now + _BEAT
+            ready = dict(poller.poll(int(1000 * max(0.0, next_beat - time.monotonic()))))
+            if self._bell in ready:
+                os.eventfd_read(self._bell)
+            if socket in ready:
+                self._answer(socket, decoder)
+        socket.close()
+        context.term()
+
+    def _answer(self, socket: zmq.Socket[bytes], decoder: msgspec.json.Decoder[wire.ToWorker]) -> None:
+        try:
+            envelope = decoder.decode(socket.recv())
+        except msgspec.DecodeError:
+            return
+        if hmac.compare_digest(envelope.token.encode(), self._settings.token.encode()):
+            main = threading.main_thread().ident
+            frame = sys._current_frames().get(main) if main is not None else None
+            self._send(
+                socket, wire.Stack(stack_of(frame) if frame is not None else "its main thread has ended")
+            )
+
+    def _send(
+        self, socket: zmq.Socket[bytes], message: wire.Beat | wire.Said | wire.Failed | wire.Stack
+    ) -> None:
+        socket.send(
+            msgspec.json.encode(wire.FromWorker(self._settings.token, self._settings.rank, message)),
+            zmq.NOBLOCK,
+        )
+
+    def _beat(self, *, last: bool = False) -> wire.Beat:
+        pulse = self.pulse
+        waiting, since = pulse.waiting, pulse.waiting_since
+        return wire.Beat(
+            step=pulse.step,
+            seam=pulse.seam,
+            waiting=waiting,
+            waited=time.monotonic() - since if waiting else 0.0,
+            collectives=pulse.collectives,
+            view=pulse.view,
+            latest=pulse.latest,
+            last=last,
+        )

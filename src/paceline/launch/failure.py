@@ -1,0 +1,111 @@
+"""Which worker's failure ended a run, and what a person reads about it.
+
+One failure makes others: when a worker is gone, its peers' collectives fail. So the first report is not
+always the cause; `Failures` waits a moment for a better one.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.launch import wire
+from paceline.record.folder import last_lines, log_path
+
+_SHOWN = 10  # lines of a log
+
+
+class Kind(enum.IntEnum):
+    """How a worker failed, the likeliest cause first."""
+
+    KILLED = 0  # by a signal that the launcher did not send
+    STALLED = 1
+    RAISED = 2
+    EXITED = 3  # sys.exit with a code
+    CONSEQUENCE = 4  # a collective failed
+
+
+# Seconds to wait for a better cause, or for the other workers to end the same way by themselves.
+_SETTLING = {Kind.KILLED: 0.2, Kind.STALLED: 0.0, Kind.RAISED: 1.0, Kind.EXITED: 2.0, Kind.CONSEQUENCE: 2.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One worker's failure."""
+
+    rank: int
+    kind: Kind
+    at: float
+    cause: str
+    exit_code: int
+    text: str = ""  # a traceback, or a PacelineError's message
+
+
+def killed_or_exited(rank: int, code: int, at: float) -> Failure:
+    """A worker that ended with a non-zero code (minus a signal's number) and said nothing."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return Failure(
+            rank=rank,
+            kind=Kind.KILLED,
+            at=at,
+            cause=f"was killed by {name} (signal {-code})",
+            exit_code=128 - code,
+        )
+    return Failure(rank=rank, kind=Kind.EXITED, at=at, cause=f"exited with code {code}", exit_code=code)
+
+
+def raised(rank: int, message: wire.Failed, at: float) -> Failure:
+    """A worker whose script ended with an exception."""
+    return Failure(
+        rank=rank,
+        kind=Kind.CONSEQUENCE if message.consequence else Kind.RAISED,
+        at=at,
+        cause=f"raised {message.summary}",
+        exit_code=130 if message.name == "KeyboardInterrupt" else 1,
+        text=message.text,
+    )
+
+
+class Failures:
+    """Collects what went wrong, until it is time to name the cause."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Failure] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, failure: Failure) -> None:
+        """An exception's report replaces the bare exit code of the same worker, whichever came first."""
+        known = self._of.get(failure.rank)
+        if known is None or known.kind is Kind.EXITED:
+            self._of[failure.rank] = failure
+
+    def cause(self) -> Failure:
+        """The likeliest cause: by kind, then by time; of workers that failed alike, the lowest rank."""
+        first = min(self._of.values(), key=lambda failure: (failure.kind, failure.at))
+        alike = (f for f in self._of.values() if (f.kind, f.cause) == (first.kind, first.cause))
+        return min(alike, key=lambda failure: failure.rank)
+
+    def settled_at(self) -> float:
+        """When to stop waiting for a better one."""
+        return min(failure.at + _SETTLING[failure.kind] for failure in self._of.values())
+
+
+def explain(failure: Failure, host: str, record: Path) -> str:
+    """Rank, host, cause and last lines, ready to print."""
+    who = f"Worker {failure.rank} on {host}"
+    log = f"Its log: {log_path(record, failure.rank)}"
+    if failure.text:
+        return f"{who} failed:\n{failure.text}\n{log}"
+    said = f"{who} {failure.cause}."
+    if failure.kind is Kind.EXITED and failure.rank == 0:
+        return said  # what it wrote before it chose to exit has been read already
+    lines = "".join(f"\n  {line}" for line in last_lines(record, failure.rank, _SHOWN))
+    said += f"\nIts last lines:{lines}" if lines else "\nIt wrote nothing."
+    if failure.exit_code == 128 + signal.SIGKILL:
+        said += "\nIf nobody killed it, the machine ran out of memory: see dmesg, and try fewer workers."
+    return f"{said}\n{log}"

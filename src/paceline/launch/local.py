@@ -1,0 +1,227 @@
+"""`launch`: one run, on this host, from the checks before it to the outcome after it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import paceline
+from paceline.errors import PacelineError, RecordError, UsageError
+from paceline.launch import placement, wire
+from paceline.launch.control import Channel
+from paceline.launch.events import Event
+from paceline.launch.failure import explain
+from paceline.launch.watch import Signals, Watch
+from paceline.launch.zygote import Zygote
+from paceline.record import Outcome, Run, WorkerInfo, prepare, write_run
+from paceline.settings import RunSettings
+from paceline.topology import Host, discover
+
+_MOST_PER_CORE = 4
+
+
+def launch(
+    run: RunSettings,
+    *,
+    zygote: Zygote,
+    record: Path,
+    on_event: Callable[[Event], None],
+    verb: str = "run",
+    oversubscribe: bool = False,
+) -> Outcome:
+    """Runs the script on `run.workers` workers and returns when all have ended and nothing of them is left.
+
+    A script that fails is no error here: the outcome says so. Errors are what is wrong before a worker starts
+    (UsageError, RecordError), a zygote that cannot fork (LaunchError), and a record that can no longer be
+    written. While it runs, SIGINT and SIGTERM are passed on to the workers; call it from the main thread
+    for that.
+    """
+    host = discover()
+    check(run, host, oversubscribe=oversubscribe)
+    prepare(record)
+    record = record.resolve()
+    entry = Run(
+        paceline=paceline.__version__,
+        verb=verb,
+        script=run.script,
+        arguments=list(run.arguments),
+        settings=dataclasses.asdict(run),
+        versions=_versions(),
+        topology=dataclasses.asdict(host),
+        started=time.time(),
+    )
+    write_run(record, entry)
+    try:
+        with Signals() as signals:
+            outcome = _watched(
+                run, host, entry, zygote=zygote, record=record, signals=signals, on_event=on_event
+            )
+    except PacelineError as error:
+        _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=error.message, message=str(error)))
+        raise
+    _conclude(record, entry, outcome)
+    return outcome
+
+
+def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
+    """UsageError where a run cannot be started as asked."""
+    if run.workers < 1:
+        raise UsageError(f"{run.workers} workers were asked for.", advice="Ask for one at least: -n 1")
+    most = _MOST_PER_CORE * host.usable_cores
+    if run.workers > most and not oversubscribe:
+        raise UsageError(
+            f"{run.workers} workers were asked for, and {host.name} has {host.usable_cores} cores: "
+            f"more than {_MOST_PER_CORE} workers a core only wait for each other.",
+            advice=f"Ask for {most} at most, or insist: --oversubscribe",
+        )
+    if run.module:
+        top = run.script.partition(".")[0]
+        # As `python -m`, which looks into the current folder first.
+        if not importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) and not importlib.util.find_spec(
+            top
+        ):
+            raise UsageError(
+                f"There is no module {top!r} here or among the installed ones.",
+                advice="Type its dotted name, from the folder that holds the package: -m package.train",
+            )
+    elif not Path(run.script).is_file():
+        found = "It is a folder" if Path(run.script).is_dir() else "There is no such file"
+        raise UsageError(
+            f"The script {run.script!r} cannot be run: {found} (looked from {os.getcwd()}).",
+            advice=_did_you_mean(Path(run.script))
+            or "Type the path of a Python file, or a module's name after -m.",
+        )
+
+
+def _did_you_mean(path: Path) -> str:
+    names = [script.name for script in path.parent.glob("*.py")]
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"Did you mean {path.with_name(close[0])}?" if close else ""
+
+
+def _watched(
+    run: RunSettings,
+    host: Host,
+    entry: Run,
+    *,
+    zygote: Zygote,
+    record: Path,
+    signals: Signals,
+    on_event: Callable[[Event], None],
+) -> Outcome:
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        channel = Channel()
+        stack.callback(channel.close)
+        # Bound here and served by rank 0: nobody can take the port in between.
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+        out, err = os.pipe(), os.pipe()
+        descriptors = [listening.fileno(), out[1], err[1]]
+        watch = Watch(
+            run,
+            zygote=zygote,
+            channel=channel,
+            signals=signals,
+            pipes={out[0]: "stdout", err[0]: "stderr"},
+            record=record,
+            host=host.name,
+            on_event=on_event,
+        )
+        stack.callback(watch.close)
+        try:
+            watch.until_ready()
+            if zygote.ready is not None:
+                orders = _orders(run, host, zygote.ready.threads, record, listening, channel)
+                pids = watch.begin(wire.Spawn(orders, os.getcwd()), descriptors)
+                entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
+                write_run(record, entry)
+            for descriptor in (out[1], err[1]):
+                os.close(descriptor)
+            listening.close()
+            watch.until_swept()
+        except BaseException:
+            with contextlib.suppress(PacelineError):
+                watch.end_now()
+            raise
+    return _outcome(watch, host, record, time.monotonic() - begun)
+
+
+def _orders(
+    run: RunSettings, host: Host, own_threads: int, record: Path, listening: socket.socket, channel: Channel
+) -> list[wire.Order]:
+    ports = placement.free_ports(run.workers + 1)
+    orders = []
+    for worker in placement.place(run, host, own_threads=own_threads):
+        settings = dataclasses.replace(
+            worker,
+            record=str(record),
+            store_port=listening.getsockname()[1],
+            control=channel.address,
+            control_key=channel.key,
+            token=channel.token,
+        )
+        orders.append(wire.Order(settings, placement.environment(settings, ports)))
+    return orders
+
+
+def _info(order: wire.Order, pid: int) -> WorkerInfo:
+    worker = order.settings
+    return WorkerInfo(
+        rank=worker.rank,
+        host=worker.host,
+        pid=pid,
+        cores=list(worker.cores),
+        threads=worker.threads,
+        gpus=list(worker.gpus),
+        environment=order.environment,
+    )
+
+
+def _outcome(watch: Watch, host: Host, record: Path, seconds: float) -> Outcome:
+    beats = [standing.beat for standing in watch.standings if standing.beat is not None]
+    outcome = Outcome(
+        exit_code=0,
+        seconds=seconds,
+        steps=max((beat.step for beat in beats), default=0),
+        view=next((beat.view for beat in beats if beat.view), ""),
+        notices=watch.notices,
+    )
+    if watch.interrupted is not None:
+        outcome.exit_code, outcome.interrupted = 128 + watch.interrupted, True
+        outcome.cause = outcome.message = f"Interrupted by {signal.Signals(watch.interrupted).name}."
+    elif watch.cause is not None:
+        outcome.exit_code = watch.cause.exit_code
+        outcome.failed_rank, outcome.cause = watch.cause.rank, watch.cause.cause
+        outcome.message = explain(watch.cause, host.name, record)
+    return outcome
+
+
+def _conclude(record: Path, entry: Run, outcome: Outcome) -> None:
+    """Writes the outcome down. Where that fails, the run did not do all that was asked: the outcome says
+    so."""
+    entry.outcome = outcome
+    try:
+        write_run(record, entry)
+    except RecordError as error:
+        outcome.exit_code = outcome.exit_code or 1
+        outcome.message = "\n".join(filter(None, (outcome.message, str(error))))
+
+
+def _versions() -> dict[str, str]:
+    """Read from the installed packages' metadata: importing torch for it would cost seconds."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy", "msgspec", "pyzmq"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,46 @@
+"""One worker's performance: sets the stage, plays the script on it, and takes it down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.comm.group import Group
+from paceline.comm.pulse import Pulse
+from paceline.comm.stopwatch import Stopwatch
+from paceline.record.writer import StepWriter
+from paceline.script import api, aside, batch_norm, finding, streams
+from paceline.script.play import play
+from paceline.script.recorder import EnoughSteps, Recorder
+from paceline.script.stage import Stage
+from paceline.script.voice import Voice
+from paceline.settings import WorkerSettings
+from paceline.strategies.mirrored import Mirrored
+
+
+def perform(settings: WorkerSettings, pulse: Pulse) -> None:
+    """Runs the script in this process. Every worker of the run calls it; the script's exceptions come through."""
+    run, folder = settings.run, Path(settings.record)
+    group = Group(settings, pulse=pulse, watch=Stopwatch())
+    stage = Stage(run, group)
+    Mirrored().on_stage(stage)
+    recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
+    if run.sync_bn:
+        batch_norm.synchronise(stage)
+    elif group.world > 1:
+        stage.subscribe(batch_norm.Notice(stage))
+    if settings.rank:
+        Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
+    finding.find(stage)
+    aside.watch(stage)
+    api.take_stage(stage)
+    streams.start(run.seed)
+    pulse.view = stage.views.name
+    try:
+        play(run)
+    except EnoughSteps:
+        recorder.on_end()
+        raise
+    except SystemExit:
+        stage.end()
+        raise
+    stage.end()

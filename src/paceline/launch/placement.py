@@ -1,0 +1,104 @@
+"""Which cores, threads, GPUs and environment variables each worker of one host gets."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from paceline.settings import RunSettings, WorkerSettings, asked_threads
+from paceline.topology import Core, Host
+
+
+def place(run: RunSettings, host: Host, *, own_threads: int) -> list[WorkerSettings]:
+    """The workers of a run on this host, in order of rank. `own_threads` is how many torch takes by
+    itself."""
+    workers = []
+    for rank in range(run.workers):
+        share = _share(host.cores, rank, run.workers)
+        threads = run.threads or asked_threads() or _threads(run.workers, host, share, own_threads)
+        # A lone worker is left alone, as plain Python would be; so is one whose threads don't fit into its
+        # share.
+        pinned = run.workers > 1 and threads <= len(share)
+        workers.append(
+            WorkerSettings(
+                run=run,
+                record="",
+                rank=rank,
+                world=run.workers,
+                local_rank=rank,
+                local_world=run.workers,
+                host=host.name,
+                cores=tuple(core.id for core in share) if pinned else (),
+                threads=threads,
+                gpus=_rotated(host.gpus, rank),
+            )
+        )
+    return workers
+
+
+def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
+    """What the launcher adds to a worker's environment. `ports` are free ones: one for JAX's coordinator,
+    then one a worker for TensorFlow."""
+    tasks = [f"{worker.store_host}:{port}" for port in ports[1:]]
+    added = {
+        "RANK": str(worker.rank),
+        "WORLD_SIZE": str(worker.world),
+        "LOCAL_RANK": str(worker.local_rank),
+        "LOCAL_WORLD_SIZE": str(worker.local_world),
+        "MASTER_ADDR": worker.store_host,
+        "MASTER_PORT": str(worker.store_port),
+        "OMP_NUM_THREADS": str(worker.threads),
+        "TF_CONFIG": json.dumps(
+            {"cluster": {"worker": tasks}, "task": {"type": "worker", "index": worker.rank}}
+        ),
+        "JAX_COORDINATOR_ADDRESS": f"{worker.store_host}:{ports[0]}",
+        "JAX_NUM_PROCESSES": str(worker.world),
+        "JAX_PROCESS_ID": str(worker.rank),
+    }
+    if worker.world > 1:
+        # A script's own init_process_group() then joins the store that rank 0 serves there. A lone worker serves
+        # none: its script makes one.
+        added["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        # Intel's OpenMP spins 200 ms after each parallel region: time that a neighbour on the core could use.
+        # OMP_PLACES and KMP_AFFINITY are not set: they bind the main thread, hence every loader process, to
+        # one core, and the affinity mask says all they could.
+        added["KMP_BLOCKTIME"] = "1"
+    if worker.gpus:
+        added["CUDA_VISIBLE_DEVICES"] = ",".join(worker.gpus)
+    return added
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _share(cores: tuple[Core, ...], rank: int, workers: int) -> tuple[Core, ...]:
+    """Neighbouring cores, as equal as can be: the list goes node by node, so a share crosses nodes only
+    where the numbers leave no choice."""
+    if workers >= len(cores):
+        return (cores[rank % len(cores)],)
+    return cores[len(cores) * rank // workers : len(cores) * (rank + 1) // workers]
+
+
+def _threads(workers: int, host: Host, share: tuple[Core, ...], own_threads: int) -> int:
+    """One thread a physical core of the share, and no more than the control group grants."""
+    if workers == 1:
+        return own_threads
+    physical = len({core.physical for core in share})
+    return max(1, min(physical, host.usable_cores // workers))
+
+
+def _rotated(gpus: tuple[str, ...], rank: int) -> tuple[str, ...]:
+    """Its own GPU first, the others behind it, so that peer-to-peer paths stay open."""
+    if not gpus:
+        return ()
+    own = rank % len(gpus)
+    return gpus[own:] + gpus[:own]

@@ -1,0 +1,250 @@
+"""Watches the workers of one run until all have ended: one thread, one loop, four sources.
+
+The sources are the zygote (who was forked, who ended), the control channel (heartbeats, failures), rank 0's
+pipes and the launcher's own signals. Whatever happens, the loop ends when the zygote has swept up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, Self
+
+import zmq
+
+from paceline.launch import stall, wire
+from paceline.launch.control import Channel
+from paceline.launch.events import Event, Notice, Output, Progress, Stall
+from paceline.launch.failure import Failure, Failures, Kind, killed_or_exited, raised
+from paceline.launch.zygote import Zygote
+from paceline.record.folder import open_log, unwritable
+from paceline.settings import RunSettings
+
+_TICK = 0.2  # seconds between looks at the clock
+_GRACE_INTERRUPTED = 10.0  # seconds that a script has after SIGINT or SIGTERM
+_GRACE_FAILED = 1.0  # and after another worker failed
+_ANSWERS = 2.0  # seconds to wait for stacks
+_FAREWELL = 1.0  # seconds to wait for the last heartbeat of a worker that ended by itself
+
+
+class Signals:
+    """SIGINT and SIGTERM, kept for the loop while it runs. Outside the main thread Python cannot: none
+    come."""
+
+    def __init__(self) -> None:
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.came: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # Ignored on purpose (nohup, a shell's background job): stays ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self.bell)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.came.append(number)
+        os.eventfd_write(self.bell, 1)
+
+
+class Watch:
+    """The state of one run while it runs, and after `until_swept` how it ended."""
+
+    def __init__(
+        self,
+        run: RunSettings,
+        *,
+        zygote: Zygote,
+        channel: Channel,
+        signals: Signals,
+        pipes: dict[int, Literal["stdout", "stderr"]],
+        record: Path,
+        host: str,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._zygote, self._channel, self._signals = zygote, channel, signals
+        self._pipes, self._record, self._host, self._tell = pipes, record, host, on_event
+        self.standings = [stall.Standing(rank) for rank in range(run.workers)]
+        self.interrupted: int | None = None
+        self.cause: Failure | None = None
+        self.notices: list[str] = []
+        self.pids: list[int] = []
+        self._inspector = stall.Inspector(run.stall_warning, run.stall_abort)
+        self._failures = Failures()
+        self._live: set[int] = set()
+        self._farewell_by: dict[
+            int, float
+        ] = {}  # ranks that ended by themselves and may still have said something
+        self._kill_at: float | None = None
+        self._swept = True
+        self._stalled: stall.Stalled | None = None  # a report waits for stacks until _answers_by
+        self._answers_by = 0.0
+        self._stacks: dict[int, str] = {}
+        self._progress_at = 0.0
+        self._fresh = False
+        self._log = open_log(record, 0)
+        self._poller = zmq.Poller()
+        for source in (zygote.fileno(), channel.socket, signals.bell, *pipes):
+            self._poller.register(source, zmq.POLLIN)
+
+    def until_ready(self) -> None:
+        """Until the zygote can fork, or somebody interrupted."""
+        while self._zygote.ready is None and self.interrupted is None:
+            self._turn()
+
+    def begin(self, spawn: wire.Spawn, descriptors: list[int]) -> list[int]:
+        """Has the workers forked; returns their process ids."""
+        self._zygote.send(spawn, descriptors)
+        self._swept = False
+        self._live = set(range(len(spawn.orders)))
+        while not self.pids:
+            self._turn()
+        return self.pids
+
+    def until_swept(self) -> None:
+        """Runs until all workers ended, nothing of them is left and all they said was read."""
+        while not self._swept or self._farewell_by or self._pipes:
+            self._turn()
+        if self._failures and self.cause is None and self.interrupted is None:
+            self.cause = self._failures.cause()
+
+    def end_now(self) -> None:
+        """Kills what is left, whatever the reason that the launcher cannot go on."""
+        if not self._swept:
+            self._zygote.send(wire.Signal(signal.SIGKILL))
+        while not self._swept:
+            message = self._zygote.receive()
+            self._swept = isinstance(message, wire.Swept)
+
+    def close(self) -> None:
+        os.close(self._log)
+        for pipe in self._pipes:
+            os.close(pipe)
+
+    def _turn(self) -> None:
+        ready = dict(self._poller.poll(int(1000 * _TICK)))
+        if self._channel.socket in ready:
+            self._hear()
+        if self._zygote.fileno() in ready:
+            self._from_zygote(self._zygote.receive())
+        for pipe in [pipe for pipe in self._pipes if pipe in ready]:
+            self._pump(pipe)
+        if self._signals.bell in ready:
+            os.eventfd_read(self._signals.bell)
+            while self._signals.came:
+                self._interrupt(self._signals.came.pop(0))
+        self._look_at_the_clock(time.monotonic())
+
+    def _from_zygote(self, message: wire.Ready | wire.Forked | wire.Ended | wire.Swept) -> None:
+        if isinstance(message, wire.Forked):
+            self.pids = message.pids
+        elif isinstance(message, wire.Ended):
+            now = time.monotonic()
+            self._live.discard(message.rank)
+            self.standings[message.rank].ended = True
+            if message.code >= 0 and not self._said_farewell(message.rank):
+                self._farewell_by[message.rank] = now + _FAREWELL
+            if message.code != 0 and self._kill_at is None:
+                self._failures.add(killed_or_exited(message.rank, message.code, now))
+        elif isinstance(message, wire.Swept):
+            self._swept = True
+
+    def _said_farewell(self, rank: int) -> bool:
+        beat = self.standings[rank].beat
+        return beat is not None and beat.last
+
+    def _hear(self) -> None:
+        for rank, message in self._channel.receive():
+            now = time.monotonic()
+            if not 0 <= rank < len(self.standings):
+                continue
+            if isinstance(message, wire.Beat):
+                standing = self.standings[rank]
+                self._fresh = self._fresh or message.latest is not None
+                standing.beat, standing.heard = message, now
+                if message.last:
+                    self._farewell_by.pop(rank, None)
+            elif isinstance(message, wire.Failed):
+                if self._kill_at is None:
+                    self._failures.add(raised(rank, message, now))
+            elif isinstance(message, wire.Stack):
+                self._stacks[rank] = message.text
+            elif rank == 0 and message.text not in self.notices:
+                # All workers run the same lines and say the same: once is enough.
+                self.notices.append(message.text)
+                self._tell(Notice(message.text))
+
+    def _pump(self, pipe: int) -> None:
+        data = os.read(pipe, 65536)
+        if not data:
+            self._poller.unregister(pipe)
+            os.close(pipe)
+            del self._pipes[pipe]
+            return
+        rest = data
+        try:
+            while rest:
+                rest = rest[os.write(self._log, rest) :]
+        except OSError as error:
+            raise unwritable(self._record, error) from error
+        self._tell(Output(0, self._pipes[pipe], data))
+
+    def _interrupt(self, number: int) -> None:
+        if self.interrupted is not None:
+            self._zygote.send(wire.Signal(signal.SIGKILL))  # asked twice: no more patience
+            return
+        self.interrupted = number
+        self._stop(number, _GRACE_INTERRUPTED)
+
+    def _stop(self, number: int, grace: float) -> None:
+        self._zygote.send(wire.Signal(number))
+        self._kill_at = time.monotonic() + grace
+
+    def _look_at_the_clock(self, now: float) -> None:
+        for rank in [rank for rank, by in self._farewell_by.items() if now > by]:
+            del self._farewell_by[rank]
+        if self._fresh and now >= self._progress_at:
+            self._fresh, self._progress_at = False, now + _TICK
+            self._tell(Progress({s.rank: s.beat.latest for s in self.standings if s.beat and s.beat.latest}))
+        if self._kill_at is not None:
+            if self._live and now >= self._kill_at:
+                self._zygote.send(wire.Signal(signal.SIGKILL))
+                self._kill_at = now + _GRACE_FAILED
+            return
+        if self._failures and self._live and now >= self._failures.settled_at():
+            self.cause = self._failures.cause()
+            self._stop(signal.SIGTERM, _GRACE_FAILED)
+        elif self._live:
+            self._inspect(now)
+
+    def _inspect(self, now: float) -> None:
+        found = self._inspector.look(self.standings, now)
+        if found is not None:
+            self._stalled, self._answers_by, self._stacks = found, now + _ANSWERS, {}
+            for rank in self._live:
+                self._channel.ask_where(rank)
+        if self._stalled is not None:
+            if self._stacks.keys() < self._live and now < self._answers_by:
+                return
+            self._tell(Stall(stall.report(self._stalled, self.standings, self._stacks, self._host, now)))
+            self._stalled = None
+        over = self._inspector.gives_up(self.standings, now)
+        if over is not None:
+            ranks = ", ".join(str(standing.rank) for standing in over.waiting)
+            cause = f"kept rank {ranks} waiting for {over.longest:.0f} s (--stall-abort)"
+            failure = Failure(rank=stall.blame(over), kind=Kind.STALLED, at=now, cause=cause, exit_code=1)
+            self._failures.add(failure)

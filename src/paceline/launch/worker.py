@@ -1,0 +1,149 @@
+"""A worker, from the fork to the end of its script.
+
+Runs in a fork of the zygote, so what a fresh Python process would have got from its environment (threads,
+standard streams, signals) is set here, by hand.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dataclasses
+import faulthandler
+import gc
+import os
+import signal
+import sys
+
+import torch
+
+from paceline.launch import wire
+from paceline.launch.control import Control
+from paceline.launch.perform import perform
+from paceline.launch.trimming import describe
+from paceline.record.folder import open_log
+from paceline.settings import WorkerSettings
+
+_PR_SET_PDEATHSIG = 1
+
+
+def default_threads() -> int:
+    """How many threads torch would use in a process of its own."""
+    return torch.get_num_threads()
+
+
+def work(order: wire.Order, folder: str, descriptors: list[int], parent: int) -> int | str | None:
+    """Runs the script as one worker; returns what to give to sys.exit. `descriptors` are rank 0's: the
+    listening socket of the rendezvous, and the pipes for its standard output and error."""
+    _leave_the_zygote(parent)
+    settings = order.settings
+    pipes: list[int] = []
+    if descriptors:
+        listening, *pipes = descriptors
+        if settings.world > 1:
+            settings = dataclasses.replace(settings, store_fd=listening)
+        else:
+            os.close(listening)
+    _take_share(settings, order.environment)
+    control = Control(settings)
+    control.start()
+    # The first handler to be registered is the last to run: until then the launcher hears of us.
+    atexit.register(control.close)
+    try:
+        _redirect(settings, pipes)
+        os.chdir(folder)
+        perform(settings, control.pulse)
+    except SystemExit as end:
+        return end.code
+    except BaseException as error:
+        return _fail(error, settings, control)
+    return 0
+
+
+def _leave_the_zygote(parent: int) -> None:
+    try:
+        os.setpgid(0, 0)
+    except PermissionError:
+        pass  # the zygote was faster
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # the zygote was gone before we could ask to be told
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.enable()
+
+
+def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    if settings.cores:
+        try:
+            os.sched_setaffinity(0, settings.cores)
+        except OSError:
+            pass  # cores that were taken from us meanwhile: slower, not wrong
+    # Asked for what it already has, torch would still switch off choices that MKL makes by itself.
+    if torch.get_num_threads() != settings.threads:
+        torch.set_num_threads(settings.threads)
+
+
+def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
+    """One voice: rank 0 speaks through the launcher and keeps its standard input; the others write to their
+    log."""
+    if pipes:
+        out, err = pipes
+    else:
+        out = err = open_log(settings.record, settings.rank)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for descriptor in {out, err}:
+        os.close(descriptor)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # A crash inside a C library then leaves a Python stack in the log's last lines.
+    faulthandler.enable()
+
+
+def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> int:
+    """Tells the launcher, which shows it once for all workers; this worker's log gets its own copy."""
+    failure = describe(error)
+    control.failed(failure)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass
+    try:
+        log = open_log(settings.record, settings.rank)
+    except Exception:
+        log = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.write(log, failure.text.encode(errors="replace") + b"\n")
+        if sys.excepthook is not sys.__excepthook__ and not _is_torchs(sys.excepthook):
+            _run_hook(error, log)
+    except OSError:
+        pass
+    finally:
+        os.close(log)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _is_torchs(hook: object) -> bool:
+    """init_process_group sets one that prints the traceback again, with the rank before each line."""
+    return getattr(hook, "__module__", "").startswith("torch.")
+
+
+def _run_hook(error: BaseException, log: int) -> None:
+    """A script's own excepthook (a tracker that marks its run as crashed) runs as in plain Python; what it
+    prints goes to the log, since the terminal gets the failure from the launcher."""
+    saved = os.dup(2)
+    os.dup2(log, 2)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as another:
+        os.write(log, describe(another).text.encode(errors="replace") + b"\n")
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)

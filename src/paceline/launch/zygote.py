@@ -1,0 +1,104 @@
+"""The launcher's handle on its zygote: one process that has imported torch, and forks workers in
+milliseconds.
+
+Importing torch takes seconds, forking takes milliseconds: one zygote serves all the workers of a run, and
+all the runs of a series of trials. The other side is `zygote_process.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from types import TracebackType
+from typing import Self
+
+from paceline.errors import LaunchError
+from paceline.launch import wire
+
+
+class Zygote:
+    """Start it as early as possible: it imports torch while the caller does other things."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self._process = process
+        self._connection = connection
+        self.ready: wire.Ready | None = None
+
+    @classmethod
+    def start(cls) -> Zygote:
+        """Returns at once. The zygote keeps our standard input for rank 0, and ends when we end, however we
+        do."""
+        ours, its = socket.socketpair()
+        # A session of its own: Ctrl-C reaches the launcher only, which then decides. -P: the folder we are in
+        # must not shadow torch.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "paceline.launch.zygote_process", str(its.fileno())],
+            pass_fds=[its.fileno()],
+            start_new_session=True,
+        )
+        its.close()
+        return cls(process, ours)
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: wire.Spawn | wire.Signal, descriptors: list[int] | None = None) -> None:
+        """LaunchError where the zygote is gone."""
+        try:
+            wire.send(self._connection, message, descriptors)
+        except OSError as error:
+            raise self._gone() from error
+
+    def receive(self) -> wire.Ready | wire.Forked | wire.Ended | wire.Swept:
+        """Waits for the zygote's next message. LaunchError where it is gone or could not import torch."""
+        try:
+            types = wire.Ready | wire.Broken | wire.Forked | wire.Ended | wire.Swept
+            message, _ = wire.receive(self._connection, types)
+        except (OSError, EOFError) as error:
+            raise self._gone() from error
+        if isinstance(message, wire.Broken):
+            raise LaunchError(
+                f"Workers cannot be started with {sys.executable}: {message.reason}",
+                advice="To see what is missing, type: paceline doctor",
+            )
+        if isinstance(message, wire.Ready):
+            self.ready = message
+        assert isinstance(message, wire.Ready | wire.Forked | wire.Ended | wire.Swept)
+        return message
+
+    def close(self) -> None:
+        """Ends the zygote and everything below it."""
+        self._connection.close()
+        if self.ready is None:
+            # It has no workers yet, and would not look up before torch is imported.
+            self._process.kill()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _gone(self) -> LaunchError:
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return LaunchError("The process that forks the workers no longer answers.")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return LaunchError(
+            f"The process that forks the workers (pid {self._process.pid}) {how}.",
+            advice="If nobody killed it, the machine may be out of memory: see dmesg.",
+        )

@@ -1,0 +1,210 @@
+"""The zygote itself: `python -m paceline.launch.zygote_process FD`, started by `zygote.Zygote` and nobody
+else.
+
+It imports what workers need, then forks one whenever the launcher says so, tells the launcher how each
+ended, and leaves nothing behind: it is the reaper of every process that a worker orphans, and when the
+launcher is gone (even by SIGKILL) it kills all that is below it. It starts no thread, touches no device and
+opens no ZeroMQ context: none of these survives a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+
+# Importing torch makes a million objects and almost no garbage. Workers switch collection on again.
+gc.disable()
+
+import ctypes  # noqa: E402
+import os  # noqa: E402
+import select  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+
+from paceline.launch import wire  # noqa: E402
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE = 0.5  # seconds between asking what a worker left behind to end, and killing it
+
+
+class Nursery:
+    """Forks workers, reaps whatever ends, sweeps up what workers leave behind."""
+
+    def __init__(self, launcher: socket.socket) -> None:
+        self._launcher = launcher
+        self._workers: dict[int, int] = {}  # process id → rank
+        self._served = False
+        self._running = False  # between a Spawn and its Swept
+        self._groups: set[int] = set()  # process groups that ended workers left behind
+        self._sweep_at = 0.0  # when what they left behind is killed
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> tuple[wire.Order, str, list[int]]:
+        """Serves the launcher until it is gone. Returns only in a fork, with what that worker has to do, so
+        that a worker's stack is as short as a script's own."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._launcher, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            sweeping = self._groups or (self._running and not self._workers)
+            ready = [fd for fd, _ in poll.poll(20 if sweeping else None)]
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            self._reap()
+            self._sweep()
+            if self._launcher.fileno() in ready:
+                try:
+                    message, descriptors = wire.receive(self._launcher, wire.Spawn | wire.Signal)
+                    if isinstance(message, wire.Spawn):
+                        fork = self._spawn(message, descriptors)
+                        if fork is not None:
+                            return fork
+                    else:
+                        self._signal(message.number)
+                except (EOFError, OSError):
+                    self._abandon()
+
+    def _spawn(self, spawn: wire.Spawn, descriptors: list[int]) -> tuple[wire.Order, str, list[int]] | None:
+        if self._served:
+            _import_what_comes_late()
+        self._served = True
+        pids = []
+        for order in spawn.orders:
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for fd in (self._wake, self._woken):
+                    os.close(fd)
+                self._launcher.close()
+                if order.settings.rank != 0:
+                    for fd in descriptors:
+                        os.close(fd)
+                    descriptors = []
+                return order, spawn.folder, descriptors
+            # Here as well as in the fork: whoever is first, the group exists before anybody signals it.
+            _quietly(os.setpgid, pid, pid)
+            self._workers[pid] = order.settings.rank
+            pids.append(pid)
+        for fd in descriptors:
+            os.close(fd)
+        self._running = True
+        wire.send(self._launcher, wire.Forked(pids))
+        return None
+
+    def _signal(self, number: int) -> None:
+        for pid in self._workers:
+            # Like a terminal, Ctrl-C reaches a worker's children too; any other signal is the worker's own
+            # affair, as with kill. SIGKILL leaves it no say.
+            send = os.killpg if number in (signal.SIGINT, signal.SIGKILL) else os.kill
+            _quietly(send, pid, number)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rank = self._workers.pop(pid, None)
+            if rank is None:
+                continue
+            wire.send(self._launcher, wire.Ended(rank, os.waitstatus_to_exitcode(status)))
+            # Its loader processes and the like. Those that tidy up after it (multiprocessing's resource
+            # tracker unlinks shared memory) ignore SIGTERM and end by themselves.
+            if _quietly(os.killpg, pid, signal.SIGTERM):
+                self._groups.add(pid)
+            self._sweep_at = time.monotonic() + _PATIENCE
+
+    def _sweep(self) -> None:
+        late = time.monotonic() >= self._sweep_at
+        if late:
+            for group in self._groups:
+                _quietly(os.killpg, group, signal.SIGKILL)
+            self._groups.clear()
+        if not self._running or self._workers:
+            return
+        # After the last worker, whoever is still our child was left behind by one, whatever its group.
+        orphans = _children()
+        for pid in orphans:
+            _quietly(os.kill, pid, signal.SIGKILL if late else signal.SIGTERM)
+        if not orphans:
+            self._running = False
+            self._groups.clear()
+            wire.send(self._launcher, wire.Swept())
+
+    def _abandon(self) -> None:
+        """The launcher is gone: so is everything below us."""
+        while True:
+            for pid in _children():
+                _quietly(os.killpg, pid, signal.SIGKILL)
+                _quietly(os.kill, pid, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                os._exit(0)
+
+
+def _import_what_comes_late() -> None:
+    """A process's first optimizer imports torch._dynamo, for a second and more. One run is better off starting
+    without it; in a series of runs it is paid here, once, instead of in every worker of each."""
+    if "torch._dynamo" not in sys.modules:
+        import torch._dynamo  # noqa: F401
+
+        gc.freeze()
+
+
+def _children() -> list[int]:
+    """Our children, ended or not."""
+    me, found = os.getpid(), []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    # The command's name, in brackets, may hold anything; the parent is the second field
+                    # after it.
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == me:
+                found.append(int(name))
+    return found
+
+
+def _quietly(call: Callable[[int, int], None], target: int, argument: int) -> bool:
+    """Whether it worked: a process that is gone needs no signal."""
+    try:
+        call(target, argument)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def main() -> None:
+    launcher = socket.socket(fileno=int(sys.argv[1]))
+    launcher.set_inheritable(False)
+    try:
+        from paceline.launch import worker
+    except ImportError as error:
+        wire.send(launcher, wire.Broken(f"{type(error).__name__}: {error}"))
+        os._exit(1)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    gc.freeze()
+    parent = os.getpid()
+    try:
+        wire.send(launcher, wire.Ready(worker.default_threads()))
+    except OSError:
+        os._exit(0)
+    order, folder, descriptors = Nursery(launcher).serve()
+    # From here on this is a worker, and it ends as every Python process does: SystemExit unwinds the stack,
+    # threads are joined, atexit handlers run, what the script left open is flushed.
+    sys.exit(worker.work(order, folder, descriptors, parent))
+
+
+if __name__ == "__main__":
+    main()

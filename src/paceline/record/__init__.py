@@ -1,0 +1,20 @@
+"""What a run leaves behind: one folder of plain files, its types, its writer and its reader."""
+
+from paceline.record.folder import new_folder, prepare
+from paceline.record.reader import read_run, read_steps
+from paceline.record.schema import SCHEMA, Outcome, Run, Step, WorkerInfo
+from paceline.record.writer import StepWriter, write_run
+
+__all__ = [
+    "SCHEMA",
+    "Outcome",
+    "Run",
+    "Step",
+    "StepWriter",
+    "WorkerInfo",
+    "new_folder",
+    "prepare",
+    "read_run",
+    "read_steps",
+    "write_run",
+]

@@ -1,0 +1,65 @@
+"""Reads a record, also one whose run was killed in the middle of a line, or that a newer Paceline wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from paceline.errors import RecordError
+from paceline.record.schema import SCHEMA, Run, Step
+
+
+class _Schema(msgspec.Struct):
+    schema: int = SCHEMA
+
+
+def read_run(folder: Path) -> Run:
+    """What was run. RecordError where there is no record, it is damaged, or its schema is newer than ours."""
+    path = Path(folder) / "run.json"
+    data = _bytes(path)
+    try:
+        # The number first: a newer file may not fit our types at all.
+        found = msgspec.json.decode(data, type=_Schema).schema
+        if found > SCHEMA:
+            raise RecordError(
+                f"{path} has schema {found}; this Paceline reads up to {SCHEMA}.",
+                advice="Read it with the Paceline that wrote it, or type: pip install --upgrade paceline",
+            )
+        return msgspec.json.decode(data, type=Run)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{path} is not a record's run.json: {error}.") from error
+
+
+def read_steps(folder: Path, rank: int) -> list[Step]:
+    """The steps of one worker; none where it made none. A torn last line is left out, a torn line anywhere
+    else is a RecordError."""
+    path = Path(folder) / f"steps.rank{rank}.jsonl"
+    if not path.exists():
+        return []
+    lines = _bytes(path).split(b"\n")
+    decoder = msgspec.json.Decoder(Step)
+    steps = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip(b" \0"):
+            continue
+        try:
+            steps.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            # Only the last line has no newline behind it: that one was being written.
+            if number == len(lines):
+                break
+            raise RecordError(f"{path}, line {number} is damaged: {error}.") from error
+    return steps
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise RecordError(
+            f"There is no record at {path.parent}: {path.name} is missing.",
+            advice="A record is a folder such as paceline-runs/2026-11-15T10-22-31-train.",
+        ) from error
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -1,0 +1,75 @@
+"""The types of a record's files: what a run leaves behind, as msgspec structs.
+
+`run.json` holds one `Run`; `steps.rankR.jsonl` a `Step` a line. Times are seconds, sizes bytes, rates per
+second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+
+
+class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
+    """One optimizer step of one worker. The parts add up to `total`; all but `communication` is the
+    worker's own doing, so `total - communication` is how long it kept its peers waiting."""
+
+    step: int
+    at: float  # unix time at its end
+    samples: int  # of the global batch
+    total: float
+    data: float  # waiting for the loader
+    forward: float
+    backward: float
+    communication: float  # exposed: waiting for collectives, hidden under nothing
+    optimizer: float
+    evaluation: float = 0.0  # calls in eval mode since the step before
+    other: float = 0.0
+    loss: float | None = None
+
+
+class WorkerInfo(msgspec.Struct, kw_only=True):
+    """One worker, as it was started."""
+
+    rank: int
+    host: str
+    pid: int
+    cores: list[int]
+    threads: int
+    gpus: list[str] = []
+    environment: dict[str, str] = {}  # what the launcher set for it
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """How a run ended. `failed_rank` and `cause` are of the first worker that failed."""
+
+    exit_code: int
+    seconds: float
+    interrupted: bool = False
+    failed_rank: int | None = None
+    cause: str = ""
+    message: str = ""  # what a person reads about the failure: rank, host, cause, last lines
+    steps: int = 0
+    view: str = ""
+    notices: list[str] = []
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """What was run."""
+
+    schema: int = SCHEMA
+    paceline: str
+    verb: str
+    script: str
+    arguments: list[str]
+    settings: dict[str, Any]
+    mods: list[str] = []
+    strategy: str = "mirrored"
+    versions: dict[str, str] = {}
+    topology: dict[str, Any] = {}
+    workers: list[WorkerInfo] = []
+    started: float = 0.0
+    outcome: Outcome | None = None  # None: still running, or killed

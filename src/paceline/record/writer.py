@@ -1,0 +1,53 @@
+"""Writes a record: a line a step, appended and flushed, and `run.json` replaced as a whole.
+
+A run that is killed at any moment leaves files that the reader accepts.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from paceline.record.folder import unwritable
+from paceline.record.schema import Run, Step
+
+
+class StepWriter:
+    """Appends the steps of one worker. Each line is one write to an append-only descriptor: it is in the file
+    when `append` returns, there is no buffer to lose, and a line is torn only by a full disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = Path(path)
+        self._encoder = msgspec.json.Encoder()
+        try:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+    def append(self, step: Step) -> None:
+        """Raises RecordError where the disk is full."""
+        line = self._encoder.encode(step) + b"\n"
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Replaces `run.json`: a reader sees the old one or the new one, never half of one."""
+    path, fresh = folder / "run.json", folder / ".run.json.new"
+    try:
+        with open(fresh, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
+        os.replace(fresh, path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise unwritable(path, error) from error

@@ -1,0 +1,176 @@
+"""The four crossings between the whole batch and a worker's slice, and what each does to a gradient.
+
+Above a sliced call every worker holds the same tensors ("whole"); inside it, those of its slice ("local"). Gradients of
+local tensors are kept N times too large, so that averaging over the N workers, which is what happens to every
+parameter's gradient, sums what was computed in slices and leaves what was computed whole as it is.
+
+    crossing          forward                          backward
+    cut     w → l     own rows                         gather the rows' gradients, ÷ N
+    gather  l → w     all workers' rows side by side   own rows of the gradient, × N
+    blend   l → w     Σ weight·value                   gradient × own weight × N
+    share   w → l     the same tensor                  average over the workers
+
+Each backward is written with the other crossings, so that gradients of gradients cross as well. The derivation is in
+docs/same-numbers.md. Every worker calls each crossing, forward and backward, in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from paceline.comm.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How B rows are dealt out: `sizes[r]` rows to worker r, in order."""
+
+    group: Group
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, group: Group, batch: int) -> Split:
+        n = group.world
+        return cls(group, tuple(batch * (r + 1) // n - batch * r // n for r in range(n)))
+
+    @property
+    def start(self) -> int:
+        return sum(self.sizes[: self.group.rank])
+
+    @property
+    def mine(self) -> int:
+        return self.sizes[self.group.rank]
+
+    @property
+    def batch(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def share(self) -> float:
+        """This worker's part of the batch."""
+        return self.mine / self.batch if self.batch else 0.0
+
+
+def cut(whole: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
+    """Own rows of a whole tensor. A worker without rows gets one borrowed row, whose gradient is dropped."""
+    if whole.requires_grad and torch.is_grad_enabled():
+        rows = _Cut.apply(whole, dim, split)
+    else:
+        rows = whole.narrow(dim, split.start, split.mine)
+    if split.mine or not split.batch:
+        return rows
+    # The empty piece stays in the graph: the others' backward gathers from this worker, too.
+    return torch.cat([rows, whole.detach().narrow(dim, 0, 1)], dim)
+
+
+def gather(rows: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
+    """All workers' rows, as one whole tensor; a borrowed row is left out."""
+    return _Gather.apply(rows.narrow(dim, 0, split.mine), dim, split)
+
+
+def blend(value: torch.Tensor, weight: float, group: Group) -> torch.Tensor:
+    """The sum over workers of `weight · value`; a worker of weight zero adds nothing, whatever its value."""
+    return _Blend.apply(value, weight, group)
+
+
+def share(whole: torch.Tensor, group: Group) -> torch.Tensor:
+    """A whole tensor without a batch, for use inside a sliced call."""
+    if whole.requires_grad and torch.is_grad_enabled():
+        return _Share.apply(whole, group)
+    return whole
+
+
+def average(local: torch.Tensor, group: Group) -> torch.Tensor:
+    """A parameter's local gradient, averaged: what one process would have."""
+    return _Average.apply(local, group)
+
+
+def reduce_inside(value: torch.Tensor, group: Group) -> torch.Tensor:
+    """A sum over workers for use inside a sliced call (batch statistics): local in, local out."""
+    return _ReduceInside.apply(value, group)
+
+
+class _Cut(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
+        ctx.dim, ctx.split = dim, split
+        return whole.narrow(dim, split.start, split.mine).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return _Gather.apply(grad, ctx.dim, ctx.split) / ctx.split.group.world, None, None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
+        ctx.dim, ctx.split = dim, split
+        whole = split.group.gather_rows(rows, dim, split.sizes, "the rows of a model's output")
+        if not rows.is_floating_point() and not rows.is_complex():
+            ctx.mark_non_differentiable(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        ctx.split.group.crossed += 1
+        return _Cut.apply(grad, ctx.dim, ctx.split) * ctx.split.group.world, None, None
+
+
+class _Blend(Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, weight: float, group: Group) -> torch.Tensor:
+        ctx.factor, ctx.group = weight * group.world, group
+        exact = value.dtype if value.dtype.is_floating_point or value.is_complex() else torch.float64
+        total = value.to(exact) * weight if weight else torch.zeros_like(value, dtype=exact)
+        group.all_reduce(total, "a model's returned value")
+        if exact is not value.dtype:
+            total = total.round().to(value.dtype)
+            ctx.mark_non_differentiable(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        ctx.group.crossed += 1
+        return grad * ctx.factor, None, None
+
+
+class _Share(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return _Average.apply(grad, ctx.group), None
+
+
+class _Average(Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        mean = local.detach().clone(memory_format=torch.contiguous_format)
+        group.all_reduce(mean, "the average of a gradient")
+        return mean.div_(group.world)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        # mean = Σ local ÷ N, and a local gradient is kept N times too large: the factors cancel.
+        return _Share.apply(grad, ctx.group), None
+
+
+class _ReduceInside(Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        total = value.detach().clone(memory_format=torch.contiguous_format)
+        group.all_reduce(total, "the statistics of batch norm")
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return _ReduceInside.apply(grad, ctx.group), None

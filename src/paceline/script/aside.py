@@ -1,0 +1,35 @@
+"""Stepping aside: a script that distributes itself is left alone.
+
+One that makes its own process group (by hand, or through DDP, FSDP, Fabric, Accelerate or Lightning, which all do)
+knows what it wants: Paceline is then its launcher and recorder, and touches no number and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.script.stage import Stage
+
+
+def watch(stage: Stage) -> None:
+    """From now on a process group of the script's own makes the stage step aside."""
+    modules: list[Any] = [dist, dist.distributed_c10d]
+    for module in modules:
+        module.init_process_group = _aside(stage, module.init_process_group)
+
+
+def _aside(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if not stage.aside:
+            stage.aside = True
+            if stage.group.world > 1:
+                stage.pulse.notice(
+                    "The script makes its own process group: Paceline steps aside. It starts, watches and records the "
+                    "workers, and leaves splitting and averaging to the script."
+                )
+        plain(*args, **kwargs)
+
+    return init_process_group

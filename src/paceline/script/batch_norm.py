@@ -1,0 +1,71 @@
+"""Batch norm over the whole batch (`--sync-bn`), also where a worker holds a slice of it.
+
+Without it batch norm sees the worker's slice, as under DDP. With it mean and variance are summed over the workers, in
+two passes for accuracy, and so are their gradients: the numbers agree with one process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.script import algebra
+from paceline.script.algebra import Split
+from paceline.script.stage import Stage
+
+
+def synchronise(stage: Stage) -> None:
+    """From now on every batch norm in training mode sees the batch."""
+    plain = _BatchNorm.forward
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        split = stage.views.split
+        if split is None or not self.training:
+            return plain(self, x)
+        return _normalise(self, x, split)
+
+    _BatchNorm.forward = forward  # type: ignore[method-assign, assignment]
+
+
+class Notice:
+    """Says once that batch norm will see slices."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    def on_model(self, module: torch.nn.Module) -> None:
+        if any(isinstance(m, _BatchNorm) and m.training for m in module.modules()):
+            self.stage.pulse.notice(
+                "Batch norm sees each worker's slice, as under DDP, so numbers differ from one process. "
+                "For the same numbers: --sync-bn"
+            )
+
+
+def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
+    norm._check_input_dim(x)
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    counted = float(split.mine > 0)  # a borrowed row has no part in the statistics
+    count = wide.new_full((1,), counted * x.numel() / x.shape[1])
+    sums = algebra.reduce_inside(torch.cat([wide.sum(dims) * counted, count]), split.group)
+    total = sums[-1].detach()
+    mean = sums[:-1] / total
+    centred = wide - mean.view(shape)
+    variance = algebra.reduce_inside((centred * centred).sum(dims) * counted, split.group) / total
+    y = centred * torch.rsqrt(variance + norm.eps).view(shape)
+    if norm.affine:
+        y = y * norm.weight.view(shape) + norm.bias.view(shape)
+    if norm.track_running_stats and norm.running_mean is not None:
+        _track(norm, mean.detach(), variance.detach() * total / (total - 1).clamp_min(1))
+    return y.to(x.dtype)
+
+
+@torch.no_grad()
+def _track(norm: Any, mean: torch.Tensor, variance: torch.Tensor) -> None:
+    norm.num_batches_tracked.add_(1)
+    momentum = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+    norm.running_var.lerp_(variance.to(norm.running_var.dtype), momentum)

@@ -1,0 +1,149 @@
+"""Finds the seams of an unmodified script: torch's public hooks where there are any, one patch a seam where not.
+
+before_step, after_step                   torch's global optimizer step hooks
+on_optimizer                              patch of Optimizer.__init__
+on_model, before_forward, after_forward   patch of nn.Module.__call__ (a global forward hook would slow inner calls)
+before_backward, after_backward           patch of torch.autograd.backward, which Tensor.backward calls
+(gradients asked for by name)             patch of torch.autograd.grad
+on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
+on_save                                   patch of torch.save
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from paceline.script import algebra, loading
+from paceline.script.stage import Stage
+
+
+def find(stage: Stage) -> Callable[[], None]:
+    """Installs the seams. Gives back what takes them out again."""
+    undo = [
+        _patch(nn.Module, "__call__", _calls(stage, nn.Module.__call__)),
+        _patch(torch.autograd, "backward", _backwards(stage, torch.autograd.backward)),
+        _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
+        _patch(torch.optim.Optimizer, "__init__", _optimizers(stage, torch.optim.Optimizer.__init__)),
+        _patch(torch, "compile", _compiles(stage, torch.compile)),
+        _patch(torch, "save", _saves(stage, torch.save)),
+        *_slice_view_readings(stage),
+        *loading.find(stage),
+        register_optimizer_step_pre_hook(lambda optimizer, *_: _before_step(stage, optimizer)).remove,
+        register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
+    ]
+
+    def lose() -> None:
+        for remove in reversed(undo):
+            remove()
+
+    return lose
+
+
+def _patch(owner: Any, name: str, new: Any) -> Callable[[], None]:
+    old = getattr(owner, name)
+    setattr(owner, name, new)
+    return lambda: setattr(owner, name, old)
+
+
+def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if stage.depth or stage.aside or not _is_root(stage, self):
+            return plain(self, *args, **kwargs)
+        return stage.call(plain, self, args, kwargs)
+
+    return __call__
+
+
+def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        # What is compiled is what runs inside an outermost call; the call itself is left to Python. Done only when a
+        # script compiles: the compiler takes long to import.
+        if "call" not in vars(stage):
+            stage.call = torch._dynamo.disable(stage.call, recursive=False)  # type: ignore[method-assign]
+        return plain(*args, **kwargs)
+
+    return compile
+
+
+def _is_root(stage: Stage, module: nn.Module) -> bool:
+    if stage.only is not None:
+        return module in stage.only
+    return module in stage.roots or next(module.parameters(), None) is not None
+
+
+def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        # Inside a sliced call, or inside another backward (reentrant checkpointing), it is the script's own business.
+        if stage.depth or stage.backward_depth or stage.aside:
+            plain(tensors, grad_tensors, *args, **kwargs)
+            return
+        names = ("retain_graph", "create_graph", "grad_variables", "inputs")
+        stage.backward(plain, tensors, grad_tensors, dict(zip(names, args, strict=False)) | kwargs)
+
+    return backward
+
+
+def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if stage.depth or stage.backward_depth or stage.aside or stage.group.world == 1:
+            return plain(outputs, inputs, *args, **kwargs)
+        crossed = stage.group.crossed
+        stage.views.refuse_gradients()
+        found = plain(outputs, inputs, *args, **kwargs)
+        asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        if any(tensor.is_leaf for tensor in asked):
+            stage.note_gradient(stage.group.crossed > crossed)
+        # What reaches a leaf from inside a sliced call is local; what is whole already stays so under averaging.
+        return tuple(
+            algebra.average(g, stage.group) if g is not None and tensor.is_leaf else g
+            for g, tensor in zip(found, asked, strict=True)
+        )
+
+    return grad
+
+
+def _saves(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        stage.emit("on_save", f)
+        plain(obj, stage.voice(f), *args, **kwargs)
+
+    return save
+
+
+def _slice_view_readings(stage: Stage) -> list[Callable[[], None]]:
+    """In the slice view a loss that is read before its backward is first made the global one."""
+
+    def reading(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def read(self: torch.Tensor) -> Any:
+            return plain(stage.views.whole_value(self))
+
+        return read
+
+    return [
+        _patch(torch.Tensor, "item", reading(torch.Tensor.item)),
+        _patch(torch.Tensor, "__float__", reading(torch.Tensor.__float__)),
+    ]
+
+
+def _optimizers(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        stage.has_optimizer = True
+        stage.emit("on_optimizer", self)
+
+    return __init__
+
+
+def _before_step(stage: Stage, optimizer: Any) -> None:
+    stage.emit("before_step", optimizer)
+    stage.watch.enter("optimizer")
+
+
+def _after_step(stage: Stage, optimizer: Any) -> None:
+    stage.watch.leave()
+    stage.emit("after_step", optimizer)

@@ -1,0 +1,264 @@
+"""Loading: the order is the script's own, and on a host each sample is loaded by one worker only.
+
+The sampler runs on every worker under the script's random streams, so all hold the same indices. Each batch's indices
+are dealt out: a worker fetches its own rows, and the batch is put together through shared memory (batch view) or is
+that slice (slice view). A dataset that draws from the script's random streams while it loads (augmentation) is
+loaded whole by every worker instead, because only then are its draws the ones that one process would make. So is what
+is not cut by index: iterable datasets, loaders without batches, and in the batch view a collate function of the
+script's own, which may look at all samples of a batch (padding).
+
+Works in the script's process and, through the fork, in the loader's worker processes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data._utils import pin_memory
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from paceline.comm.segments import Segments
+from paceline.script import streams, tree
+from paceline.script.algebra import Split
+
+if TYPE_CHECKING:
+    from paceline.script.stage import Stage
+
+
+MAP, ITERABLE = 0, 1  # torch's kinds of dataset
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+
+
+class Dealt(list[Any]):
+    """A batch's indices, with the part of them that this worker is to fetch. Travels to the loader's workers."""
+
+    start: int
+    stop: int
+    use: Literal["share", "slice"]  # put the batch together, or keep the slice
+
+
+class Part:
+    """What was fetched for a `Dealt`: this worker's rows, or (`whole`) everything where rows alone would not do."""
+
+    def __init__(self, data: Any, dealt: Dealt, *, whole: bool, before: Any = None) -> None:
+        self.data, self.dealt, self.whole = data, dealt, whole
+        self.before = before  # the random streams before it was fetched, in the script's own process
+
+
+def find(stage: Stage) -> list[Callable[[], None]]:
+    """Installs the loader's seams. Gives back what takes them out."""
+    fetch, following, index = (
+        _MapDatasetFetcher.fetch,
+        _BaseDataLoaderIter.__next__,
+        _BaseDataLoaderIter._next_index,
+    )
+    length, begin = DataLoader.__len__, DataLoader.__iter__
+    dealer = Dealer(stage, fetch, index)
+
+    def __next__(self: Any) -> Any:
+        stage.watch.enter("data")
+        try:
+            batch = dealer.receive(self, lambda: following(self))
+        finally:
+            stage.watch.leave()
+        stage.emit("on_batch", batch)
+        return batch
+
+    def __iter__(self: Any) -> Any:
+        if self not in stage.loaders:
+            stage.loaders.add(self)
+            stage.emit("on_loader", self)
+        iterator = begin(self)
+        iterator._paceline_loader = self  # type: ignore[attr-defined]
+        return iterator
+
+    def __len__(self: Any) -> int:
+        whole = length(self)
+        return -(-whole // stage.group.world) if dealer.grows else whole
+
+    _MapDatasetFetcher.fetch = lambda self, index: _fetch(fetch, self, index)  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
+    _BaseDataLoaderIter._next_index = lambda self: dealer.deal(self)  # type: ignore[method-assign]
+    DataLoader.__iter__, DataLoader.__len__ = __iter__, __len__  # type: ignore[method-assign]
+
+    def lose() -> None:
+        _MapDatasetFetcher.fetch = fetch  # type: ignore[method-assign]
+        _BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
+        _BaseDataLoaderIter._next_index = index  # type: ignore[method-assign]
+        DataLoader.__iter__, DataLoader.__len__ = begin, length  # type: ignore[method-assign]
+
+    return [lose]
+
+
+def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
+    """In whatever process loads: fetches what was dealt to this worker."""
+    if not isinstance(index, Dealt):
+        return plain(fetcher, index)
+    rows = list(index[index.start : index.stop])
+    if index.use == "slice":
+        return Part(plain(fetcher, rows or index[:1]), index, whole=False)
+    before = streams.snapshot()
+    data = plain(fetcher, rows) if rows else None
+    if not streams.drawn_since(before) and all(map(_can_travel, tree.leaves(data))):
+        return Part(data, index, whole=False, before=None if get_worker_info() else before)
+    streams.restore(before)
+    return Part(plain(fetcher, list(index)), index, whole=True)
+
+
+def _can_travel(leaf: Any) -> bool:
+    return not isinstance(leaf, torch.Tensor) or (leaf.device.type == "cpu" and leaf.layout is torch.strided)
+
+
+class Dealer:
+    """Deals indices out and puts batches together. All workers deal and receive in step."""
+
+    def __init__(self, stage: Stage, fetch: Callable[..., Any], index: Callable[..., Any]) -> None:
+        self.stage, self.group = stage, stage.group
+        self.grows = stage.run.batch == "scale" and self.group.world > 1
+        self._fetch, self._index = fetch, index
+        self._segments = Segments(self.group)
+        self._whole: dict[int, bool] = {}  # by loader: whether every worker must load everything
+
+    def deal(self, iterator: Any) -> Any:
+        """The next batch's indices, with this worker's part marked."""
+        index = self._next_index(iterator)
+        batched = getattr(iterator, "_auto_collation", False) and isinstance(index, (list, tuple))
+        mapped = iterator._dataset_kind == MAP
+        if self.group.world == 1 or self.stage.aside or not batched or not mapped:
+            return index
+        slices = self.stage.views.wants_slices()
+        if not slices and self._must_load_whole(iterator):
+            return index
+        split = Split.of(self.group, len(index))
+        dealt = Dealt(index)
+        dealt.start, dealt.stop = split.start, split.start + split.mine
+        dealt.use = "slice" if slices else "share"
+        return dealt
+
+    def receive(self, iterator: Any, following: Callable[[], Any]) -> Any:
+        """What the script gets: the whole batch, or in the slice view this worker's rows of it."""
+        batch, views = following(), self.stage.views
+        if self.group.world == 1 or self.stage.aside:
+            return batch
+        if isinstance(batch, Part):
+            if batch.dealt.use == "slice":
+                views.hand_out(Split.of(self.group, len(batch.dealt)))
+                return self._pinned(iterator, batch.data)
+            batch = self._pinned(iterator, self._put_together(iterator, batch))
+        elif self.grows and iterator._dataset_kind == ITERABLE:
+            batch = self._grown(batch, following)
+        if views.wants_slices() and iterator._dataset_kind == ITERABLE:
+            return self._cut(batch)
+        views.hand_out(None)
+        return batch
+
+    def _put_together(self, iterator: Any, part: Part) -> Any:
+        split = Split.of(self.group, len(part.dealt))
+        data = part.data
+        if part.whole:
+            data = tree.replace(data, lambda leaf: _to_host_rows(leaf, split)) if split.mine else None
+        parts, whole = self._segments.exchange(data, int(part.whole), "the samples of a batch")
+        if any(whole):
+            self._whole[self._loader(iterator)] = True
+            if part.whole:
+                return part.data
+            if iterator._num_workers == 0:
+                # A peer's samples drew random numbers: so would one process, in the same order.
+                streams.restore(part.before)
+                return self._fetch(iterator._dataset_fetcher, list(part.dealt))
+        return _join([piece for piece, size in zip(parts, split.sizes, strict=True) if size])
+
+    def _cut(self, batch: Any) -> Any:
+        """A batch that every worker loaded whole, in the slice view."""
+        size = next((leaf.shape[0] for leaf in tree.leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
+        split = Split.of(self.group, size)
+        self.stage.views.hand_out(split)
+        borrowed = not split.mine
+
+        def own(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == size and size:
+                return leaf[:1] if borrowed else _rows(leaf, split)
+            return leaf
+
+        return tree.replace(batch, own)
+
+    def _next_index(self, iterator: Any) -> Any:
+        index = self._index(iterator)
+        if self.grows and getattr(iterator, "_auto_collation", False) and isinstance(index, list):
+            for _ in range(self.group.world - 1):
+                try:
+                    index = index + self._index(iterator)
+                except StopIteration:
+                    break
+        return index
+
+    def _grown(self, batch: Any, following: Callable[[], Any]) -> Any:
+        """Batches of an iterable dataset come one by one: as many as there are workers make the global batch."""
+        batches = [batch]
+        while len(batches) < self.group.world:
+            try:
+                batches.append(following())
+            except StopIteration:
+                break
+        return _join(batches)
+
+    def _must_load_whole(self, iterator: Any) -> bool:
+        loader = self._loader(iterator)
+        if loader not in self._whole:
+            own_collate = iterator._collate_fn is not default_collate
+            self._whole[loader] = own_collate or keeps_generator(iterator._dataset)
+        return self._whole[loader]
+
+    def _loader(self, iterator: Any) -> int:
+        return id(getattr(iterator, "_paceline_loader", iterator._dataset))
+
+    def _pinned(self, iterator: Any, batch: Any) -> Any:
+        return pin_memory.pin_memory(batch) if iterator._pin_memory else batch
+
+
+def _rows(leaf: Any, split: Split) -> Any:
+    return leaf[split.start : split.start + split.mine] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
+
+
+def _to_host_rows(leaf: Any, split: Split) -> Any:
+    rows = _rows(leaf, split)
+    return rows.cpu() if isinstance(rows, torch.Tensor) else rows
+
+
+def keeps_generator(dataset: Any, depth: int = 4) -> bool:
+    """Whether a dataset holds a random generator of its own, whose draws depend on all that was loaded before."""
+    if isinstance(dataset, GENERATORS):
+        return True
+    if not depth or isinstance(dataset, (torch.Tensor, np.ndarray, str, bytes, int, float, type)):
+        return False
+    if isinstance(dataset, (list, tuple)):
+        return any(keeps_generator(item, depth - 1) for item in dataset[:100])
+    if isinstance(dataset, dict):
+        return any(keeps_generator(item, depth - 1) for item in list(dataset.values())[:100])
+    code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None) or getattr(dataset, "__code__", None)
+    if code is not None:
+        scope = getattr(getattr(type(dataset), "__getitem__", dataset), "__globals__", {})
+        if any(isinstance(scope.get(name), GENERATORS) for name in code.co_names):
+            return True
+    return any(keeps_generator(item, depth - 1) for item in getattr(dataset, "__dict__", {}).values())
+
+
+def _join(parts: list[Any]) -> Any:
+    """Collated parts side by side, as `default_collate` would have made the whole."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts)
+    if isinstance(first, dict):
+        return tree.with_items(first, {key: _join([part[key] for part in parts]) for key in first})
+    if isinstance(first, (list, tuple)):
+        if first and isinstance(first[0], (str, bytes)):
+            return type(first)(item for part in parts for item in part)
+        columns = [_join(list(column)) for column in zip(*parts, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    return first

@@ -1,0 +1,305 @@
+"""Proves that a module may be computed in slices, and learns how its outputs are put together.
+
+At the first call of its kind the module is run twice without gradients, in eval mode: on the whole batch, and on the
+worker's slice. Where they agree, the comparison says what each output is (rows of the batch, a mean, a sum, the same
+everywhere). Where no way of cutting the arguments makes them agree, samples are mixed or the batch is not where it was
+looked for, and the run stops before a wrong number is printed.
+
+Nothing of the script's state is changed by it: random streams, buffers, attributes and training flags are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from paceline.comm.group import Group
+from paceline.errors import NotSplitError
+from paceline.script import streams, tree
+from paceline.script.algebra import Split
+from paceline.script.sliced import Plan, Role, cut_leaves, role_by_shape
+
+# Rounding of the same sum in another order, relative to the largest value; far below what mixed samples change.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+TIES = 1e-2  # of integers (an argmax) may flip by rounding
+
+
+class Proof:
+    """Learns plans. Every worker calls it at the same call, and all come to the same plan or the same error."""
+
+    def __init__(self, group: Group, batch_dim: int) -> None:
+        self.group, self.batch_dim = group, batch_dim
+
+    def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Plan | None:
+        """The plan for calls like this one; None where no argument has a batch."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise NotSplitError(
+                f"{describe(module)} is called inside a torch.func transform, which cannot be split over workers.",
+                advice=f"Run it whole on every worker: --whole {type(module).__name__}",
+            )
+        hypotheses = list(_hypotheses(leaves, self.batch_dim))
+        if not hypotheses:
+            return None
+        subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
+        with undisturbed(module):
+            try:
+                whole = plain(subject, *given[0], **given[1])
+                again = self._random_leaves(plain, subject, given, whole)
+            except Exception:
+                whole, again = None, set()  # it runs in training mode only: its outputs are judged by shape
+            if any(self._agree(whole is None)):
+                batch_leaf, cuts = hypotheses[0]
+                return Plan(batch_leaf, cuts, None)
+            trouble = ""
+            for batch_leaf, cuts in hypotheses:
+                split = Split.of(self.group, leaves[batch_leaf].shape[cuts[batch_leaf]])
+                roles, states, why = self._try(plain, subject, given, leaves, cuts, split, whole, again)
+                if all(self._agree(roles is not None)):
+                    return Plan(batch_leaf, cuts, self._common(roles), states)
+                trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
+        raise self._refusal(module, given, leaves, hypotheses[0], trouble)
+
+    def _try(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        leaves: list[Any],
+        cuts: dict[int, int],
+        split: Split,
+        whole: Any,
+        random: set[int],
+    ) -> tuple[tuple[Role, ...] | None, tuple[tuple[nn.Module, str], ...], str]:
+        """The roles of the outputs under one way of cutting, or why there are none."""
+        before = {id(m): dict(m.__dict__) for m in module.modules()}
+        try:
+            args, kwargs = cut_leaves(given, leaves, cuts, split)
+            piece = plain(module, *args, **kwargs)
+        except Exception as error:
+            return (
+                self._roles(None, whole, random, split),
+                (),
+                f"on a slice it raised {type(error).__name__}: {error}",
+            )
+        states = tuple(
+            (m, name)
+            for m in module.modules()
+            for name, value in m.__dict__.items()
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and value is not before[id(m)].get(name)
+        )
+        roles = self._roles(piece, whole, random, split)
+        return roles, states, self._why(piece, whole) if roles is None else ""
+
+    def _roles(self, piece: Any, whole: Any, random: set[int], split: Split) -> tuple[Role, ...] | None:
+        """Every worker calls this, also one whose slice failed (`piece` None): non-rows are compared collectively."""
+        wholes = tree.leaves(whole)
+        pieces = tree.leaves(piece)
+        fine = tree.structure(piece) == tree.structure(whole) and len(pieces) == len(wholes)
+        roles: list[Role | None] = []
+        for i, target in enumerate(wholes):
+            own = pieces[i] if fine else None
+            if i in random:
+                roles.append(role_by_shape(own, split))
+            elif isinstance(target, torch.Tensor) and (dim := _row_dim(own, target, split)) is not None:
+                rows = target.narrow(dim, split.start, split.mine) if split.mine else target.narrow(dim, 0, 1)
+                roles.append(Role("rows", dim) if close(own, rows) else None)
+            else:
+                roles.append(None)
+        # What is not rows is the same on all workers, a mean or a sum: one exchange of the values tells.
+        values = self.group.gather_objects(
+            [
+                (_host(pieces[i]) if fine else None, split.share, split.mine)
+                if not isinstance(t, torch.Tensor) or _row_dim(pieces[i] if fine else None, t, split) is None
+                else None
+                for i, t in enumerate(wholes)
+            ],
+            "the proof",
+        )
+        for i, target in enumerate(wholes):
+            column = [row[i] for row in values]
+            if roles[i] is None and all(entry is not None for entry in column):
+                roles[i] = _blend_role(target, column)
+        return None if not fine or any(role is None for role in roles) else tuple(r for r in roles if r)
+
+    def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: Any) -> set[int]:
+        """Outputs that are drawn anew at each call even in eval mode (a sampled latent): they cannot be compared."""
+        before = streams.snapshot()
+        again = plain(module, *given[0], **given[1])
+        if not streams.drawn_since(before):
+            return set()
+        pairs = zip(tree.leaves(whole), tree.leaves(again), strict=True)
+        return {i for i, (a, b) in enumerate(pairs) if isinstance(a, torch.Tensor) and not close(a, b)}
+
+    def _agree(self, value: bool) -> list[bool]:
+        return self.group.gather_objects(value, "the proof")
+
+    def _common(self, roles: tuple[Role, ...] | None) -> tuple[Role, ...] | None:
+        """Rank 0's roles; a worker may see another dimension only where sizes coincide."""
+        return self.group.gather_objects(roles, "the proof")[0]
+
+    def _why(self, piece: Any, whole: Any) -> str:
+        names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
+        opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, int, float, str, bytes, type(None)))]
+        if opaque:
+            return f"it returns a {type(opaque[0]).__name__}, whose tensors cannot be seen from outside"
+        if len(wholes) != len(pieces):
+            return f"it returns {len(wholes)} values on the batch but {len(pieces)} on a slice"
+        for name, a, b in zip(names, wholes, pieces, strict=True):
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+                return f"{name} is {tuple(a.shape)} on the batch and {tuple(b.shape)} on a slice, and the values differ"
+        return "its values differ"
+
+    def _refusal(
+        self,
+        module: nn.Module,
+        given: Any,
+        leaves: list[Any],
+        hypothesis: tuple[int, dict[int, int]],
+        why: str,
+    ) -> NotSplitError:
+        batch_leaf, cuts = hypothesis
+        names = tree.paths(given[0], "argument ") + tree.paths(given[1], "argument ")
+        shape, dim = tuple(leaves[batch_leaf].shape), cuts[batch_leaf]
+        return NotSplitError(
+            f"{describe(module)} gives other results in slices than on the whole batch: {why or 'the values differ'}.\n"
+            f"It was cut along dimension {dim} of {names[batch_leaf]}, shape {shape}: either the batch is another "
+            f"dimension, or the module mixes samples.",
+            advice="If the batch is dimension 1 (sequence first), add --batch-dim 1. To let every worker see only its "
+            f"own slice, as under DDP: --view slice. To run this module whole on every worker: "
+            f"--whole {type(module).__name__}",
+        )
+
+
+def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Lazy parameters take their shapes, and their first values from the script's stream, at the first call."""
+    if any(is_lazy(p) for p in module.parameters()):
+        flags = [(m, m.training) for m in module.modules()]
+        module.eval()
+        with torch.no_grad():
+            plain(module, *args, **kwargs)
+        for m, training in flags:
+            m.training = training
+
+
+def describe(module: nn.Module) -> str:
+    return f"The module {type(getattr(module, '_orig_mod', module)).__name__}"
+
+
+def close(a: Any, b: torch.Tensor) -> bool:
+    """Equal up to rounding."""
+    if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.numel():
+        return True
+    if not a.is_floating_point() and not a.is_complex():
+        return bool((a != b).double().mean() <= TIES)
+    tolerance = TOLERANCE.get(a.dtype, 1e-3)
+    if torch.is_autocast_enabled(a.device.type) or (a.is_cuda and torch.backends.cuda.matmul.allow_tf32):
+        tolerance = TOLERANCE[torch.bfloat16]
+    a, b = torch.nan_to_num(a), torch.nan_to_num(b)
+    return bool((a - b).abs().max() <= tolerance * b.abs().max() + 1e-12)
+
+
+@contextlib.contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Eval mode, no gradients, no output; afterwards everything of the script's is as it was."""
+    modules = list(module.modules())
+    attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
+    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    before = streams.snapshot()
+    for m in modules:
+        m.__dict__["training"] = False
+    try:
+        with (
+            torch.no_grad(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield
+    finally:
+        for m, kept in zip(modules, attributes, strict=True):
+            m.__dict__.clear()
+            m.__dict__.update(kept)
+        with torch.no_grad():
+            for buffer, kept_value in buffers:
+                buffer.copy_(kept_value)
+        streams.restore(before)
+
+
+def _hypotheses(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:
+    """Ways to cut the arguments, likeliest first: (the leaf that says the batch, {leaf: dimension})."""
+    tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+    seen: list[dict[int, int]] = []
+
+    def new(cuts: dict[int, int]) -> bool:
+        if cuts in seen:
+            return False
+        seen.append(cuts)
+        return True
+
+    for first, leaf in tensors.items():
+        if leaf.dim() <= batch_dim:
+            continue
+        batch = leaf.shape[batch_dim]
+        plain = {
+            i: dim
+            for i, t in tensors.items()
+            if t.shape[(dim := batch_dim if t.dim() > batch_dim else 0)] == batch
+            and (t.dim() > batch_dim or t.dim() == 1)
+        }
+        deeper = plain | {i: 1 for i, t in tensors.items() if i not in plain and t.dim() > 1 and t.shape[1] == batch}
+        without = [{i: d for i, d in plain.items() if i != left} for left in reversed(plain) if left != first]
+        for cuts in [plain, deeper, *without, {first: batch_dim}]:
+            if new(cuts):
+                yield first, cuts
+
+
+def _row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
+    """The dimension along which a piece is a slice of the whole."""
+    if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
+        return None
+    differing = [d for d in range(whole.dim()) if piece.shape[d] != whole.shape[d]]
+    if len(differing) == 1 and whole.shape[differing[0]] == split.batch:
+        return differing[0] if piece.shape[differing[0]] == max(split.mine, 1) else None
+    if not differing and split.batch == 1 and whole.dim() and whole.shape[0] == 1:
+        return 0
+    return None
+
+
+def _host(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _blend_role(target: Any, column: list[Any]) -> Role | None:
+    values = [value for value, _, _ in column]
+    if any(type(value) is not type(_host(target)) for value in values):
+        return None
+    if isinstance(target, (str, bytes, bool, type(None))):
+        return Role("same") if all(value == target for value in values) else None
+    if isinstance(target, (int, float)):
+        whole, pieces = (
+            torch.tensor(float(target)).double(),
+            [torch.tensor(float(v)).double() for v in values],
+        )
+    elif isinstance(target, torch.Tensor):
+        whole, pieces = target.detach().cpu(), values
+    else:
+        return None
+    if any(piece.shape != whole.shape for piece in pieces):
+        return None
+    if all(close(piece, whole) for piece in pieces) and whole.dim():
+        return Role("same")
+    exact = torch.float64 if not whole.is_floating_point() else whole.dtype
+    mean = sum(piece.to(exact) * share for piece, (_, share, _) in zip(pieces, column, strict=True))
+    total = sum(piece.to(exact) * (mine > 0) for piece, (_, _, mine) in zip(pieces, column, strict=True))
+    if whole.is_floating_point() and close(mean, whole.to(exact)):
+        return Role("mean")
+    if close(total, whole.to(exact)):
+        return Role("sum")
+    return Role("same") if all(close(piece, whole) for piece in pieces) else None

@@ -1,0 +1,101 @@
+"""Writes a line a step, and stops the script when it has made enough.
+
+A step ends with the step of the script's first optimizer; in a script that has none, with each backward.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from paceline.record.schema import Step
+from paceline.record.writer import StepWriter
+from paceline.script.stage import Stage, call_site
+
+
+class EnoughSteps(SystemExit):
+    """The number of steps that was asked for has been made: the script ends here, well."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Recorder:
+    """Listens at the seams of one worker. On a GPU nothing here waits for the device."""
+
+    def __init__(self, stage: Stage, writer: StepWriter) -> None:
+        self.stage, self.watch, self.writer = stage, stage.watch, writer
+        self.steps = 0
+        self._primary: Any = None  # the optimizer whose step ends a step
+        self._loss: torch.Tensor | None = None
+        self._delivered = 0  # samples handed out by a loader and not yet trained on
+        self._samples = 0
+        self._rows = 0  # of the first model call of the step: the samples, where there is no loader
+        self._sites: dict[int, int] = {}  # backwards of this step, by place
+        stage.subscribe(self)
+
+    def on_batch(self, batch: Any) -> None:
+        self._delivered = self.stage.views.batch_size(batch)
+
+    def before_forward(self, module: torch.nn.Module) -> None:
+        if not (torch.is_grad_enabled() and module.training):
+            self._delivered = 0
+            return
+        self._samples += self._delivered
+        self._delivered = 0
+        self._rows = self._rows or self.stage.views.rows
+
+    def after_backward(self, losses: list[torch.Tensor]) -> None:
+        site = call_site()
+        self._sites[site] = self._sites.get(site, 0) + 1
+        loss = losses[0].detach()
+        if loss.dim() == 0 and loss.is_floating_point():
+            self._loss = _to_host(loss)
+        if not self.stage.has_optimizer:
+            self._end_step()
+
+    def after_step(self, optimizer: Any) -> None:
+        if self._primary is None:
+            self._primary = optimizer
+        if optimizer is self._primary:
+            self._end_step()
+
+    def on_end(self) -> None:
+        self._write(wait=True)
+        self.writer.close()
+
+    def _end_step(self) -> None:
+        self.steps += 1
+        self.stage.pulse.step = self.steps
+        samples = self._samples or self._rows * next(iter(self._sites.values()), 1)
+        self.watch.lap((self.steps, time.time(), samples, self._loss))
+        self._samples = self._rows = 0
+        self._sites.clear()
+        self._write(wait=False)
+        if self.steps == self.stage.run.steps:
+            raise EnoughSteps
+
+    def _write(self, *, wait: bool) -> None:
+        for seconds, (number, at, samples, loss) in self.watch.laps(wait=wait):
+            step = Step(
+                step=number,
+                at=at,
+                samples=samples,
+                total=sum(seconds.values()),
+                loss=None if loss is None else float(loss),
+                **{phase: seconds.get(phase, 0.0) for phase in PHASES},
+            )
+            self.writer.append(step)
+            self.stage.pulse.latest = step
+
+
+PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
+
+
+def _to_host(loss: torch.Tensor) -> torch.Tensor:
+    """The loss's value for later: from a GPU it is copied behind the work that computes it, without waiting."""
+    if loss.device.type == "cpu":
+        return loss.clone()
+    return torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)

@@ -1,0 +1,135 @@
+"""A sliced call: each worker computes the rows of its slice, and every worker returns the whole.
+
+What to cut and how to put outputs together is a `Plan`, learnt and proven at the first call of its kind (`proof`).
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.script import algebra, tree
+from paceline.script.algebra import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """How an output is put together: from rows along `dim`, as the mean or sum over workers, or as it is."""
+
+    kind: Literal["rows", "mean", "sum", "same"]
+    dim: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known of one kind of call: which arguments are cut, along which dimension, and each output's role.
+
+    `outputs` is None where the roles could not be learnt ahead: then they follow from the shapes.
+    """
+
+    batch_leaf: int  # the argument whose size is the batch
+    cuts: dict[int, int]  # leaf → dim
+    outputs: tuple[Role, ...] | None
+    states: tuple[tuple[nn.Module, str], ...] = ()  # attributes that the call leaves a 0-dim tensor in
+
+    def batch(self, leaves: list[Any]) -> int:
+        return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
+
+    def fits(self, leaves: list[Any]) -> bool:
+        batch = self.batch(leaves)
+        return all(leaves[i].shape[dim] == batch for i, dim in self.cuts.items())
+
+
+class SlicedCalls:
+    """All sliced calls of a worker."""
+
+    def __init__(self, group: Group, prove: Callable[..., Plan | None], inside: Callable[[], Any]) -> None:
+        self.group = group
+        self.gathered, self.seconds = 0, 0.0  # bytes, and time taken, since the counters were last reset
+        self.split: Split | None = None  # of the call under way
+        self._prove, self._inside = prove, inside
+        self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Plan | None]] = weakref.WeakKeyDictionary()
+
+    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        given = (args, kwargs)
+        leaves = tree.leaves(given)
+        kind = (module.training, tree.structure(given), tuple(map(_kind, leaves)))
+        plans = self._plans.setdefault(module, {})
+        plan = plans.get(kind)
+        if kind not in plans or (plan is not None and not plan.fits(leaves)):
+            plan = plans[kind] = self._prove(plain, module, given, leaves)
+        if plan is None:  # nothing to cut: every worker computes it whole
+            with self._inside():
+                return plain(module, *args, **kwargs)
+        split = Split.of(self.group, plan.batch(leaves))
+        cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
+        self.split = split
+        try:
+            with self._inside():
+                output = plain(module, *cut_args, **cut_kwargs)
+        finally:
+            self.split = None
+        self._join_states(plan, split)
+        return self._join(output, plan, split)
+
+    def _join(self, output: Any, plan: Plan, split: Split) -> Any:
+        pieces = tree.leaves(output)
+        roles = plan.outputs
+        if roles is None or len(roles) != len(pieces):
+            roles = tuple(role_by_shape(piece, split) for piece in pieces)
+        joined = [self._join_leaf(piece, role, split) for piece, role in zip(pieces, roles, strict=True)]
+        return tree.rebuild(output, iter(joined))
+
+    def _join_leaf(self, piece: Any, role: Role, split: Split) -> Any:
+        if role.kind == "same":
+            return piece
+        if role.kind == "rows":
+            began = time.perf_counter()
+            whole = algebra.gather(piece, role.dim, split)
+            self.seconds += time.perf_counter() - began
+            self.gathered += whole.numel() * whole.element_size()
+            return whole
+        weight = split.share if role.kind == "mean" else float(split.mine > 0)
+        if isinstance(piece, torch.Tensor):
+            return algebra.blend(piece, weight, self.group)
+        value = algebra.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()
+        return type(piece)(value)
+
+    def _join_states(self, plan: Plan, split: Split) -> None:
+        for module, name in plan.states:
+            value = getattr(module, name)
+            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point():
+                setattr(module, name, algebra.blend(value, split.share, self.group))
+
+
+def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
+    """The arguments for this worker: own rows of what has a batch, the rest shared."""
+    local = [
+        algebra.cut(leaf, cuts[i], split)
+        if i in cuts
+        else algebra.share(leaf, split.group)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for i, leaf in enumerate(leaves)
+    ]
+    return tree.rebuild(given, iter(local))
+
+
+def role_by_shape(piece: Any, split: Split) -> Role:
+    """The role of an output that could not be compared: rows if its first dimension is the slice, else a mean."""
+    if not isinstance(piece, torch.Tensor):
+        return Role("same")
+    if piece.dim() and piece.shape[0] == max(split.mine, 1):
+        return Role("rows")
+    return Role("mean") if piece.dim() == 0 and piece.is_floating_point() else Role("same")
+
+
+def _kind(leaf: Any) -> Any:
+    return (leaf.dim(), leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf)

@@ -1,0 +1,169 @@
+"""The stage that a script runs on: it owns the seams, and nothing else.
+
+A seam is a place in a running script where something may be seen or changed. Mods and strategies subscribe to seams by
+having a method of its name; `finding` makes the seams of an unmodified script call in here.
+
+    on_optimizer(optimizer)      an optimizer was met for the first time
+    on_model(module)             a root module is about to be called for the first time
+    on_loader(loader)            a DataLoader is about to be iterated for the first time
+    on_batch(batch)              a loader hands out a batch
+    before_forward(module), after_forward(module)       round the outermost call of a module that has parameters
+    before_backward(losses), after_backward(losses)     round an outermost backward
+    before_step(optimizer), after_step(optimizer)       round an optimizer's step
+    on_save(target)              torch.save is about to write
+    on_end()                     the script has ended
+
+Every worker passes every seam, in the same order: listeners may use collectives.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.errors import NotSplitError
+from paceline.settings import RunSettings
+
+SEAMS = (
+    "on_optimizer",
+    "on_model",
+    "on_loader",
+    "on_batch",
+    "before_forward",
+    "after_forward",
+    "before_backward",
+    "after_backward",
+    "before_step",
+    "after_step",
+    "on_save",
+    "on_end",
+)
+UNSPLIT_ADVICE = (
+    "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
+    "`model.forward(x)`, not bare tensors), or run it on one worker: -n 1."
+)
+
+
+class Stage:
+    """One per worker. `only`, where given, holds the root modules to distribute (the API); else all are found."""
+
+    def __init__(self, run: RunSettings, group: Group, *, only: Sequence[nn.Module] | None = None) -> None:
+        from paceline.script.views import Views  # a view calls back into the stage
+
+        self.run, self.group = run, group
+        self.watch, self.pulse = group.watch, group.pulse
+        self.only = None if only is None else weakref.WeakSet(only)
+        self.aside = False  # the script distributes itself: look, don't touch
+        self.voice: Callable[[Any], Any] = lambda target: target  # where a file is really written: see `voice`
+        self.depth = 0  # of module calls: only the outermost is a seam
+        self.backward_depth = 0
+        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # met by a call
+        self.trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # … with gradients, in training mode
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.has_optimizer = False
+        self.views = Views(self)
+        self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}
+        self.subscribe(self.views)
+        self._split = self._unsplit = 0  # backwards that crossed a sliced call, and that did not
+
+    def subscribe(self, listener: object) -> None:
+        """Listeners are called in the order of subscription, at each seam that they have a method for."""
+        for seam in SEAMS:
+            if hasattr(listener, seam):
+                self._listeners[seam].append(getattr(listener, seam))
+
+    def emit(self, seam: str, *args: Any) -> None:
+        self.pulse.seam = seam
+        for listener in self._listeners[seam]:
+            listener(*args)
+
+    # -- where a running script comes in: called by `finding` -------------------------------------------------------
+
+    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The outermost call of a module that has parameters."""
+        learning = torch.is_grad_enabled() and module.training
+        self.depth += 1
+        self.watch.enter("forward" if learning else "evaluation")
+        try:
+            if module not in self.roots:
+                self.roots.add(module)
+                self.views.prepare(plain, module, args, kwargs)
+                self.emit("on_model", module)
+            if learning and module not in self.trained:
+                self.trained.add(module)
+            self.views.expect(args, kwargs)
+            self.emit("before_forward", module)
+            output = self.views.call(plain, module, args, kwargs)
+            self.emit("after_forward", module)
+            return output
+        finally:
+            self.watch.leave()
+            self.depth -= 1
+
+    def backward(self, plain: Callable[..., Any], tensors: Any, grad_tensors: Any, rest: dict[str, Any]) -> None:
+        """An outermost backward. When it returns, every `.grad` is the global gradient."""
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        crossed = self.group.crossed
+        self.backward_depth += 1
+        self.watch.enter("backward")
+        try:
+            self.emit("before_backward", losses)
+            plain(tensors, self.views.weigh(losses, grad_tensors), **rest)
+            self.emit("after_backward", losses)
+        finally:
+            self.watch.leave()
+            self.backward_depth -= 1
+        self._count(self.group.crossed > crossed or self.views.batch_is_cut)
+
+    def note_gradient(self, crossed: bool) -> None:
+        """A `torch.autograd.grad` of parameters: counts like a backward for the question whether work was split."""
+        self._count(crossed)
+
+    def end(self) -> None:
+        """The script has ended by itself."""
+        if self.group.world > 1 and not self.aside and self._unsplit and not self._split:
+            raise self._not_split()
+        self.emit("on_end")
+
+    def _count(self, split: bool) -> None:
+        if split:
+            self._split += 1
+        elif self.group.world > 1:
+            # One such backward may be a penalty of its own; two, with none that was split, are the whole script.
+            self._unsplit += 1
+            if self._unsplit > 1 and not self._split:
+                raise self._not_split()
+
+    def _not_split(self) -> NotSplitError:
+        return NotSplitError(
+            f"Asked for {self.group.world} workers, but the backward at {script_line()} went through no module call: "
+            f"every worker would do all of the work.",
+            advice=UNSPLIT_ADVICE,
+        )
+
+
+def script_line() -> str:
+    """The innermost line of the script (not of torch or Paceline) that is running, as file:line."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("paceline", "torch", "importlib", "runpy", "contextlib")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the script's end"
+
+
+def call_site() -> int:
+    """A number for the stack of lines that led here: equal for two calls from the same place."""
+    frame: Any = sys._getframe(1)
+    site = 0
+    while frame is not None:
+        site = hash((site, id(frame.f_code), frame.f_lineno))
+        frame = frame.f_back
+    return site

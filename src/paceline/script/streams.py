@@ -1,0 +1,94 @@
+"""Random streams: equal on all workers for the script, different on each inside a sliced call.
+
+The script's streams (torch, numpy, random) start from the run's seed on every worker and stay equal, because every
+worker runs the same lines. Inside a sliced call torch's streams are swapped for the worker's own, so that dropout
+differs between slices and between calls, and swapped back afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+RANK_STRIDE = 1_000_003  # keeps the workers' own seeds apart from each other and from seeds people type
+
+
+def start(seed: int) -> None:
+    """Starts the script's streams. A script that sets its own seed later overrides this, equally on all workers."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    _seed_default_rng(seed)
+
+
+def _seed_default_rng(seed: int) -> None:
+    """`numpy.random.default_rng()` without a seed asks the operating system, which answers each worker differently."""
+    plain, calls = np.random.default_rng, iter(range(2**31))
+
+    def default_rng(seed_: Any = None) -> np.random.Generator:
+        return plain([seed, next(calls)] if seed_ is None else seed_)
+
+    np.random.default_rng = default_rng  # type: ignore[assignment]
+
+
+class OwnStream:
+    """A worker's own torch streams, for use inside sliced calls."""
+
+    def __init__(self, seed: int, rank: int) -> None:
+        self._seed = seed + RANK_STRIDE * (rank + 1)
+        self._states: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        outside = _states()
+        if self._states is None or len(self._states) != len(outside):
+            torch.manual_seed(self._seed)
+        else:
+            _set_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _set_states(outside)
+
+
+def _states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _set_states(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1])
+
+
+def snapshot() -> tuple[Any, ...]:
+    """All of the script's streams, to be compared or put back."""
+    return (_states(), random.getstate(), np.random.get_state())
+
+
+def restore(streams: tuple[Any, ...]) -> None:
+    states, python, numpy = streams
+    _set_states(states)
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+def drawn_since(streams: tuple[Any, ...]) -> bool:
+    """Whether anything was drawn from the script's streams since the snapshot."""
+    states, python, numpy = streams
+    now: Any = np.random.get_state()
+    return (
+        any(not torch.equal(a, b) for a, b in zip(states, _states(), strict=False))
+        or random.getstate() != python
+        or now[2] != numpy[2]  # the position in the block, then the block itself
+        or not np.array_equal(now[1], numpy[1])
+    )

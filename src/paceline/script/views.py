@@ -1,0 +1,181 @@
+"""What a worker sees of a batch: all of it (batch view), or its own slice (slice view).
+
+In the batch view the work is split in the model's calls, and every number that the script computes is of the whole
+batch. In the slice view the loader hands out slices, as under DDP: nothing is gathered, losses are weighed by slice
+size and made global, and other numbers are of the slice. Evaluation uses the batch view either way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paceline.errors import ScriptError
+from paceline.script import algebra, tree
+from paceline.script.algebra import Split
+from paceline.script.proof import Proof, initialise_lazy
+from paceline.script.sliced import SlicedCalls
+from paceline.script.streams import OwnStream
+
+if TYPE_CHECKING:
+    from paceline.script.stage import Stage
+
+MEASURED_STEPS = range(3, 8)  # of these steps the cost of gathering is taken; the first ones warm up
+COSTLY = 0.05  # of a step spent gathering outputs
+LARGE = 1 << 20  # bytes gathered in a step: below this it is waiting and latency, which the slice view has too
+
+
+class Views:
+    """Chooses and applies the view. Every worker makes the same choice at the same batch."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.group = stage, stage.group
+        self.name = "batch"
+        self.rows = 0  # of the outermost call under way
+        self._cut: Split | None = None  # how the batch that the script holds was cut, in the slice view
+        self._stream = OwnStream(stage.run.seed, self.group.rank)
+        self._calls = SlicedCalls(self.group, Proof(self.group, stage.run.batch_dim), self._stream.inside)
+        self._step = 0
+        self._since = time.perf_counter()
+        self._costs: list[tuple[float, float, int]] = []
+        self._warned: set[str] = set()
+
+    @property
+    def batch_is_cut(self) -> bool:
+        """The batch that the script holds is this worker's slice."""
+        return self._cut is not None
+
+    @property
+    def share(self) -> float:
+        """The part of the batch that the script holds."""
+        return 1.0 if self._cut is None else self._cut.share
+
+    @property
+    def split(self) -> Split | None:
+        """How the rows that a module sees right now were dealt out; None where it sees everything."""
+        return self._cut or self._calls.split
+
+    def batch_size(self, batch: Any) -> int:
+        """The samples of a batch that a loader handed out, over all workers."""
+        return self._cut.batch if self._cut else self._size(batch)
+
+    def prepare(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before a root module's first call."""
+        if self.group.world > 1:
+            initialise_lazy(plain, module, args, kwargs)
+
+    def expect(self, args: Any, kwargs: Any) -> None:
+        """A call is about to be made with these arguments."""
+        self.rows = self._cut.batch if self._cut else self._size((args, kwargs))
+
+    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The outermost call of a module, in this view."""
+        if self.group.world == 1 or self._is_whole(module):
+            return plain(module, *args, **kwargs)
+        if self.batch_is_cut:
+            if not (torch.is_grad_enabled() and module.training):
+                self._warn("A call in eval mode inside the training loop saw its worker's slice only (slice view).")
+            with self._own_stream():
+                return plain(module, *args, **kwargs)
+        return self._calls.call(plain, module, args, kwargs)
+
+    def hand_out(self, cut: Split | None) -> None:
+        """The loader hands out a batch: a slice of it, or (None) the whole."""
+        self._cut = cut
+
+    def wants_slices(self) -> bool:
+        """Whether the next batch of a loader is to be cut: in the slice view, while training."""
+        if self.name != "slice" and self.stage.run.view == "slice" and self.stage.trained:
+            self._go_slice("")  # the first batch was the proof
+        learning = torch.is_grad_enabled() and any(module.training for module in self.stage.trained)
+        return self.name == "slice" and learning
+
+    # -- losses in the slice view ----------------------------------------------------------------------------------
+
+    def weigh(self, losses: list[torch.Tensor], grads: Any) -> Any:
+        """What to pass to backward so that the average over workers is the gradient of the global loss."""
+        if not self.batch_is_cut:
+            return grads
+        given = [grads] if isinstance(grads, torch.Tensor) else list(grads or [None] * len(losses))
+        factor = self.share * self.group.world
+        return [(torch.ones_like(t) if g is None else g) * factor for t, g in zip(losses, given, strict=True)]
+
+    def whole_value(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A 0-dim tensor that still has its graph, as the global value; anything else as it is."""
+        if not self.batch_is_cut or self.stage.depth or self.stage.backward_depth:
+            return tensor
+        if tensor.dim() or tensor.grad_fn is None or getattr(tensor, "_paceline_whole", False):
+            return tensor
+        return algebra.blend(tensor.detach(), self.share, self.group)
+
+    def refuse_gradients(self) -> None:
+        if self.batch_is_cut:
+            raise ScriptError(
+                "The script calls torch.autograd.grad, whose result cannot be weighed in the slice view.",
+                advice="Use the batch view: --view batch",
+            )
+
+    # -- the choice ------------------------------------------------------------------------------------------------
+
+    def after_step(self, optimizer: Any) -> None:
+        """With `--view auto`: takes the cost of gathering in the first steps, and decides once."""
+        if self.stage.run.view != "auto" or self.group.world == 1 or self.stage.aside:
+            return
+        now, self._step = time.perf_counter(), self._step + 1
+        if self._step in MEASURED_STEPS:
+            self._costs.append((self._calls.seconds, now - self._since, self._calls.gathered))
+        if self._step == MEASURED_STEPS[-1] and self.stage.loaders:
+            gathering, step, size = (sum(column) for column in zip(*self._costs, strict=True))
+            mine = torch.tensor([gathering, step, size], dtype=torch.float64)
+            # The worker that came last waited least: its time is the cost of moving the rows, not of waiting.
+            gathering, step, size = self.group.gather_vectors(mine, "the choice of a view").min(0).values.tolist()
+            if gathering > COSTLY * step and size / len(MEASURED_STEPS) > LARGE:
+                self._go_slice(f"gathering the model's outputs takes {gathering / step:.0%} of a step")
+        self._since, self._calls.seconds, self._calls.gathered = now, 0.0, 0
+
+    def _go_slice(self, why: str) -> None:
+        self.name = self.stage.pulse.view = "slice"
+        because = f" ({why}; --view batch to stay)" if why else ""
+        self.stage.pulse.notice(
+            f"Slice view{because}: each worker sees its slice of a training batch. Losses and gradients are of the "
+            "whole batch; other numbers that the script computes from a training batch are of worker 0's slice."
+        )
+
+    def _is_whole(self, module: nn.Module) -> bool:
+        names = self.stage.run.whole
+        return bool(names) and (
+            type(getattr(module, "_orig_mod", module)).__name__ in names or self._path(module) in names
+        )
+
+    def _path(self, module: nn.Module) -> str | None:
+        """The module's name in the script, or its path below another root."""
+        import __main__
+
+        for name, value in vars(__main__).items():
+            if value is module:
+                return name
+        for root in self.stage.roots:
+            for name, child in root.named_modules():
+                if child is module:
+                    return name
+        return None
+
+    def _size(self, value: Any) -> int:
+        dim = self.stage.run.batch_dim
+        for leaf in tree.leaves(value):
+            if isinstance(leaf, torch.Tensor) and leaf.dim():
+                return int(leaf.shape[dim if leaf.dim() > dim else 0])
+        return 0
+
+    def _own_stream(self) -> AbstractContextManager[None]:
+        return self._stream.inside()
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self.stage.pulse.notice(text)

@@ -1,0 +1,199 @@
+"""Mirrored: every worker holds the whole model; gradients are averaged after every backward.
+
+Found in an unmodified script by `paceline run`, or asked for in one:
+
+    strategy = paceline.Mirrored()
+    model, optimizer, loader = strategy.distribute(model, optimizer, loader)
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from paceline.comm.buckets import Buckets
+from paceline.comm.group import Group
+from paceline.errors import PartedError
+from paceline.script import algebra
+from paceline.script.stage import Stage, call_site, script_line
+
+SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most
+
+
+class Mirrored:
+    """Synchronous data parallelism by all-reduce. When a peer dies, the collective that misses it raises."""
+
+    name = "mirrored"
+
+    def distribute(self, *objects: Any) -> Any:
+        """Takes model, optimizer and loader (any number, in any order), and gives them back distributed.
+
+        Every worker calls it, with the same objects. Under `paceline run` everything is distributed already; under
+        another launcher (torchrun) this connects the workers; alone it changes nothing.
+        """
+        from paceline.script.api import attach
+
+        attach(self, [thing for thing in objects if isinstance(thing, nn.Module)])
+        return objects[0] if len(objects) == 1 else objects
+
+    def on_stage(self, stage: Stage) -> None:
+        """Takes part in a run."""
+        self.stage, self.group = stage, stage.group
+        if self.group.world > 1:
+            self._buckets = Buckets(self.group, self._average_odd)
+            self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
+            self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
+            self._sites: set[int] = set()
+            self._stirred: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # trained since buffers were last averaged
+            stage.subscribe(self)
+
+    # -- seams -----------------------------------------------------------------------------------------------------
+
+    def on_model(self, module: nn.Module) -> None:
+        """Weights and buffers are rank 0's at the first call."""
+        if self.stage.aside:
+            return
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor not in self._known:
+                self.group.broadcast(tensor, "the model's weights")
+        for parameter in module.parameters():
+            self._meet(parameter)
+
+    def before_forward(self, module: nn.Module) -> None:
+        if module.training:
+            self._stirred.add(module)
+        elif module in self._stirred:
+            self._average_buffers()
+
+    def on_save(self, target: Any) -> None:
+        if not self.stage.aside:
+            self._average_buffers()
+
+    def before_backward(self, losses: list[torch.Tensor]) -> None:
+        site = call_site()
+        if site not in self._sites:
+            self._sites.add(site)
+            for leaf in leaves_of(losses):
+                self._meet(leaf)
+        for parameter, slot in list(self._known.items()):
+            if slot is None and parameter.requires_grad:  # frozen until now
+                self._meet(parameter)
+            self._put_hooks_behind(parameter)
+        self._buckets.begin(site)
+
+    def after_backward(self, losses: list[torch.Tensor]) -> None:
+        loss, views = losses[0], self.stage.views
+        on_host = loss.dim() == 0 and loss.device.type == "cpu" and loss.is_floating_point()
+        tails = self._buckets.finish(float(loss.detach()) if on_host else 0.0, views.share)
+        if views.batch_is_cut:
+            self._make_whole(loss, tails if on_host else None)
+        elif on_host:
+            self._check(tails)
+
+    # -- parameters ------------------------------------------------------------------------------------------------
+
+    def _meet(self, parameter: torch.Tensor) -> None:
+        """From now on this parameter's gradient is averaged."""
+        if self._known.get(parameter) is not None:
+            return
+        if not parameter.requires_grad:
+            self._known[parameter] = None
+            return
+        self._known[parameter] = self._buckets.adopt(parameter)
+        self._handles[parameter] = parameter.register_post_accumulate_grad_hook(self._ready).id
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        if len(parameter._post_accumulate_grad_hooks) > 1 and parameter.grad is not None:
+            # The script acts on this gradient inside backward: it must be the global one by then.
+            parameter.grad = algebra.average(parameter.grad, self.group)
+        else:
+            self._buckets.ready(self._known[parameter], parameter)
+
+    def _put_hooks_behind(self, parameter: torch.Tensor) -> None:
+        """Hooks that the script set on a parameter see the global gradient: ours goes first."""
+        hooks: Any = parameter._backward_hooks
+        if hooks and next(iter(hooks.values())) != self._average_now:
+            handle = parameter.register_hook(self._average_now)
+            hooks.move_to_end(handle.id, last=False)
+        after = getattr(parameter, "_post_accumulate_grad_hooks", None)
+        if after and len(after) > 1 and next(iter(after.values())) != self._ready:
+            after.move_to_end(self._handles[parameter], last=False)
+
+    def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
+        return algebra.average(grad, self.group)
+
+    def _average_odd(self, parameter: torch.Tensor) -> None:
+        """A sparse gradient, or one that has a graph itself."""
+        grad = parameter.grad
+        if grad is not None and grad.requires_grad:
+            parameter.grad = algebra.average(grad, self.group)
+            return
+        parameter.grad = gather_sparse(grad, parameter, self.group)
+
+    def _average_buffers(self) -> None:
+        """Running statistics are of each worker's slices: made equal when they are next looked at."""
+        for module in self._stirred:
+            for buffer in module.buffers():
+                if buffer.is_floating_point():
+                    self.group.all_reduce(buffer, "the model's buffers")
+                    buffer.div_(self.group.world)
+        self._stirred.clear()
+
+    # -- the loss --------------------------------------------------------------------------------------------------
+
+    def _make_whole(self, loss: torch.Tensor, tails: list[tuple[float, float]] | None) -> None:
+        """In the slice view the loss becomes the global one, for whoever prints it."""
+        if tails is None:
+            whole = algebra.blend(loss.detach(), self.stage.views.share, self.group)
+            loss.data.copy_(whole)
+        else:
+            loss.data.fill_(sum(value * share for value, share in tails if share))
+        loss._paceline_whole = True  # type: ignore[attr-defined]
+
+    def _check(self, tails: list[tuple[float, float]]) -> None:
+        """In the batch view all workers computed the same loss, or they have parted ways."""
+        losses = [value for value, _ in tails]
+        low, high = min(losses), max(losses)
+        finite = all(value == value and abs(value) != float("inf") for value in losses)
+        if finite and high - low > SAME * max(abs(low), abs(high), 1e-6):
+            raise PartedError(
+                f"The workers hold different losses at {script_line()}: "
+                + ", ".join(f"worker {rank} {value:.6g}" for rank, value in enumerate(losses)),
+                advice="Something in the script differs from worker to worker: randomness seeded from the clock or the "
+                " operating system, the order of a set or of os.listdir, or time. Seed or sort it.",
+            )
+
+
+def leaves_of(losses: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that a backward from these losses will give a gradient to, in a fixed order."""
+    found, seen = [], set()
+    todo = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    while todo:
+        node: Any = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        todo += [following for following, _ in node.next_functions if following is not None]
+    return found
+
+
+def gather_sparse(grad: torch.Tensor | None, parameter: torch.Tensor, group: Group) -> torch.Tensor:
+    """The average of sparse gradients: everybody's rows, added up where they meet."""
+    if grad is None:
+        grad = torch.sparse_coo_tensor(
+            torch.empty((1, 0), dtype=torch.long),
+            parameter.new_empty((0, *parameter.shape[1:])),
+            parameter.shape,
+        )
+    grad = grad.coalesce()
+    indices, values = grad.indices(), grad.values()
+    sizes = group.gather_vectors(torch.tensor([values.shape[0]]), "sparse gradients").flatten().tolist()
+    indices = group.gather_rows(indices, 1, sizes, "sparse gradients")
+    values = group.gather_rows(values, 0, sizes, "sparse gradients") / group.world
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, device=parameter.device).coalesce()

@@ -1,0 +1,130 @@
+"""This machine, as far as placing workers needs it: cores by NUMA node, GPUs, name.
+
+Reads sysfs and procfs; imports no device library, so that it costs a launcher nothing. Links between
+devices are not its business.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.settings import visible_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """One logical CPU. Two with the same `physical` share one core's execution units."""
+
+    id: int
+    node: int
+    physical: tuple[int, int]  # package, core
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One machine. `cores` are those that this process may use: node by node, siblings side by side."""
+
+    name: str
+    cores: tuple[Core, ...]
+    quota: float | None = None  # CPUs' worth of time that the control group grants; None: no limit
+    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
+
+    @property
+    def physical_cores(self) -> int:
+        return len({core.physical for core in self.cores})
+
+    @property
+    def usable_cores(self) -> int:
+        """How many threads can really run at once."""
+        return len(self.cores) if self.quota is None else max(1, min(len(self.cores), math.ceil(self.quota)))
+
+
+def discover(*, sys: Path = Path("/sys"), proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> Host:
+    """The machine that this process runs on."""
+    nodes = _nodes(sys)
+    cores = sorted(
+        (
+            Core(id=cpu, node=nodes.get(cpu, 0), physical=_physical(sys, cpu))
+            for cpu in os.sched_getaffinity(0)
+        ),
+        key=lambda core: (core.node, core.physical, core.id),
+    )
+    return Host(
+        name=socket.gethostname(), cores=tuple(cores), quota=_quota(sys, proc), gpus=_gpus(proc=proc, dev=dev)
+    )
+
+
+def parse_list(text: str) -> list[int]:
+    """The numbers of a kernel list: "0-2,5" is 0, 1, 2, 5."""
+    numbers: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def _nodes(sys: Path) -> dict[int, int]:
+    found = {}
+    for folder in (sys / "devices/system/node").glob("node[0-9]*"):
+        for cpu in parse_list(_read(folder / "cpulist")):
+            found[cpu] = int(folder.name.removeprefix("node"))
+    return found
+
+
+def _physical(sys: Path, cpu: int) -> tuple[int, int]:
+    topology = sys / f"devices/system/cpu/cpu{cpu}/topology"
+    try:
+        return int(_read(topology / "physical_package_id")), int(_read(topology / "core_id"))
+    except ValueError:
+        return 0, cpu
+
+
+def _quota(sys: Path, proc: Path) -> float | None:
+    """The tightest CPU limit on the way from this process's control group up to the root, both versions."""
+    limits = []
+    for line in _read(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = sys / "fs/cgroup" / ("cpu" if controllers else "")
+        here = root / path.lstrip("/")
+        for folder in (here, *here.parents):
+            if not folder.is_relative_to(root):
+                break
+            limits.append(_limit(folder))
+    found = [limit for limit in limits if limit is not None]
+    return min(found) if found else None
+
+
+def _limit(folder: Path) -> float | None:
+    both = _read(folder / "cpu.max").split()
+    if not both:
+        both = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+    try:
+        quota, period = float(both[0]), float(both[1])
+    except (ValueError, IndexError):
+        return None  # "max", or no such files
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _gpus(*, proc: Path, dev: Path) -> tuple[str, ...]:
+    visible = visible_devices()
+    if visible is not None:
+        return visible
+    listed = proc / "driver/nvidia/gpus"
+    count = len(list(listed.iterdir())) if listed.is_dir() else 0
+    # A container may show the driver's list of every GPU and device files of its own only.
+    files = sum(1 for path in dev.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", path.name))
+    return tuple(str(index) for index in range(min(count, files) if count and files else max(count, files)))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,327 @@
+"""Small trials of the machine that a run would stand on: each finds one thing out, and says what to type.
+
+A check never raises. What it cannot find out is itself found.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from paceline import __version__
+from paceline.settings import launcher_environment, thread_environment
+from paceline.topology import Host, discover
+
+NEEDED = ("torch", "numpy", "msgspec", "pyzmq", "psutil", "typer", "rich", "matplotlib")
+MIB = 2**20
+SMALL_SHARED_MEMORY = 256 * MIB
+FEW_DESCRIPTORS = 1024
+ZYGOTE = "paceline.launch.zygote_process"
+SEGMENT = re.compile(r"(?:paceline|torch)[-_](\d+)[-_]")  # shared memory, named after the process that made it
+
+# In a process of its own: torch takes seconds, and a broken one must not take us with it.
+PROBE = """
+import json, torch, torch.distributed as dist
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+has = lambda backend: dist.is_available() and getattr(dist, f"is_{backend}_available")()
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.version.cuda or torch.version.hip or "",
+    "gpus": [torch.cuda.get_device_name(index) for index in range(count)],
+    "backends": [backend for backend in ("gloo", "nccl", "mpi") if has(backend)],
+}))
+"""
+
+
+class Check(msgspec.Struct, kw_only=True):
+    """One thing looked at. `prevents`: with this wrong, no run can start."""
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+    prevents: bool = False
+
+
+class TorchFacts(msgspec.Struct, kw_only=True):
+    """What torch says of itself."""
+
+    version: str = ""
+    cuda: str = ""
+    gpus: list[str] = []
+    backends: list[str] = []
+    error: str = ""
+
+
+def ask_torch() -> TorchFacts:
+    """Imports torch elsewhere."""
+    try:
+        asked = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=False)
+        if asked.returncode == 0:
+            return msgspec.json.decode(asked.stdout.splitlines()[-1], type=TorchFacts)
+        error = asked.stderr.strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
+        return TorchFacts(error=error[0])
+    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError, IndexError) as error_found:
+        return TorchFacts(error=str(error_found))
+
+
+def examine(records: Path) -> list[Check]:
+    """All checks, in the order in which a person would look. `records` is where records are to go."""
+    torch, host = ask_torch(), discover()
+    checks: list[Callable[[], Check]] = [
+        python,
+        packages,
+        lambda: torch_works(torch),
+        lambda: devices(torch, host),
+        lambda: backends(torch),
+        lambda: cores(host),
+        lambda: threads(host),
+        shared_memory,
+        loopback,
+        host_name,
+        control_channel,
+        descriptors,
+        launcher,
+        lambda: record_folder(records),
+        leftovers,
+    ]
+    return [_carefully(check) for check in checks]
+
+
+def _carefully(check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:
+        name = getattr(check, "__name__", "check").replace("_", " ")
+        return Check(name=name, ok=False, found=f"could not be found out: {type(error).__name__}: {error}")
+
+
+def python() -> Check:
+    version = platform.python_version()
+    return Check(
+        name="python",
+        ok=sys.version_info >= (3, 11),
+        found=f"{version}, paceline {__version__}",
+        advice="" if sys.version_info >= (3, 11) else "Install Python 3.11 or newer.",
+        prevents=True,
+    )
+
+
+def packages() -> Check:
+    found, missing = [], []
+    for name in NEEDED:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return Check(
+        name="packages",
+        ok=not missing,
+        found=", ".join(found) + (f"; missing: {', '.join(missing)}" if missing else ""),
+        advice=f"pip install {' '.join(missing)}" if missing else "",
+        prevents=True,
+    )
+
+
+def torch_works(torch: TorchFacts) -> Check:
+    if torch.error:
+        return Check(name="torch", ok=False, found=torch.error, advice="pip install torch", prevents=True)
+    built = f"built for CUDA {torch.cuda}" if torch.cuda else "built for CPU"
+    return Check(name="torch", ok=True, found=f"imports; {built}", prevents=True)
+
+
+def devices(torch: TorchFacts, host: Host) -> Check:
+    if host.gpus and not torch.gpus and not torch.error:
+        return Check(
+            name="devices",
+            ok=False,
+            found=f"{len(host.gpus)} GPU in the machine, none that torch can use",
+            advice="Install a torch built for CUDA (see pytorch.org), or update the driver: nvidia-smi",
+        )
+    found = ", ".join(f"{torch.gpus.count(name)} × {name}" for name in dict.fromkeys(torch.gpus))
+    return Check(name="devices", ok=True, found=found or "no GPU: workers compute on the CPU")
+
+
+def backends(torch: TorchFacts) -> Check:
+    if torch.error:
+        return Check(name="backends", ok=False, found="unknown: torch does not import", advice="pip install torch")
+    found = ", ".join(torch.backends) or "none"
+    if "gloo" not in torch.backends:
+        return Check(
+            name="backends",
+            ok=False,
+            found=found,
+            advice="This torch has no gloo: install one with distributed support.",
+            prevents=True,
+        )
+    if torch.gpus and "nccl" not in torch.backends:
+        return Check(
+            name="backends",
+            ok=False,
+            found=found,
+            advice="No nccl: GPUs will speak over gloo, which is slow.",
+        )
+    return Check(name="backends", ok=True, found=found)
+
+
+def cores(host: Host) -> Check:
+    found = f"{len(host.cores)} for this process, of {os.cpu_count()}"
+    if host.quota is not None and host.quota < len(host.cores):
+        return Check(
+            name="cores",
+            ok=False,
+            found=f"{found}, but its control group grants the time of {host.quota:g}",
+            advice=f"Use at most -n {host.usable_cores}, or raise it: docker run --cpus={len(host.cores)}",
+        )
+    return Check(name="cores", ok=True, found=found)
+
+
+def threads(host: Host) -> Check:
+    set_here, most = thread_environment(), len(host.cores)
+    odd = [name for name, value in set_here.items() if not value.isdigit() or not 1 <= int(value) <= most]
+    found = ", ".join(f"{name}={value}" for name, value in set_here.items()) or "not set: each worker gets its share"
+    if odd:
+        return Check(name="threads", ok=False, found=found, advice=f"unset {' '.join(odd)}   (use --threads instead)")
+    return Check(name="threads", ok=True, found=found)
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
+    if not folder.is_dir():
+        return Check(name="shared memory", ok=False, found=f"no {folder}", advice=f"mount -t tmpfs tmpfs {folder}")
+    usage = shutil.disk_usage(folder)
+    small = usage.free < SMALL_SHARED_MEMORY
+    return Check(
+        name="shared memory",
+        ok=not small,
+        found=f"{_size(usage.free)} free of {_size(usage.total)}",
+        advice="Batches go through it. In a container: docker run --shm-size=2g" if small else "",
+    )
+
+
+def loopback() -> Check:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(5)
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+                peer, _ = server.accept()
+                with peer:
+                    client.sendall(b"paceline")
+                    if peer.recv(8) != b"paceline":
+                        raise OSError("what was sent did not arrive")
+    except OSError as error:
+        return Check(
+            name="ports",
+            ok=False,
+            found=f"127.0.0.1 cannot be used: {error}",
+            advice="Bring it up: ip link set lo up; or let the firewall pass local connections.",
+            prevents=True,
+        )
+    return Check(name="ports", ok=True, found="a port of 127.0.0.1 can be opened and reached", prevents=True)
+
+
+def host_name() -> Check:
+    name = socket.gethostname()
+    try:
+        return Check(name="host name", ok=True, found=f"{name} is {socket.gethostbyname(name)}")
+    except OSError:
+        return Check(
+            name="host name",
+            ok=False,
+            found=f"{name} has no address",
+            advice=f"echo '127.0.0.1 {name}' | sudo tee -a /etc/hosts",
+        )
+
+
+def control_channel() -> Check:
+    import zmq
+
+    curve = bool(zmq.has("curve"))
+    return Check(
+        name="control channel",
+        ok=curve,
+        found=f"zmq {zmq.zmq_version()}, {'with' if curve else 'without'} CURVE authentication",
+        advice="" if curve else "pip install --force-reinstall --only-binary :all: pyzmq",
+        prevents=True,
+    )
+
+
+def descriptors() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS
+    shown = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} a process"
+    wanted = FEW_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    return Check(name="open files", ok=not few, found=shown, advice=f"ulimit -n {wanted}" if few else "")
+
+
+def launcher() -> Check:
+    found = launcher_environment()
+    if not found:
+        return Check(name="other launchers", ok=True, found="none around this shell")
+    return Check(
+        name="other launchers",
+        ok=False,
+        found=", ".join(f"{name}={value}" for name, value in found.items()),
+        advice=f"unset {' '.join(found)}   (paceline sets them for its workers)",
+    )
+
+
+def record_folder(records: Path) -> Check:
+    existing = next(folder for folder in (records.absolute(), *records.absolute().parents) if folder.is_dir())
+    if not os.access(existing, os.W_OK):
+        return Check(
+            name="record folder",
+            ok=False,
+            found=f"{existing} cannot be written",
+            advice="Go elsewhere, or type --record DIR with a folder that can.",
+            prevents=True,
+        )
+    free = shutil.disk_usage(existing).free
+    return Check(
+        name="record folder",
+        ok=free > 100 * MIB,
+        found=f"{records}: {_size(free)} free",
+        advice="" if free > 100 * MIB else "Free some space, or type --record DIR with a folder elsewhere.",
+        prevents=True,
+    )
+
+
+def leftovers(shared: Path = Path("/dev/shm")) -> Check:
+    """Zygotes whose launcher is gone, and shared memory whose maker is."""
+    import psutil
+
+    advice = []
+    orphans = []
+    for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
+        if ZYGOTE in (process.info["cmdline"] or ()) and process.info["ppid"] == 1:
+            orphans.append(str(process.info["pid"]))
+    if orphans:
+        advice.append(f"kill {' '.join(orphans)}")
+    segments = []
+    for path in sorted(shared.iterdir()) if shared.is_dir() else ():
+        made_by = SEGMENT.match(path.name)
+        if made_by and not psutil.pid_exists(int(made_by[1])) and path.stat().st_uid == os.getuid():
+            segments.append(path)
+    if segments:
+        advice.append(f"rm {' '.join(map(str, segments[:4]))}{' …' if len(segments) > 4 else ''}")
+    found = f"{len(orphans)} processes, {len(segments)} pieces of shared memory of runs that are gone"
+    return Check(name="leftovers", ok=not advice, found="none" if not advice else found, advice="; ".join(advice))
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"

@@ -1,0 +1,216 @@
+"""How well a script scales: short runs at each number of workers, interleaved, and the verdict on them.
+
+The trials go in rounds (1, 2, 4, 1, 2, 4, …), so that a machine that warms up or is disturbed for a while
+does so to every point alike. All run on one zygote and from one seed. A point's speed is the median over its
+rounds of the trial's median step; its spread is the slowest and the fastest round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Literal
+
+import msgspec
+
+from paceline.launch import Event, Zygote, launch
+from paceline.record import read_steps
+from paceline.settings import RunSettings
+from paceline.trials.same_numbers import Losses, SameNumbers, compare
+from paceline.trials.summary import WARM_UP, Summary, summarize
+
+Mode = Literal["strong", "weak"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One short run of the plan."""
+
+    workers: int
+    round: int  # from 1
+    settings: RunSettings
+
+    @property
+    def name(self) -> str:
+        return f"round{self.round}-workers{self.workers}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a trial gave. `failure` is empty where it ended well."""
+
+    trial: Trial
+    summary: Summary
+    losses: Losses
+    failure: str = ""
+    interrupted: bool = False
+
+
+class Point(msgspec.Struct, kw_only=True):
+    """One number of workers. `low` and `high` are the slowest and the fastest round; the speed-up's are of
+    rounds paired with the same round of the base."""
+
+    workers: int
+    samples_per_s: float
+    low: float
+    high: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    efficiency: float  # speed-up by worker: 1.0 is perfect
+    view: str
+    step: dict[str, float]
+    rounds: int
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """A trial that did not end well: its number of workers is measured no further."""
+
+    workers: int
+    round: int
+    message: str
+    record: str
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What the trials showed."""
+
+    mode: Mode
+    base: int  # the number of workers that the others are compared with
+    rounds: int
+    steps: int
+    warm_up: int
+    points: list[Point]
+    same_numbers: SameNumbers
+    failures: list[Failure]
+    interrupted: bool = False
+
+
+def plan(settings: RunSettings, workers: Sequence[int], *, rounds: int, mode: Mode) -> list[Trial]:
+    """The trials, in the order in which they are to be run: the smallest number of workers first."""
+    batch: Literal["keep", "scale"] = "scale" if mode == "weak" else "keep"
+    return [
+        Trial(workers=n, round=r, settings=dataclasses.replace(settings, workers=n, batch=batch))
+        for r in range(1, rounds + 1)
+        for n in sorted(set(workers))
+    ]
+
+
+def carry_out(
+    trials: Sequence[Trial],
+    *,
+    zygote: Zygote,
+    record: Path,
+    on_event: Callable[[Event], None],
+    on_start: Callable[[Trial], None],
+    on_result: Callable[[Result], None],
+) -> list[Result]:
+    """Runs the trials, each into a record of its own below `record`. A number of workers that fails is not
+    tried again; when the base fails there is nothing to compare with, and an interrupt ends it all."""
+    results: list[Result] = []
+    failed: set[int] = set()
+    for trial in trials:
+        if trial.workers in failed:
+            continue
+        on_start(trial)
+        folder = record / "trials" / trial.name
+        outcome = launch(
+            trial.settings,
+            zygote=zygote,
+            record=folder,
+            on_event=on_event,
+            verb="scale",
+            oversubscribe=True,  # whoever made the plan has asked
+        )
+        summary = summarize(folder)
+        failure = outcome.message if outcome.exit_code else ""
+        if not failure and not outcome.interrupted and summary.steps == 0:
+            failure = "the script made no optimizer step: there is nothing to measure"
+        losses = [step.loss for step in read_steps(folder, 0)]
+        result = Result(trial=trial, summary=summary, losses=losses, failure=failure, interrupted=outcome.interrupted)
+        results.append(result)
+        on_result(result)
+        if failure:
+            failed.add(trial.workers)
+        if outcome.interrupted or (failure and trial is trials[0]):
+            break
+    return results
+
+
+def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: bool) -> Verdict:
+    """The verdict on what was carried out, be it the whole plan or the part before an interrupt."""
+    good = [result for result in results if not result.failure and not result.interrupted]
+    failures = [result for result in results if result.failure and not result.interrupted]
+    by_workers: dict[int, list[Result]] = {}
+    for result in good:
+        by_workers.setdefault(result.trial.workers, []).append(result)
+    # A point that failed in a later round is still no point: half a measurement would be compared with whole
+    # ones.
+    for result in failures:
+        by_workers.pop(result.trial.workers, None)
+    base = min(by_workers, default=min((r.trial.workers for r in results), default=1))
+    base_results = by_workers.get(base, [])
+    return Verdict(
+        mode=mode,
+        base=base,
+        rounds=max((r.trial.round for r in results), default=0),
+        steps=max((r.summary.steps for r in good), default=0),
+        warm_up=max((r.summary.warm_up for r in good), default=WARM_UP),
+        points=[_point(by_workers[n], base_results) for n in sorted(by_workers)],
+        same_numbers=_same_numbers(by_workers, base, mode),
+        failures=[
+            Failure(
+                workers=r.trial.workers,
+                round=r.trial.round,
+                message=r.failure,
+                record=str(record / "trials" / r.trial.name),
+            )
+            for r in failures
+        ],
+        interrupted=interrupted,
+    )
+
+
+def spread(verdict: Verdict) -> float:
+    """How much faster the fastest round of a point was than its slowest, at the worst point."""
+    return max((p.high / p.low - 1 for p in verdict.points if p.low > 0), default=0.0)
+
+
+def _point(results: Sequence[Result], base: Sequence[Result]) -> Point:
+    speeds = {r.trial.round: r.summary.median_samples_per_s for r in results}
+    base_speeds = {r.trial.round: r.summary.median_samples_per_s for r in base}
+    speed = median(speeds.values())
+    speedup = speed / median(base_speeds.values())
+    paired = [speeds[r] / base_speeds[r] for r in speeds.keys() & base_speeds.keys()] or [speedup]
+    workers = results[0].trial.workers
+    return Point(
+        workers=workers,
+        samples_per_s=speed,
+        low=min(speeds.values()),
+        high=max(speeds.values()),
+        speedup=speedup,
+        speedup_low=min(paired),
+        speedup_high=max(paired),
+        efficiency=speedup * base[0].trial.workers / workers,
+        view=results[-1].summary.view,
+        step={part: fmean(r.summary.step[part] for r in results) for part in results[0].summary.step},
+        rounds=len(results),
+    )
+
+
+def _same_numbers(by_workers: dict[int, list[Result]], base: int, mode: Mode) -> SameNumbers:
+    if mode == "weak":
+        return SameNumbers(checked=False, why="with --weak the batch grows with the workers, so the losses are others")
+    if base not in by_workers:
+        return SameNumbers(checked=False, why="no trial ended well")
+    first, *repeats = (result.losses for result in by_workers[base])
+    repeated = compare(first, {base: repeats}) if repeats else None
+    if repeated and repeated.checked and not repeated.same:
+        return SameNumbers(
+            checked=False,
+            max_difference=repeated.max_difference,
+            why=f"the script does not repeat itself: runs on {base} worker{'s' * (base > 1)} differ already",
+        )
+    return compare(first, {n: [r.losses for r in rs] for n, rs in by_workers.items() if n != base})

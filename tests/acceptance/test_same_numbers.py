@@ -1,0 +1,242 @@
+"""Same numbers: everything a script prints on N workers equals what plain Python prints.
+
+One test a script of tests/scripts, number of workers and view. Two workers run with `--view auto`, as a person would
+who gives no option; more with `--view batch`. What the scripts expect is in their headers: see `corpus`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from corpus import FOLDER, Script, difference, scripts, shape
+
+from paceline import errors
+from paceline.launch import Notice, Output, Stall, Zygote, launch
+from paceline.record.schema import Outcome
+from paceline.settings import RunSettings
+
+HERE = Path(__file__).parent
+TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a script left: its standard output, and the files in its folder."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def files(self) -> dict[str, str]:
+        """Names, and the content of those that hold text."""
+        found = sorted(p for p in self.folder.rglob("*") if p.is_file())
+        return {
+            str(p.relative_to(self.folder)): p.read_text() if p.suffix in TEXT_FILES else "" for p in found
+        }
+
+
+class PlainPython:
+    """Runs each script once, in a process that knows nothing of Paceline."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._played = folder, {}
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "plain_python.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def play(self, script: Script) -> Played:
+        if script.name not in self._played:
+            folder = self._folder / script.name
+            folder.mkdir()
+            out, err = (self._folder / f"{script.name}.{stream}" for stream in ("out", "err"))
+            order = {"script": str(script.path), "arguments": script.arguments, "folder": str(folder)}
+            print(json.dumps(order | {"out": str(out), "err": str(err)}), file=self._server.stdin, flush=True)
+            code = int(self._server.stdout.readline())
+            self._played[script.name] = Played(code, out.read_text(), err.read_text(), folder)
+        return self._played[script.name]
+
+    def close(self) -> None:
+        self._server.stdin.close()
+        self._server.wait(10)
+        self._server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    ours, its = socket.socketpair()
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "warm_zygote.py"), str(its.fileno())],
+            pass_fds=[its.fileno()],
+            start_new_session=True,
+        )
+    with Zygote(process, ours) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainPython]:
+    it = PlainPython(tmp_path_factory.mktemp("plain"))
+    yield it
+    it.close()
+
+
+class Paceline:
+    """Runs a script on workers, below a test's folder."""
+
+    def __init__(self, zygote: Zygote, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._zygote, self.record, self.folder = zygote, folder / "record", folder / "work"
+        self._monkeypatch = monkeypatch
+
+    def play(self, script: Script, workers: int, view: str) -> tuple[Played, Outcome]:
+        self.folder.mkdir()
+        self._monkeypatch.chdir(self.folder)
+        streams = {"stdout": b"", "stderr": b""}
+        notices = []
+
+        def on_event(event: object) -> None:
+            if isinstance(event, Output):
+                streams[event.stream] += event.data
+            elif isinstance(event, Notice | Stall):
+                notices.append(event.text)
+
+        settings = RunSettings(
+            script=str(script.path),
+            arguments=script.arguments,
+            workers=workers,
+            view=view,
+            threads=1,
+            stall_warning=20.0,
+            stall_abort=25.0,
+            **_options(script.options),
+        )
+        outcome = launch(settings, zygote=self._zygote, record=self.record, on_event=on_event)
+        out, err = (streams[name].decode() for name in ("stdout", "stderr"))
+        return Played(outcome.exit_code, out, err + "\n".join(notices), self.folder), outcome
+
+    def log(self, rank: int) -> str:
+        return (self.record / f"log.rank{rank}.txt").read_text()
+
+
+@pytest.fixture
+def paceline(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paceline:
+    return Paceline(zygote, tmp_path, monkeypatch)
+
+
+def _options(words: tuple[str, ...]) -> dict[str, object]:
+    """The options of a header as settings: the command line's own parsing is tested with the command line."""
+    found: dict[str, object] = {}
+    words_left = list(words)
+    while words_left:
+        match words_left.pop(0):
+            case "--sync-bn":
+                found["sync_bn"] = True
+            case "--batch-dim":
+                found["batch_dim"] = int(words_left.pop(0))
+            case "--whole":
+                found["whole"] = (words_left.pop(0),)
+            case other:
+                raise ValueError(f"A header has the option {other}, which this test doesn't know.")
+    return found
+
+
+def _cases() -> Iterator[object]:
+    for script in scripts():
+        for view in script.views:
+            for workers in script.workers:
+                name = "auto" if view == "batch" and workers == 2 else view
+                # Slices are cut the same way in both views: a third worker adds little to the second.
+                slow = script.slow or (view == "slice" and workers == 3)
+                marks = [pytest.mark.slow] if slow else []
+                yield pytest.param(script, workers, name, id=f"{script.name}-{workers}-{name}", marks=marks)
+
+
+@pytest.mark.parametrize(("script", "workers", "view"), _cases())
+def test_prints_what_plain_python_prints(
+    script: Script, workers: int, view: str, plain: PlainPython, paceline: Paceline
+) -> None:
+    expected = plain.play(script)
+    assert expected.code == 0, f"plain python fails: {expected.err}"
+    found, outcome = paceline.play(script, workers, view)
+    if outcome.exit_code and script.expects.endswith("refused"):
+        _check_refusal(script, expected, found, outcome)
+        return
+    assert outcome.exit_code == 0, f"{outcome.message}\n--- printed before:\n{found.out[-2000:]}\n{found.err[-2000:]}"
+    assert script.expects != "refused", f"ran, and should have been refused, as {script.reason}; it printed:\n{found.out}"
+    if script.expects in ("different", "agree", "agree-or-refused"):
+        wrong = difference(shape(expected.out), shape(found.out), 0)
+    else:
+        wrong = difference(expected.out, found.out, script.tolerance) or _files_difference(expected, found, script)
+    assert not wrong, f"{script.path.name} on {workers} workers, {view} view: {wrong}\n{found.err}"
+    if view != "slice" and not expected.err:
+        _check_agreement(found, paceline, workers)
+
+
+def _files_difference(expected: Played, found: Played, script: Script) -> str:
+    theirs, ours = expected.files(), found.files()
+    if theirs.keys() != ours.keys():
+        return f"files: plain python leaves {sorted(theirs)}, paceline {sorted(ours)}"
+    for name, text in theirs.items():
+        if wrong := difference(text, ours[name], script.tolerance):
+            return f"file {name}, {wrong}"
+    return ""
+
+
+def _check_refusal(script: Script, expected: Played, found: Played, outcome: Outcome) -> None:
+    """A refusal is one of our errors, with advice; and what was printed before it was right."""
+    kind = re.match(r"raised (\w+)", outcome.cause)
+    is_ours = kind and issubclass(getattr(errors, kind[1], type(None)), errors.PacelineError)
+    assert is_ours, f"failed instead of being refused: {outcome.message}"
+    assert "Traceback" not in outcome.message
+    if script.expects == "refused":
+        assert script.reason in outcome.message
+    if not script.expects.startswith("agree"):
+        printed = found.out.splitlines()
+        wrong = difference("\n".join(expected.out.splitlines()[: len(printed)]), found.out, script.tolerance)
+        assert not wrong, f"wrong numbers were printed before the refusal: {wrong}\n{outcome.message}"
+
+
+def _check_agreement(found: Played, paceline: Paceline, workers: int) -> None:
+    """Every other worker printed, into its log, what rank 0 printed."""
+    for rank in range(1, workers):
+        log = paceline.log(rank)
+        wrong = difference(found.out, log, 0)
+        assert not wrong, f"rank {rank} went another way than rank 0 ('plain python' is rank 0 here): {wrong}"
+
+
+def test_a_script_without_a_loader_is_refused_in_the_slice_view(paceline: Paceline) -> None:
+    script = next(s for s in scripts() if s.path == FOLDER / "no_loader.py")
+    _, outcome = paceline.play(script, 2, "slice")
+    assert outcome.exit_code != 0
+    assert re.search("slice", outcome.message)
+    assert "DataLoader" in outcome.message
+    assert "Traceback" not in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("loss 1.00000", "loss 1.00005", True),
+        ("loss 1.0000", "loss 1.0002", False),
+        ("step 3 loss 1.0", "step 4 loss 1.0", False),
+        ("loss 1.0", "cost 1.0", False),
+        ("3e-9", "-2e-9", True),
+        ("nan", "nan", True),
+        ("nan", "1.0", False),
+        ("a 1.5\nb", "a 1.5", False),
+    ],
+)
+def test_the_comparison_itself(one: str, other: str, same: bool) -> None:
+    assert (difference(one, other, 1e-4) == "") is same

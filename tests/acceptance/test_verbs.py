@@ -1,0 +1,226 @@
+"""The verbs as a person would type them: real workers, small scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.record import read_run, read_steps
+
+TRAIN = """
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1)
+options = parser.parse_args()
+torch.manual_seed(0)
+inputs = torch.randn(130, 8)
+data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(options.epochs):
+    for x, y in DataLoader(data, batch_size=20, shuffle=True):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"epoch {epoch} loss {loss.item():.5f}")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A folder of somebody's scripts."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+@pytest.fixture
+def paceline_(folder) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Types `paceline ...` in that folder."""
+
+    def type_it(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "paceline", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return type_it
+
+
+def plain_python(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+
+
+def the_record(folder: Path) -> Path:
+    [record] = (folder / "paceline-runs").iterdir()
+    return record
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.?\d*", text)]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_run_prints_what_python_prints(folder, paceline_):
+    done = paceline_("run", "-n", "2", "train.py", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    assert numbers(done.stdout) == pytest.approx(numbers(plain_python(folder, "train.py", "--epochs", "3")), rel=1e-4)
+    assert "2 workers · 21 steps" in done.stderr
+    assert "slowest worker: rank" in done.stderr
+    assert f"record: {the_record(folder).relative_to(folder)}" in done.stderr
+    assert all(len(line) <= 80 for line in done.stderr.splitlines())
+    assert read_run(the_record(folder)).outcome.exit_code == 0
+    assert [len(read_steps(the_record(folder), rank)) for rank in (0, 1)] == [21, 21]
+
+
+def test_run_a_module_with_json(folder, paceline_):
+    done = paceline_("run", "-n", "2", "--steps", "5", "--json", "-m", "package.train", "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["workers"], document["steps"], document["samples"]) == (2, 5, 100)
+    assert document["loss"]["first"] > 0
+    assert document["samples_per_s"] > 0
+    parts = {part: seconds for part, seconds in document["step"].items() if part != "total"}
+    assert sum(parts.values()) == pytest.approx(document["step"]["total"], rel=0.01)
+
+
+def test_a_script_that_raises_is_shown_once_without_our_own_lines(folder, paceline_):
+    (folder / "bad.py").write_text("def load():\n    raise ValueError('no such data')\n\nload()\n")
+    done = paceline_("run", "-n", "2", "bad.py")
+    assert done.returncode == 1
+    assert done.stderr.count("ValueError: no such data\n") == 1
+    assert "in load" in done.stderr
+    assert "site-packages" not in done.stderr
+    assert "/paceline/" not in done.stderr.replace(str(folder), "")
+
+
+def test_a_scripts_own_exit_code_is_passed_on(folder, paceline_):
+    (folder / "leave.py").write_text("import sys\nprint('bye')\nsys.exit(3)\n")
+    done = paceline_("run", "leave.py")
+    assert (done.returncode, done.stdout) == (3, "bye\n")
+
+
+def test_a_missing_script_is_said_at_once_and_leaves_nothing(folder, paceline_):
+    done = paceline_("run", "-n", "2", "--json", "trian.py")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "Did you mean train.py?" in done.stderr
+    assert json.loads(done.stdout)["error"]["type"] == "UsageError"
+    assert not (folder / "paceline-runs").exists()
+
+
+def test_on_a_terminal_the_scripts_lines_stay_whole(folder):
+    """Standard output and error are one terminal; after the live line is gone the script's lines are there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "run", "-n", "2", "train.py", "--epochs", "3"],
+        cwd=folder,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not data:
+            break
+        seen += data
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    # What is left of each line after the last time it was erased.
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line.split("\x1b[2K")[-1]).strip() for line in seen.decode().split("\n")]
+    assert "2 workers, no step yet" in seen.decode()
+    assert [line for line in lines if line.startswith("epoch")] == plain_python(
+        folder, "train.py", "--epochs", "3"
+    ).splitlines()
+
+
+def test_scale(folder, paceline_):
+    done = paceline_("scale", "-n", "1,2", "--repeat", "2", "--steps", "12", "--json", "train.py", "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [point["workers"] for point in document["points"]] == [1, 2]
+    for point in document["points"]:
+        assert 0 < point["low"] <= point["samples_per_s"] <= point["high"]
+    assert document["points"][0]["speedup"] == 1.0
+    assert document["same_numbers"]["checked"]
+    assert document["same_numbers"]["same"], document["same_numbers"]
+    record = folder / document["record"]
+    assert (record / "plots" / "scale.svg").is_file()
+    assert (record / "verdict.json").is_file()
+    assert len(list((record / "trials").iterdir())) == 4
+    assert "efficiency" in done.stderr
+    assert "same numbers: yes" in done.stderr
+    assert "epoch 0" not in done.stdout + done.stderr
+
+
+def test_ctrl_c_stops_every_worker_and_leaves_a_readable_record(folder):
+    (folder / "endless.py").write_text(TRAIN.replace("range(options.epochs)", "iter(int, 1)"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "scale", "-n", "2", "--steps", "1000000", "endless.py"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(lambda: any(folder.glob("paceline-runs/*/trials/*/steps.rank1.jsonl")))
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert len(below) >= 3  # the zygote and two workers
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not [one for one in below if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    record = the_record(folder)
+    assert read_run(record).outcome.interrupted
+    [trial] = (record / "trials").iterdir()
+    assert read_run(trial).outcome.interrupted
+    assert json.loads((record / "verdict.json").read_text())["interrupted"] is True
+
+
+def test_doctor(paceline_):
+    done = paceline_("doctor", "--json")
+    document = json.loads(done.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    assert checks["torch"]["ok"]
+    assert "gloo" in checks["backends"]["found"]
+    assert checks["ports"]["ok"]
+    assert all(check["advice"] for check in checks.values() if not check["ok"])
+    assert done.returncode == int(any(check["prevents"] and not check["ok"] for check in checks.values()))

@@ -1,0 +1,48 @@
+"""Help, version, completion, and what the process imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline import __version__
+
+
+@pytest.mark.parametrize("verb", [[], ["run"], ["scale"], ["doctor"]])
+def test_help_begins_with_an_example(paceline_, verb):
+    code, out, _ = paceline_(*verb, "--help")
+    assert code == 0
+    first = out.strip().splitlines()[0]
+    assert first.startswith("Example: paceline")
+    assert out.index("Example") < out.index("Usage")
+
+
+def test_version(paceline_):
+    assert paceline_("--version") == (0, f"{__version__}\n", "")
+
+
+def test_python_m_paceline_and_no_torch_in_this_process():
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['paceline', '--version']\n"
+        "try: runpy.run_module('paceline', run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules, sorted(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == __version__
+
+
+def test_completion_knows_the_verbs():
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline"],
+        env={"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline sc", "COMP_CWORD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "scale"

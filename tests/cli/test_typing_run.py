@@ -1,0 +1,238 @@
+"""What `paceline run` makes of what was typed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_launch import FakeZygote, one_step
+
+from paceline.errors import LaunchError
+from paceline.launch import Notice, Output, Progress, Stall
+
+
+def test_options_after_the_script_are_the_scripts(launched, paceline_):
+    code, *_ = paceline_("run", "-n", "2", "train.py", "--epochs", "3", "-n", "7", "--json", "--help")
+    assert code == 0
+    assert launched.runs[0].workers == 2
+    assert launched.runs[0].arguments == ("--epochs", "3", "-n", "7", "--json", "--help")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["train.py", "--", "--epochs", "3"], ["--", "train.py", "--epochs", "3"], ["train.py", "--epochs", "3"]],
+)
+def test_two_dashes_may_stand_before_script_options(launched, paceline_, line):
+    paceline_("run", *line)
+    assert launched.runs[0].script == "train.py"
+    assert launched.runs[0].arguments == ("--epochs", "3")
+
+
+def test_a_module(launched, paceline_, tmp_path):
+    (tmp_path / "package").mkdir()
+    paceline_("run", "-n", "2", "-m", "package.train", "--epochs", "3")
+    [run] = launched.runs
+    assert (run.script, run.module, run.workers, run.arguments) == (
+        "package.train",
+        True,
+        2,
+        ("--epochs", "3"),
+    )
+
+
+def test_every_option_arrives(launched, paceline_, tmp_path):
+    line = (
+        "-n 3 --view slice --batch scale --batch-dim 1 --whole Head --whole model.tail --sync-bn --threads 2 "
+        "--steps 9 --backend gloo --seed 5 --stall-warning 7 --stall-abort 8.5 --record elsewhere --quiet "
+        "train.py"
+    )
+    code, out, err = paceline_("run", *line.split())
+    [run] = launched.runs
+    assert (code, out, err) == (0, "", "")
+    assert (run.workers, run.view, run.batch, run.batch_dim) == (3, "slice", "scale", 1)
+    assert (run.whole, run.sync_bn, run.threads, run.steps) == (("Head", "model.tail"), True, 2, 9)
+    assert (run.backend, run.seed, run.stall_warning, run.stall_abort) == ("gloo", 5, 7.0, 8.5)
+    assert launched.records[0].parent.name == "elsewhere"
+
+
+def test_without_a_number_there_is_a_worker_for_each_gpu(launched, paceline_, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
+    paceline_("run", "train.py")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    paceline_("run", "train.py")
+    assert [run.workers for run in launched.runs] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "advice"),
+    [
+        ("run -n 0 train.py", "0 workers were asked for", "-n 1"),
+        ("run -n 1000000 train.py", "1000000 workers were asked for", "--oversubscribe"),
+        ("run -n two train.py", "Invalid value for '-n'", "paceline run --help"),
+        ("run trian.py", "The script 'trian.py' cannot be run", "Did you mean train.py?"),
+        ("run -m nowhere.train", "There is no module 'nowhere'", "-m package.train"),
+        ("run folder", "The script 'folder' cannot be run", "Python file"),
+        ("run --wrokers 2 train.py", "No such option: --wrokers", "paceline run --help"),
+        ("run --view both train.py", "Invalid value for '--view'", "paceline run --help"),
+        ("run", "Missing argument 'SCRIPT'", "paceline run --help"),
+        ("scale -n 1,two train.py", "-n 1,two: not a list of numbers", "-n 1,2,4"),
+        ("scale -n 0,1 train.py", "0 workers were asked for", "-n 1"),
+        ("rnu train.py", "No such command 'rnu'", "paceline --help"),
+    ],
+)
+def test_a_mistake_is_two_lines_and_exit_code_2(launched, paceline_, tmp_path, line, message, advice):
+    (tmp_path / "folder").mkdir()
+    code, out, err = paceline_(*line.split())
+    assert code == 2
+    assert out == ""
+    assert err.startswith(f"paceline: {message}")
+    assert advice in err
+    assert "Traceback" not in err
+    assert launched.runs == []
+    assert all(zygote.closed for zygote in FakeZygote.started)
+    assert not (tmp_path / "paceline-runs").exists()
+
+
+def test_oversubscribe_insists(launched, paceline_):
+    code, *_ = paceline_("run", "-n", "300", "--oversubscribe", "--quiet", "train.py")
+    assert code == 0
+    assert launched.runs[0].workers == 300
+
+
+def test_a_mistake_as_json(launched, paceline_):
+    for line in (["run", "--json", "-n", "0", "train.py"], ["run", "--json", "--wrokers", "2", "train.py"]):
+        code, out, _ = paceline_(*line)
+        document = json.loads(out)
+        assert code == 2
+        assert (document["schema"], document["verb"]) == (1, "run")
+        assert document["error"]["type"] == "UsageError"
+        assert document["error"]["message"]
+        assert document["error"]["advice"]
+
+
+def test_the_scripts_output_is_passed_on_byte_for_byte(launched, capfdbinary):
+    from paceline.__main__ import main
+
+    data = b"caf\xe9 \x00\x1b[1m half a li"
+    launched.events = [
+        Output(0, "stdout", data),
+        Output(0, "stdout", b"ne\n"),
+        Output(0, "stderr", b"warn\n"),
+    ]
+    main(["run", "train.py"])
+    out, err = capfdbinary.readouterr()
+    assert out == data + b"ne\n"
+    assert err.startswith(b"warn\n")
+
+
+def test_json_prints_one_document_and_nothing_else(launched, paceline_):
+    launched.events = [Output(0, "stdout", b"epoch 1\n")]
+    code, out, err = paceline_("run", "-n", "2", "--json", "train.py")
+    document = json.loads(out)
+    assert code == 0
+    assert "epoch 1" in err
+    assert {"schema", "verb", "record", "paceline"} <= document.keys()
+    assert (document["workers"], document["hosts"], document["view"], document["strategy"]) == (
+        2,
+        1,
+        "batch",
+        "mirrored",
+    )
+    assert (document["steps"], document["samples"], document["mods"], document["exit_code"]) == (
+        12,
+        768,
+        [],
+        0,
+    )
+    assert document["samples_per_s"] == pytest.approx(640)
+    parts = {"total", "data", "forward", "backward", "communication", "optimizer", "other"}
+    assert parts <= document["step"].keys()
+    assert document["slowest"]["rank"] == 1
+    assert document["slowest"]["behind"] == pytest.approx(0.01)
+    assert document["loss"] == {"first": 1.0, "last": pytest.approx(1 / 12)}
+    assert "error" not in document
+
+
+def test_the_table_fits_80_columns(launched, paceline_):
+    _, out, err = paceline_("run", "-n", "2", "train.py")
+    assert out == ""
+    assert all(len(line) <= 80 for line in err.splitlines())
+    for word in (
+        "data",
+        "forward",
+        "backward",
+        "communication",
+        "optimizer",
+        "640 samples/s",
+        "record: paceline-runs",
+    ):
+        assert word in err
+    assert "slowest worker: rank 1, 10 ms a step behind the others" in err
+
+
+def test_notices_and_stalls_are_shown_even_when_quiet(launched, paceline_):
+    launched.events = [Notice("2 workers share a core"), Stall("rank 1 is missing\n  at line 3")]
+    _, _, err = paceline_("run", "--quiet", "train.py")
+    assert err == "paceline: 2 workers share a core\nrank 1 is missing\n  at line 3\n"
+
+
+def test_progress_without_a_terminal_comes_in_plain_lines(launched, paceline_, monkeypatch):
+    monkeypatch.setattr("paceline.cli.live.PLAIN_EVERY", 0.0)
+    launched.events = [
+        Progress({0: one_step(1), 1: one_step(1)}),
+        Progress({0: one_step(11), 1: one_step(11)}),
+    ]
+    _, _, err = paceline_("run", "-n", "2", "train.py")
+    assert "paceline: step 11 · 640 samples/s · loss 0.09091 · spread 0 % (slowest: rank 0)\n" in err
+
+
+def test_a_script_that_does_not_train_is_no_mistake(launched, paceline_):
+    launched.steps = 0
+    code, _, err = paceline_("run", "train.py")
+    assert code == 0
+    assert "no optimizer step" in err
+
+
+def test_the_exit_code_is_the_scripts(launched, paceline_):
+    launched.outcome.exit_code = 3
+    code, out, _ = paceline_("run", "--json", "train.py")
+    assert code == 3
+    document = json.loads(out)
+    assert document["exit_code"] == 3
+    assert document["error"]["type"] == "ScriptFailed"
+
+
+def test_a_failed_worker_is_told_once(launched, paceline_):
+    launched.outcome.exit_code = 1
+    launched.outcome.message = "rank 1 on here was killed by SIGKILL"
+    code, _, err = paceline_("run", "-n", "2", "train.py")
+    assert code == 1
+    assert err.count("rank 1 on here was killed by SIGKILL") == 1
+
+
+def test_an_error_of_ours_that_has_a_name_gets_no_traceback(launched, paceline_):
+    launched.raises = LaunchError("torch cannot be imported", advice="paceline doctor")
+    code, _, err = paceline_("run", "train.py")
+    assert code == 1
+    assert err.startswith("paceline: torch cannot be imported\n  paceline doctor")
+    assert FakeZygote.started[0].closed
+
+
+def test_a_bug_of_ours_gets_its_traceback_and_the_records_path(launched, paceline_):
+    launched.raises = ZeroDivisionError("oops")
+    code, out, err = paceline_("run", "--json", "train.py")
+    assert code == 1
+    assert "Traceback" in err
+    assert "ZeroDivisionError: oops" in err
+    assert str(launched.records[0]) in err
+    assert json.loads(out)["error"]["type"] == "Bug"
+
+
+def test_the_zygote_starts_only_where_workers_will(launched, paceline_):
+    paceline_("run", "--help")
+    paceline_("doctor", "--help")
+    paceline_("--version")
+    assert FakeZygote.started == []
+    paceline_("run", "train.py")
+    [zygote] = FakeZygote.started
+    assert zygote.closed

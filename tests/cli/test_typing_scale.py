@@ -1,0 +1,77 @@
+"""What `paceline scale` prints."""
+
+from __future__ import annotations
+
+import json
+
+from paceline.launch import Notice, Output
+from paceline.record import read_run
+
+
+def test_the_table(launched, paceline_, tmp_path):
+    launched.events = [Output(0, "stdout", b"epoch 1\n"), Notice("said once")]
+    code, out, err = paceline_("scale", "-n", "1,2", "--repeat", "2", "--steps", "12", "train.py")
+    assert code == 0
+    assert out == ""
+    assert [run.workers for run in launched.runs] == [1, 2, 1, 2]
+    assert {run.steps for run in launched.runs} == {12}
+    assert "epoch 1" not in err
+    assert err.count("said once") == 1
+    assert all(len(line) <= 80 for line in err.splitlines())
+    for word in ("workers", "samples/s", "speed-up", "efficiency", "same numbers: yes", "50 %", "1.00×"):
+        assert word in err
+    [record] = (tmp_path / "paceline-runs").iterdir()
+    assert (record / "plots" / "scale.svg").is_file()
+    assert json.loads((record / "verdict.json").read_text())["mode"] == "strong"
+    assert read_run(record).verb == "scale"
+    assert len(list((record / "trials").iterdir())) == 4
+
+
+def test_the_document(launched, paceline_):
+    code, out, _ = paceline_("scale", "-n", "2,1", "--repeat", "1", "--json", "train.py")
+    document = json.loads(out)
+    assert code == 0
+    assert {"schema", "verb", "record", "paceline"} <= document.keys()
+    assert (document["verb"], document["mode"]) == ("scale", "strong")
+    assert [point["workers"] for point in document["points"]] == [1, 2]
+    assert {"samples_per_s", "low", "high", "speedup", "efficiency", "step"} <= document["points"][0].keys()
+    assert document["same_numbers"]["checked"] is True
+    assert document["same_numbers"]["max_difference"] == 0.0
+
+
+def test_weak(launched, paceline_):
+    _, _, err = paceline_("scale", "-n", "1,2", "--repeat", "1", "--weak", "train.py")
+    assert {run.batch for run in launched.runs} == {"scale"}
+    assert "weak scaling" in err
+    assert "same numbers: not checked" in err
+
+
+def test_a_trial_that_fails(launched, paceline_):
+    launched.outcome.exit_code, launched.outcome.message = 1, "ValueError: no such data"
+    code, out, err = paceline_("scale", "-n", "1,2", "--json", "train.py")
+    assert code == 1
+    assert len(launched.runs) == 1
+    assert "round 1, 1 worker: failed\nValueError: no such data" in err
+    assert json.loads(out)["error"]["message"] == "ValueError: no such data"
+
+
+def test_an_interrupt_leaves_a_readable_record(launched, paceline_, tmp_path):
+    launched.outcome.interrupted, launched.outcome.exit_code = True, 130
+    code, _, err = paceline_("scale", "-n", "1,2", "train.py")
+    assert code == 130
+    assert "interrupted" in err
+    [record] = (tmp_path / "paceline-runs").iterdir()
+    outcome = read_run(record).outcome
+    assert outcome is not None
+    assert outcome.interrupted
+    assert json.loads((record / "verdict.json").read_text())["interrupted"] is True
+
+
+def test_an_interrupt_between_two_trials(launched, paceline_, tmp_path):
+    launched.raises = KeyboardInterrupt()
+    code, _, _ = paceline_("scale", "-n", "1,2", "train.py")
+    assert code == 130
+    [record] = (tmp_path / "paceline-runs").iterdir()
+    outcome = read_run(record).outcome
+    assert outcome is not None
+    assert outcome.interrupted

@@ -1,0 +1,73 @@
+"""One zygote for all tests of the launcher, and a check that each test leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from launched import Launched, Play
+
+from paceline.launch import Event, Zygote, launch
+from paceline.settings import RunSettings
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    with Zygote.start() as zygote:
+        yield zygote
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No process below us but the zygote, no shared memory, no open descriptor, once the test is over."""
+    if "zygote" in request.fixturenames:
+        request.getfixturevalue("zygote")
+    before = left_overs()
+    yield
+    deadline = time.monotonic() + 10
+    while (left := left_overs() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+
+
+def left_overs() -> set[str]:
+    found = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+    found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+    found.add(f"{len(os.listdir('/proc/self/fd'))} open descriptors")
+    return found
+
+
+@pytest.fixture
+def play(zygote: Zygote, tmp_path: Path) -> Play:
+    """Launches a script that is given as text."""
+
+    def play(
+        text: str,
+        *,
+        workers: int = 2,
+        on_event: Callable[[Launched, Event], None] | None = None,
+        oversubscribe: bool = False,
+        arguments: tuple[str, ...] = (),
+        **settings: object,
+    ) -> Launched:
+        script = tmp_path / "train.py"
+        script.write_text(textwrap.dedent(text))
+        launched = Launched(tmp_path / "record")
+
+        def tell(event: Event) -> None:
+            launched.events.append(event)
+            if on_event is not None:
+                on_event(launched, event)
+
+        run = RunSettings(script=str(script), workers=workers, arguments=arguments, **settings)  # type: ignore[arg-type]
+        launched.outcome = launch(
+            run, zygote=zygote, record=launched.record, on_event=tell, oversubscribe=oversubscribe
+        )
+        return launched
+
+    return play

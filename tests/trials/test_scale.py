@@ -1,0 +1,160 @@
+"""The plan of a scaling measurement and the arithmetic of its verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from records import step, write_record
+
+from paceline.record import Outcome
+from paceline.settings import RunSettings
+from paceline.trials import scale
+from paceline.trials.scale_plot import draw
+
+SETTINGS = RunSettings(script="train.py", steps=30)
+
+
+class Launcher:
+    """Stands in for `launch`: writes a record whose steps take so many seconds at so many workers."""
+
+    def __init__(self, seconds: dict[int, list[float]], losses: dict[int, list[float]] | None = None) -> None:
+        self.seconds = {workers: list(each) for workers, each in seconds.items()}
+        self.losses = losses or {}
+        self.launched: list[int] = []
+        self.fails: dict[int, str] = {}
+        self.interrupts: int | None = None  # at this number of workers
+
+    def __call__(self, run, *, zygote, record, on_event, verb, oversubscribe) -> Outcome:
+        self.launched.append(run.workers)
+        seconds = self.seconds[run.workers].pop(0)
+        losses = self.losses.get(run.workers, [1 / k for k in range(1, 31)])
+        by_rank = [
+            [step(k, own=seconds, communication=0.0, loss=loss) for k, loss in enumerate(losses, 1)]
+            for _ in range(run.workers)
+        ]
+        message = self.fails.get(run.workers, "")
+        outcome = write_record(record, by_rank, exit_code=int(bool(message)), message=message)
+        if self.interrupts == run.workers:
+            outcome.interrupted, outcome.exit_code = True, 130
+        return outcome
+
+
+def measure(launcher: Launcher, tmp_path: Path, monkeypatch, workers=(1, 2), rounds=3, mode="strong") -> scale.Verdict:
+    monkeypatch.setattr(scale, "launch", launcher)
+    plan = scale.plan(SETTINGS, workers, rounds=rounds, mode=mode)
+    results = scale.carry_out(
+        plan,
+        zygote=None,
+        record=tmp_path,
+        on_event=lambda event: None,
+        on_start=lambda trial: None,
+        on_result=lambda result: None,
+    )
+    interrupted = any(result.interrupted for result in results)
+    return scale.judge(results, mode=mode, record=tmp_path, interrupted=interrupted)
+
+
+def test_trials_are_interleaved_in_rounds():
+    plan = scale.plan(SETTINGS, [4, 1, 2, 1], rounds=2, mode="strong")
+    assert [(t.round, t.workers) for t in plan] == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]
+    assert {t.settings.seed for t in plan} == {0}
+    assert {t.settings.batch for t in plan} == {"keep"}
+
+
+def test_weak_scaling_keeps_each_workers_batch():
+    assert {t.settings.batch for t in scale.plan(SETTINGS, [1, 2], rounds=1, mode="weak")} == {"scale"}
+
+
+def test_speed_is_the_median_round_and_the_spread_its_ends(tmp_path, monkeypatch):
+    verdict = measure(Launcher({1: [0.064, 0.128, 0.064], 2: [0.032, 0.04, 0.064]}), tmp_path, monkeypatch)
+    one, two = verdict.points
+    assert (one.samples_per_s, one.low, one.high) == pytest.approx((1000, 500, 1000))
+    assert (two.samples_per_s, two.low, two.high) == pytest.approx((1600, 1000, 2000))
+    assert two.speedup == pytest.approx(1.6)
+    assert (two.speedup_low, two.speedup_high) == pytest.approx((1.0, 3.2))
+    assert (one.efficiency, two.efficiency) == pytest.approx((1.0, 0.8))
+    assert scale.spread(verdict) == pytest.approx(1.0)
+
+
+def test_without_one_worker_the_fewest_are_the_base(tmp_path, monkeypatch):
+    verdict = measure(Launcher({2: [0.032], 4: [0.016]}), tmp_path, monkeypatch, workers=(2, 4), rounds=1)
+    assert verdict.base == 2
+    assert verdict.points[1].speedup == pytest.approx(2.0)
+    assert verdict.points[1].efficiency == pytest.approx(1.0)
+
+
+def test_each_trial_has_a_record_of_its_own(tmp_path, monkeypatch):
+    measure(Launcher({1: [0.1, 0.1], 2: [0.1, 0.1]}), tmp_path, monkeypatch, rounds=2)
+    assert sorted(p.name for p in (tmp_path / "trials").iterdir()) == [
+        "round1-workers1",
+        "round1-workers2",
+        "round2-workers1",
+        "round2-workers2",
+    ]
+
+
+def test_other_losses_are_other_numbers(tmp_path, monkeypatch):
+    launcher = Launcher({1: [0.1], 2: [0.1]}, losses={1: [1.0, 0.5], 2: [1.0, 0.6]})
+    same = measure(launcher, tmp_path, monkeypatch, rounds=1).same_numbers
+    assert same.checked
+    assert same.same is False
+    assert (same.workers, same.step) == (2, 2)
+
+
+def test_weak_losses_are_not_compared(tmp_path, monkeypatch):
+    same = measure(Launcher({1: [0.1], 2: [0.1]}), tmp_path, monkeypatch, rounds=1, mode="weak").same_numbers
+    assert not same.checked
+    assert "--weak" in same.why
+
+
+def test_a_script_that_does_not_repeat_itself_is_said_so(tmp_path, monkeypatch):
+    class Drifting(Launcher):
+        def __call__(self, run, **rest):
+            self.losses = {run.workers: [1.0, 0.5 + 0.1 * len(self.launched)]}
+            return super().__call__(run, **rest)
+
+    same = measure(Drifting({1: [0.1, 0.1], 2: [0.1, 0.1]}), tmp_path, monkeypatch, rounds=2).same_numbers
+    assert not same.checked
+    assert "does not repeat itself" in same.why
+
+
+def test_a_number_of_workers_that_fails_is_tried_once_and_reported(tmp_path, monkeypatch):
+    launcher = Launcher({1: [0.1, 0.1], 2: [0.1, 0.1], 3: [0.1, 0.1]})
+    launcher.fails = {2: "rank 1 on here ran out of memory"}
+    verdict = measure(launcher, tmp_path, monkeypatch, workers=(1, 2, 3), rounds=2)
+    assert launcher.launched == [1, 2, 3, 1, 3]
+    assert [p.workers for p in verdict.points] == [1, 3]
+    [failure] = verdict.failures
+    assert (failure.workers, failure.round, failure.message) == (2, 1, "rank 1 on here ran out of memory")
+
+
+def test_when_the_base_fails_nothing_else_is_tried(tmp_path, monkeypatch):
+    launcher = Launcher({1: [0.1], 2: [0.1]})
+    launcher.fails = {1: "no module named numpi"}
+    verdict = measure(launcher, tmp_path, monkeypatch)
+    assert launcher.launched == [1]
+    assert verdict.points == []
+    assert not verdict.same_numbers.checked
+
+
+def test_a_script_without_a_step_is_a_failure(tmp_path, monkeypatch):
+    verdict = measure(Launcher({1: [0.1]}, losses={1: []}), tmp_path, monkeypatch, workers=(1,))
+    assert "no optimizer step" in verdict.failures[0].message
+
+
+def test_an_interrupt_ends_it_and_the_rest_still_counts(tmp_path, monkeypatch):
+    launcher = Launcher({1: [0.1], 2: [0.1]})
+    launcher.interrupts = 2
+    verdict = measure(launcher, tmp_path, monkeypatch)
+    assert launcher.launched == [1, 2]
+    assert verdict.interrupted
+    assert [p.workers for p in verdict.points] == [1]
+    assert verdict.failures == []
+
+
+def test_the_plot_is_an_svg(tmp_path, monkeypatch):
+    verdict = measure(Launcher({1: [0.1], 2: [0.05]}), tmp_path, monkeypatch, rounds=1)
+    path = tmp_path / "plots" / "scale.svg"
+    draw(verdict, path, title="train.py")
+    assert "<svg" in path.read_text()
