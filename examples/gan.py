@@ -6,7 +6,7 @@
     python examples/gan.py --epochs 2                                         # a few seconds
     python examples/gan.py --data DIR --adam --epochs 20 --save drawn.pt      # pictures of Fashion-MNIST
 
-By default the real points lie on a ring of eight blobs. Two numbers say how well they are met: `off` is how far a
+By default the real points lie on a half circle. Two numbers say how well they are met: `off` is how far a
 generated point is from the nearest real one, `missed` how far a real point is from the nearest generated one.
 """
 
@@ -20,31 +20,31 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def ring_of_points(count):
+def half_circle(count):
     random = torch.Generator().manual_seed(1)
-    angle = torch.randint(8, (count,), generator=random) * (math.pi / 4)
+    angle = math.pi * torch.rand(count, generator=random)
     return torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(count, 2, generator=random)
 
 
 def make_network(inputs, hidden, outputs):
     return nn.Sequential(
         nn.Linear(inputs, hidden),
-        nn.LeakyReLU(0.2),
+        nn.SiLU(),
         nn.Linear(hidden, hidden),
-        nn.LeakyReLU(0.2),
+        nn.SiLU(),
         nn.Linear(hidden, outputs),
     )
 
 
 def main():
     parser = argparse.ArgumentParser(description="Train a small GAN.")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, help="0.1 with SGD, 0.0005 with Adam, unless given")
     parser.add_argument("--adam", action="store_true", help="Adam instead of plain SGD")
     parser.add_argument("--noise", type=int, default=16, help="size of the generator's input")
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--data", metavar="DIR", help="folder of the real sets; points on a ring without")
+    parser.add_argument("--data", metavar="DIR", help="folder of the real sets; points on a half circle without")
     parser.add_argument("--train-size", type=int, help="train on so many points or pictures")
     parser.add_argument("--save", metavar="FILE", help="save 500 generated points or pictures at the end")
     parser.add_argument("--log-every", type=int, default=20, help="print the losses every so many steps")
@@ -56,7 +56,7 @@ def main():
     if args.data:
         points = pictures.load("fashion", args.data, args.train_size)[0].flatten(1)
     else:
-        points = ring_of_points(args.train_size or 10_000)
+        points = half_circle(args.train_size or 10_000)
     loader = DataLoader(TensorDataset(points), args.batch_size, shuffle=True)
     some_real = points[:500].to(args.device)
 

@@ -17,6 +17,7 @@ from paceline.record import (
     Run,
     Step,
     StepWriter,
+    last_step,
     new_folder,
     prepare,
     read_run,
@@ -61,6 +62,7 @@ def test_steps_come_back_as_they_were_written(tmp_path: Path) -> None:
     for number, step in enumerate(steps):
         writer.append(step)
         assert read_steps(tmp_path, 1) == steps[: number + 1], "a step is in the file when append returns"
+        assert last_step(tmp_path, 1) == step
     writer.close()
     writer.close()
 
@@ -78,6 +80,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, kept: int) -> None:
     line = msgspec.json.encode(a_step(0))
     (tmp_path / "steps.rank0.jsonl").write_bytes(line + b"\n" + line[:kept])
     assert read_steps(tmp_path, 0) == [a_step(0)]
+    assert last_step(tmp_path, 0) == a_step(0)
 
 
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -91,6 +94,7 @@ def test_an_empty_file_and_a_missing_file_hold_no_steps(tmp_path: Path) -> None:
     (tmp_path / "steps.rank0.jsonl").touch()
     assert read_steps(tmp_path, 0) == []
     assert read_steps(tmp_path, 1) == []
+    assert last_step(tmp_path, 0) is last_step(tmp_path, 1) is None
 
 
 def test_steps_of_a_newer_paceline_with_more_fields_are_read(tmp_path: Path) -> None:
@@ -162,10 +166,15 @@ def test_a_disk_that_fills_up_is_an_error_and_the_record_stays_readable(full_dis
     write_run(full_disk, a_run())
     writer = StepWriter(full_disk / "steps.rank0.jsonl")
     written = 0
-    with pytest.raises(RecordError, match="No space left"):
+
+    def fill_up() -> None:
+        nonlocal written
         while True:
             writer.append(a_step(written))
             written += 1
+
+    with pytest.raises(RecordError, match="No space left"):
+        fill_up()
     writer.close()
     assert len(read_steps(full_disk, 0)) == written
     with pytest.raises(RecordError, match="No space left"):

@@ -46,7 +46,7 @@ images = torch.rand(48, 1, 14, 14) * 0.3
 for i, t in enumerate(target):
     images[i, 0, 3 * t : 3 * t + 3] += 1
 model = Net()
-optimizer = optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(1, 4):
+optimizer = optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+for epoch in range(1, 6):
     train(model, DataLoader(TensorDataset(images[:32], target[:32]), batch_size=10, shuffle=True), optimizer, epoch)
     test(model, DataLoader(TensorDataset(images[32:], target[32:]), batch_size=7))

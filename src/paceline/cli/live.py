@@ -55,7 +55,8 @@ class LiveLine:
         """The latest step of each worker."""
         if self._quiet or not steps:
             return
-        self._seen.append(dict(steps))
+        if not self._seen or self._seen[-1] != steps:
+            self._seen.append(dict(steps))
         self._text = self._describe()
         if self._terminal:
             self._take_away()
@@ -91,9 +92,12 @@ class LiveLine:
         rank = min(last)
         a, b = first.get(rank), last[rank]
         samples = fmean(seen[rank].samples for seen in self._seen if rank in seen)
-        if a is None or b.at <= a.at or b.step <= a.step:
-            return b.samples / b.total if b.total > 0 else 0.0
-        return (b.step - a.step) * samples / (b.at - a.at)
+        # An evaluation in between is no training, and would look like a collapse of the rate.
+        elapsed = b.at - a.at - b.evaluation if a else 0.0
+        if a is None or elapsed <= 0 or b.step <= a.step:
+            own = b.total - b.evaluation
+            return b.samples / own if own > 0 else 0.0
+        return (b.step - a.step) * samples / elapsed
 
     def _spread(self) -> str:
         """How far apart the workers are in their own work."""

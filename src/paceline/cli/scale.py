@@ -247,8 +247,8 @@ def show_verdict(console: Console, verdict: trials.Verdict) -> None:
     console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
     if trials.spread(verdict) > UNSTEADY:
         console.print(
-            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: something else keeps this machine "
-            "busy. Try again when it is quiet, or with a larger --repeat.",
+            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: something else keeps this "
+            "machine busy. Try again when it is quiet, or with a larger --repeat.",
             style="yellow",
         )
     for failure in verdict.failures:

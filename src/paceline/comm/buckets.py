@@ -107,12 +107,7 @@ class Buckets:
         tails = self.group.gather_vectors(self._tail(loss, share), "gradients")
         state = tails[:, 2:].max(0).values.tolist()
         reached = {index for index, value in enumerate(state) if value == REACHED}
-        self._place(sorted(index for index in reached if self.slots[index].bucket is None))
-        for index in sorted(reached):
-            bucket = self.slots[index].bucket
-            if bucket is not None and bucket not in self._sending:
-                bucket.pending = None
-                self._sending.append(bucket)
+        self._line_up([index for index in sorted(reached) if self.slots[index].bucket not in self._sending])
         wanted = {id(self.slots[index]) for index in reached}
         for bucket in self._sending[self._sent :]:
             if any(id(slot) in wanted for slot in bucket.slots):
@@ -165,17 +160,26 @@ class Buckets:
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
-    def _place(self, new: list[int]) -> None:
-        """Builds buckets for parameters that have none, in the order in which rank 0's gradients came."""
+    def _line_up(self, new: list[int]) -> None:
+        """Parameters that this backward is the first of its kind to reach: their buckets are sent after the others, in
+        the order in which rank 0's last gradients for them came."""
         if not new:
             return
-        first_seen = self.group.gather_objects([i for i in self._order if i in set(new)], "the order of gradients")[0]
-        order = first_seen + [index for index in new if index not in set(first_seen)]
+        came = self.group.gather_objects([i for i in self._order if i in set(new)], "the order of gradients")[0]
+        order = came + [index for index in new if index not in set(came)]
+        self._place([self.slots[index] for index in order if self.slots[index].bucket is None])
+        buckets = dict.fromkeys(bucket for i in reversed(order) if (bucket := self.slots[i].bucket) is not None)
+        for bucket in reversed(buckets):
+            bucket.pending = None
+            self._sending.append(bucket)
+
+    def _place(self, new: list[Slot]) -> None:
+        """Builds buckets for parameters that have none, neighbours as they come."""
         alike: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
-        for index in order:
-            parameter = self.slots[index].parameter()
+        for slot in new:
+            parameter = slot.parameter()
             if parameter is not None:
-                alike.setdefault((parameter.dtype, parameter.device), []).append(self.slots[index])
+                alike.setdefault((parameter.dtype, parameter.device), []).append(slot)
         for slots in alike.values():
             for chunk in self._chunks(slots):
                 self._build(chunk)

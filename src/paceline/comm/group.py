@@ -85,13 +85,13 @@ class Group:
             out = mine.new_empty((self.world * longest, *mine.shape[1:]))
             self._await(self._nccl()._allgather_base(out, mine), what)
         else:
-            flat = as_bytes(mine)
-            whole = flat.new_empty(self.world * flat.numel())
-            self._await(self._rows._allgather_base(whole, flat), what)
-            out = whole.view(mine.dtype).view((self.world * longest, *mine.shape[1:])).to(rows.device)
+            out = torch.empty((self.world * longest, *mine.shape[1:]), dtype=mine.dtype)
+            self._await(self._rows._allgather_base(as_bytes(out), as_bytes(mine)), what)
+            out = out.to(rows.device)
         if any(size != longest for size in sizes):
             out = torch.cat([out[r * longest : r * longest + size] for r, size in enumerate(sizes)])
-        return out.movedim(0, dim)
+        # Not a view: the script may change it in place.
+        return out.movedim(0, dim).contiguous() if dim else out
 
     def gather_vectors(self, vector: torch.Tensor, what: str) -> torch.Tensor:
         """One row a worker: a host vector of the same length on each."""

@@ -28,6 +28,7 @@ class Segments:
         self.group = group
         self._half, self._turn = 0, 0
         self._fd, self._memory = -1, mmap.mmap(-1, 1)
+        self._outgrown = -1
         self._peers: dict[int, tuple[tuple[int, ...], mmap.mmap]] = {}
 
     def exchange(self, value: Any, flag: int, what: str) -> tuple[list[Any], list[int]]:
@@ -41,6 +42,9 @@ class Segments:
         start = self._write([memoryview(sizes), *raws])
         mine = torch.tensor([os.getpid(), self._fd, self._half, start, len(sizes), flag])
         rows = self.group.gather_vectors(mine, what).tolist()
+        if self._outgrown >= 0:  # everybody has mapped it by now, and a mapping keeps its memory alive
+            os.close(self._outgrown)
+            self._outgrown = -1
         self._turn ^= 1
         return [self._read(rank, row) for rank, row in enumerate(rows)], [row[-1] for row in rows]
 
@@ -48,8 +52,7 @@ class Segments:
         need = sum(_aligned(len(raw)) for raw in raws)
         if need > self._half:
             self._half = max(START, 1 << (need - 1).bit_length())
-            # The old one stays open until its last reader has let go of it: its mapping keeps it alive.
-            self._fd = os.memfd_create("paceline")
+            self._outgrown, self._fd = self._fd, os.memfd_create("paceline")
             os.ftruncate(self._fd, 2 * self._half)
             self._memory = mmap.mmap(self._fd, 2 * self._half)
         at = start = self._turn * self._half

@@ -104,10 +104,13 @@ class Control:
         self._over = True
         os.eventfd_write(self._bell, 1)
         self._thread.join(timeout=2)
+        if not self._thread.is_alive():
+            os.close(self._bell)
 
     def _post(self, message: wire.Said | wire.Failed) -> None:
-        self._outbox.append(message)
-        os.eventfd_write(self._bell, 1)
+        if not self._over:
+            self._outbox.append(message)
+            os.eventfd_write(self._bell, 1)
 
     def _serve(self) -> None:
         context = zmq.Context()
@@ -150,13 +153,9 @@ class Control:
         if hmac.compare_digest(envelope.token.encode(), self._settings.token.encode()):
             main = threading.main_thread().ident
             frame = sys._current_frames().get(main) if main is not None else None
-            self._send(
-                socket, wire.Stack(stack_of(frame) if frame is not None else "its main thread has ended")
-            )
+            self._send(socket, wire.Stack(stack_of(frame) if frame is not None else "its main thread has ended"))
 
-    def _send(
-        self, socket: zmq.Socket[bytes], message: wire.Beat | wire.Said | wire.Failed | wire.Stack
-    ) -> None:
+    def _send(self, socket: zmq.Socket[bytes], message: wire.Beat | wire.Said | wire.Failed | wire.Stack) -> None:
         socket.send(
             msgspec.json.encode(wire.FromWorker(self._settings.token, self._settings.rank, message)),
             zmq.NOBLOCK,

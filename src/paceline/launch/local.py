@@ -12,6 +12,7 @@ import os
 import platform
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from paceline.launch.events import Event
 from paceline.launch.failure import explain
 from paceline.launch.watch import Signals, Watch
 from paceline.launch.zygote import Zygote
-from paceline.record import Outcome, Run, WorkerInfo, prepare, write_run
+from paceline.record import Outcome, Run, WorkerInfo, last_step, prepare, write_run
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 
@@ -64,9 +65,7 @@ def launch(
     write_run(record, entry)
     try:
         with Signals() as signals:
-            outcome = _watched(
-                run, host, entry, zygote=zygote, record=record, signals=signals, on_event=on_event
-            )
+            outcome = _watched(run, host, entry, zygote=zygote, record=record, signals=signals, on_event=on_event)
     except PacelineError as error:
         _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=error.message, message=str(error)))
         raise
@@ -88,9 +87,7 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
     if run.module:
         top = run.script.partition(".")[0]
         # As `python -m`, which looks into the current folder first.
-        if not importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) and not importlib.util.find_spec(
-            top
-        ):
+        if not importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) and not importlib.util.find_spec(top):
             raise UsageError(
                 f"There is no module {top!r} here or among the installed ones.",
                 advice="Type its dotted name, from the folder that holds the package: -m package.train",
@@ -99,8 +96,7 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
         found = "It is a folder" if Path(run.script).is_dir() else "There is no such file"
         raise UsageError(
             f"The script {run.script!r} cannot be run: {found} (looked from {os.getcwd()}).",
-            advice=_did_you_mean(Path(run.script))
-            or "Type the path of a Python file, or a module's name after -m.",
+            advice=_did_you_mean(Path(run.script)) or "Type the path of a Python file, or a module's name after -m.",
         )
 
 
@@ -122,6 +118,7 @@ def _watched(
 ) -> Outcome:
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-", ignore_cleanup_errors=True))
         channel = Channel()
         stack.callback(channel.close)
         # Bound here and served by rank 0: nobody can take the port in between.
@@ -143,7 +140,7 @@ def _watched(
             watch.until_ready()
             if zygote.ready is not None:
                 orders = _orders(run, host, zygote.ready.threads, record, listening, channel)
-                pids = watch.begin(wire.Spawn(orders, os.getcwd()), descriptors)
+                pids = watch.begin(wire.Spawn(orders, os.getcwd(), scratch), descriptors)
                 entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
                 write_run(record, entry)
             for descriptor in (out[1], err[1]):
@@ -193,7 +190,7 @@ def _outcome(watch: Watch, host: Host, record: Path, seconds: float) -> Outcome:
     outcome = Outcome(
         exit_code=0,
         seconds=seconds,
-        steps=max((beat.step for beat in beats), default=0),
+        steps=max([*(beat.step for beat in beats), *_recorded(record, len(watch.standings))], default=0),
         view=next((beat.view for beat in beats if beat.view), ""),
         notices=watch.notices,
     )
@@ -205,6 +202,12 @@ def _outcome(watch: Watch, host: Host, record: Path, seconds: float) -> Outcome:
         outcome.failed_rank, outcome.cause = watch.cause.rank, watch.cause.cause
         outcome.message = explain(watch.cause, host.name, record)
     return outcome
+
+
+def _recorded(record: Path, workers: int) -> list[int]:
+    """Steps in the record: a worker that was killed could not send a last heartbeat."""
+    found = (last_step(record, rank) for rank in range(workers))
+    return [step.step for step in found if step is not None]
 
 
 def _conclude(record: Path, entry: Run, outcome: Outcome) -> None:

@@ -48,9 +48,7 @@ def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
         "MASTER_ADDR": worker.store_host,
         "MASTER_PORT": str(worker.store_port),
         "OMP_NUM_THREADS": str(worker.threads),
-        "TF_CONFIG": json.dumps(
-            {"cluster": {"worker": tasks}, "task": {"type": "worker", "index": worker.rank}}
-        ),
+        "TF_CONFIG": json.dumps({"cluster": {"worker": tasks}, "task": {"type": "worker", "index": worker.rank}}),
         "JAX_COORDINATOR_ADDRESS": f"{worker.store_host}:{ports[0]}",
         "JAX_NUM_PROCESSES": str(worker.world),
         "JAX_PROCESS_ID": str(worker.rank),

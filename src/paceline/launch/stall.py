@@ -79,9 +79,7 @@ def report(stalled: Stalled, standings: list[Standing], stacks: dict[int, str], 
     lines.append("Where each worker stands (main thread, innermost line last):")
     for standing in standings:
         if not standing.ended:
-            stack = stacks.get(
-                standing.rank, "  did not answer: its Python is blocked, or it has not started yet"
-            )
+            stack = stacks.get(standing.rank, "  did not answer: its Python is blocked, or it has not started yet")
             lines += [f"worker {standing.rank}:", stack]
     return "\n".join(lines)
 

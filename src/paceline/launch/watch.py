@@ -86,9 +86,7 @@ class Watch:
         self._inspector = stall.Inspector(run.stall_warning, run.stall_abort)
         self._failures = Failures()
         self._live: set[int] = set()
-        self._farewell_by: dict[
-            int, float
-        ] = {}  # ranks that ended by themselves and may still have said something
+        self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves and may still have said something
         self._kill_at: float | None = None
         self._swept = True
         self._stalled: stall.Stalled | None = None  # a report waits for stacks until _answers_by

@@ -32,6 +32,7 @@ class Spawn(msgspec.Struct, tag=True, frozen=True):
 
     orders: list[Order]
     folder: str  # where the script is to run
+    scratch: str  # a temporary folder of the run, gone when it is over
 
 
 class Signal(msgspec.Struct, tag=True, frozen=True):

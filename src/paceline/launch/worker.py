@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import faulthandler
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -32,10 +33,13 @@ def default_threads() -> int:
     return torch.get_num_threads()
 
 
-def work(order: wire.Order, folder: str, descriptors: list[int], parent: int) -> int | str | None:
+def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: int) -> int | str | None:
     """Runs the script as one worker; returns what to give to sys.exit. `descriptors` are rank 0's: the
     listening socket of the rendezvous, and the pipes for its standard output and error."""
     _leave_the_zygote(parent)
+    # Where multiprocessing keeps its socket files. It has no public name for this, and would leave a folder of
+    # its own behind whenever a worker is killed.
+    multiprocessing.current_process()._config["tempdir"] = spawn.scratch  # type: ignore[attr-defined]
     settings = order.settings
     pipes: list[int] = []
     if descriptors:
@@ -51,7 +55,7 @@ def work(order: wire.Order, folder: str, descriptors: list[int], parent: int) ->
     atexit.register(control.close)
     try:
         _redirect(settings, pipes)
-        os.chdir(folder)
+        os.chdir(spawn.folder)
         perform(settings, control.pulse)
     except SystemExit as end:
         return end.code

@@ -17,6 +17,7 @@ gc.disable()
 import ctypes  # noqa: E402
 import os  # noqa: E402
 import select  # noqa: E402
+import shutil  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
@@ -36,12 +37,13 @@ class Nursery:
         self._launcher = launcher
         self._workers: dict[int, int] = {}  # process id → rank
         self._served = False
+        self._scratch = ""  # of the run that is on
         self._running = False  # between a Spawn and its Swept
         self._groups: set[int] = set()  # process groups that ended workers left behind
         self._sweep_at = 0.0  # when what they left behind is killed
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(self) -> tuple[wire.Order, str, list[int]]:
+    def serve(self) -> tuple[wire.Spawn, wire.Order, list[int]]:
         """Serves the launcher until it is gone. Returns only in a fork, with what that worker has to do, so
         that a worker's stack is as short as a script's own."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -68,10 +70,10 @@ class Nursery:
                 except (EOFError, OSError):
                     self._abandon()
 
-    def _spawn(self, spawn: wire.Spawn, descriptors: list[int]) -> tuple[wire.Order, str, list[int]] | None:
+    def _spawn(self, spawn: wire.Spawn, descriptors: list[int]) -> tuple[wire.Spawn, wire.Order, list[int]] | None:
         if self._served:
             _import_what_comes_late()
-        self._served = True
+        self._served, self._scratch = True, spawn.scratch
         pids = []
         for order in spawn.orders:
             pid = os.fork()
@@ -85,7 +87,7 @@ class Nursery:
                     for fd in descriptors:
                         os.close(fd)
                     descriptors = []
-                return order, spawn.folder, descriptors
+                return spawn, order, descriptors
             # Here as well as in the fork: whoever is first, the group exists before anybody signals it.
             _quietly(os.setpgid, pid, pid)
             self._workers[pid] = order.settings.rank
@@ -139,7 +141,7 @@ class Nursery:
             wire.send(self._launcher, wire.Swept())
 
     def _abandon(self) -> None:
-        """The launcher is gone: so is everything below us."""
+        """The launcher is gone: everything below us goes too, and what the launcher would have tidied up."""
         while True:
             for pid in _children():
                 _quietly(os.killpg, pid, signal.SIGKILL)
@@ -147,6 +149,8 @@ class Nursery:
             try:
                 os.waitpid(-1, 0)
             except ChildProcessError:
+                if self._scratch:
+                    shutil.rmtree(self._scratch, ignore_errors=True)
                 os._exit(0)
 
 
@@ -200,10 +204,10 @@ def main() -> None:
         wire.send(launcher, wire.Ready(worker.default_threads()))
     except OSError:
         os._exit(0)
-    order, folder, descriptors = Nursery(launcher).serve()
+    spawn, order, descriptors = Nursery(launcher).serve()
     # From here on this is a worker, and it ends as every Python process does: SystemExit unwinds the stack,
     # threads are joined, atexit handlers run, what the script left open is flushed.
-    sys.exit(worker.work(order, folder, descriptors, parent))
+    sys.exit(worker.work(spawn, order, descriptors, parent))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a run leaves behind: one folder of plain files, its types, its writer and its reader."""
 
 from paceline.record.folder import new_folder, prepare
-from paceline.record.reader import read_run, read_steps
+from paceline.record.reader import last_step, read_run, read_steps
 from paceline.record.schema import SCHEMA, Outcome, Run, Step, WorkerInfo
 from paceline.record.writer import StepWriter, write_run
 
@@ -12,6 +12,7 @@ __all__ = [
     "Step",
     "StepWriter",
     "WorkerInfo",
+    "last_step",
     "new_folder",
     "prepare",
     "read_run",

@@ -29,9 +29,7 @@ def new_folder(parent: Path, script_name: str) -> Path:
             raise unwritable(folder, error) from error
         prove(folder)
         return folder
-    raise RecordError(
-        f"{parent} already holds a thousand records of {name}.", advice="Try again in a second."
-    )
+    raise RecordError(f"{parent} already holds a thousand records of {name}.", advice="Try again in a second.")
 
 
 def prepare(folder: Path) -> None:

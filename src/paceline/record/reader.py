@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,22 @@ def read_steps(folder: Path, rank: int) -> list[Step]:
                 break
             raise RecordError(f"{path}, line {number} is damaged: {error}.") from error
     return steps
+
+
+def last_step(folder: Path, rank: int) -> Step | None:
+    """The last step that one worker finished; read from the file's end, however long it is."""
+    try:
+        with open(Path(folder) / f"steps.rank{rank}.jsonl", "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return msgspec.json.decode(line, type=Step)
+        except msgspec.DecodeError:
+            continue
+    return None
 
 
 def _bytes(path: Path) -> bytes:

@@ -17,12 +17,13 @@ from paceline.script.stage import Stage
 
 
 def synchronise(stage: Stage) -> None:
-    """From now on every batch norm in training mode sees the batch."""
+    """From now on every batch norm that normalises by its batch sees all of it."""
     plain = _BatchNorm.forward
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         split = stage.views.split
-        if split is None or not self.training:
+        uses_batch = self.training or (self.running_mean is None and self.running_var is None)
+        if split is None or not uses_batch:
             return plain(self, x)
         return _normalise(self, x, split)
 
@@ -45,6 +46,8 @@ class Notice:
 
 def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
     norm._check_input_dim(x)
+    if norm.training and split.batch * x[:1].numel() == x.shape[1]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -58,7 +61,7 @@ def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
     y = centred * torch.rsqrt(variance + norm.eps).view(shape)
     if norm.affine:
         y = y * norm.weight.view(shape) + norm.bias.view(shape)
-    if norm.track_running_stats and norm.running_mean is not None:
+    if norm.training and norm.track_running_stats and norm.running_mean is not None:
         _track(norm, mean.detach(), variance.detach() * total / (total - 1).clamp_min(1))
     return y.to(x.dtype)
 

@@ -4,6 +4,7 @@ before_step, after_step                   torch's global optimizer step hooks
 on_optimizer                              patch of Optimizer.__init__
 on_model, before_forward, after_forward   patch of nn.Module.__call__ (a global forward hook would slow inner calls)
 before_backward, after_backward           patch of torch.autograd.backward, which Tensor.backward calls
+(parts computed again in backward)        patch of torch.utils.checkpoint.checkpoint
 (gradients asked for by name)             patch of torch.autograd.grad
 on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
 on_save                                   patch of torch.save
@@ -15,7 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.script import algebra, loading
@@ -30,6 +33,7 @@ def find(stage: Stage) -> Callable[[], None]:
         _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         _patch(torch.optim.Optimizer, "__init__", _optimizers(stage, torch.optim.Optimizer.__init__)),
         _patch(torch, "compile", _compiles(stage, torch.compile)),
+        _patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
         _patch(torch, "save", _saves(stage, torch.save)),
         *_slice_view_readings(stage),
         *loading.find(stage),
@@ -52,7 +56,7 @@ def _patch(owner: Any, name: str, new: Any) -> Callable[[], None]:
 
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.aside or not _is_root(stage, self):
+        if stage.depth or stage.aside or not _is_root(stage, self) or _is_tracing():
             return plain(self, *args, **kwargs)
         return stage.call(plain, self, args, kwargs)
 
@@ -74,6 +78,25 @@ def _is_root(stage: Stage, module: nn.Module) -> bool:
     if stage.only is not None:
         return module in stage.only
     return module in stage.roots or next(module.parameters(), None) is not None
+
+
+def _is_tracing() -> bool:
+    """The call is only looked at, to make a graph of it."""
+    return torch._C._is_tracing() or torch.fx._symbolic_trace.is_fx_tracing() or detect_fake_mode() is not None
+
+
+def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What is computed again in backward is computed as it was in forward: inside the sliced call, or outside."""
+        where = stage.where()
+
+        def again(*inner: Any, **named: Any) -> Any:
+            with stage.back_at(where):
+                return function(*inner, **named)
+
+        return plain(again, *args, **kwargs)
+
+    return checkpoint
 
 
 def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ Works in the script's process and, through the fork, in the loader's worker proc
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,7 +131,7 @@ class Dealer:
         index = self._next_index(iterator)
         batched = getattr(iterator, "_auto_collation", False) and isinstance(index, (list, tuple))
         mapped = iterator._dataset_kind == MAP
-        if self.group.world == 1 or self.stage.aside or not batched or not mapped:
+        if self._leaves_alone() or not batched or not mapped:
             return index
         slices = self.stage.views.wants_slices()
         if not slices and self._must_load_whole(iterator):
@@ -144,7 +145,7 @@ class Dealer:
     def receive(self, iterator: Any, following: Callable[[], Any]) -> Any:
         """What the script gets: the whole batch, or in the slice view this worker's rows of it."""
         batch, views = following(), self.stage.views
-        if self.group.world == 1 or self.stage.aside:
+        if self._leaves_alone():
             return batch
         if isinstance(batch, Part):
             if batch.dealt.use == "slice":
@@ -157,6 +158,11 @@ class Dealer:
             return self._cut(batch)
         views.hand_out(None)
         return batch
+
+    def _leaves_alone(self) -> bool:
+        """A loader that is read in a thread of the script's own keeps no order with its collectives: it loads whole."""
+        in_thread = threading.current_thread() is not threading.main_thread()
+        return self.group.world == 1 or self.stage.aside or in_thread
 
     def _put_together(self, iterator: Any, part: Part) -> Any:
         split = Split.of(self.group, len(part.dealt))

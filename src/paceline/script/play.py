@@ -21,10 +21,10 @@ def play(run: RunSettings) -> None:
     sys.argv = [run.script, *run.arguments]
     sys.path.insert(0, os.path.dirname(path))
     main = types.ModuleType("__main__")
-    main.__file__ = run.script
+    main.__file__ = path
     main.__dict__["__builtins__"] = __builtins__
     main.__spec__ = None
     sys.modules["__main__"] = main
     with open(path, "rb") as file:
-        code = compile(file.read(), run.script, "exec")
+        code = compile(file.read(), path, "exec")
     exec(code, main.__dict__)

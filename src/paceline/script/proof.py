@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,19 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torc
 TIES = 1e-2  # of integers (an argmax) may flip by rounding
 
 
+FAILED = object()  # in the place of an output
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one call was seen to do."""
+
+    output: Any
+    states: dict[tuple[str, str], torch.Tensor]  # attributes that it left a new tensor in: (module's path, name)
+    drew: bool  # random numbers
+    error: str = ""
+
+
 class Proof:
     """Learns plans. Every worker calls it at the same call, and all come to the same plan or the same error."""
 
@@ -37,7 +51,8 @@ class Proof:
         self.group, self.batch_dim = group, batch_dim
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Plan | None:
-        """The plan for calls like this one; None where no argument has a batch."""
+        """The plan for calls like this one; None where every worker is to compute it whole: no argument has a batch, or
+        it cannot be sliced and is no place where the script's work is (evaluation, or a head behind a sliced call)."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotSplitError(
                 f"{describe(module)} is called inside a torch.func transform, which cannot be split over workers.",
@@ -47,103 +62,105 @@ class Proof:
         if not hypotheses:
             return None
         subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
+        whole = self._observe(plain, subject, given)
+        if any(self._agree(whole.output is FAILED)):
+            batch_leaf, cuts = hypotheses[0]
+            return Plan(batch_leaf, cuts, None)  # it runs in training mode only: its outputs are judged by shape
+        random = self._random_leaves(plain, subject, given, whole)
+        trouble = ""
+        for batch_leaf, cuts in hypotheses:
+            split = Split.of(self.group, leaves[batch_leaf].shape[cuts[batch_leaf]])
+            with torch.no_grad():
+                piece = self._observe(plain, subject, cut_leaves(given, leaves, cuts, split))
+            roles = self._roles(piece.output, whole.output, random, split)
+            proven = roles is not None and None not in roles
+            if all(self._agree(proven)):
+                return Plan(batch_leaf, cuts, self._common(roles), self._states(piece, whole, split, module))
+            why = "" if proven else self._why(piece, whole)
+            trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
+        refusal = self._refusal(module, given, leaves, hypotheses[0], trouble)
+        behind = any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in leaves)
+        if torch.is_grad_enabled() and module.training and not behind:
+            raise refusal
+        self.group.pulse.notice(f"{describe(module)} cannot be computed in slices: every worker computes it whole.")
+        return None
+
+    def _observe(self, plain: Callable[..., Any], module: nn.Module, given: Any, *, shift: bool = False) -> Seen:
+        """One call that leaves no trace. `shift` makes it draw other random numbers than an unshifted one."""
         with undisturbed(module):
+            if shift:
+                torch.rand(1)
+            before = streams.snapshot()
+            kept = {path: dict(m.__dict__) for path, m in module.named_modules()}
             try:
-                whole = plain(subject, *given[0], **given[1])
-                again = self._random_leaves(plain, subject, given, whole)
-            except Exception:
-                whole, again = None, set()  # it runs in training mode only: its outputs are judged by shape
-            if any(self._agree(whole is None)):
-                batch_leaf, cuts = hypotheses[0]
-                return Plan(batch_leaf, cuts, None)
-            trouble = ""
-            for batch_leaf, cuts in hypotheses:
-                split = Split.of(self.group, leaves[batch_leaf].shape[cuts[batch_leaf]])
-                roles, states, why = self._try(plain, subject, given, leaves, cuts, split, whole, again)
-                if all(self._agree(roles is not None)):
-                    return Plan(batch_leaf, cuts, self._common(roles), states)
-                trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
-        raise self._refusal(module, given, leaves, hypotheses[0], trouble)
+                output = plain(module, *given[0], **given[1])
+            except Exception as error:
+                return Seen(FAILED, {}, False, f"it raised {type(error).__name__}: {error}")
+            states = {
+                (path, name): value
+                for path, m in module.named_modules()
+                for name, value in m.__dict__.items()
+                if isinstance(value, torch.Tensor) and value is not kept[path].get(name)
+            }
+            return Seen(output, states, streams.drawn_since(before))
 
-    def _try(
-        self,
-        plain: Callable[..., Any],
-        module: nn.Module,
-        given: Any,
-        leaves: list[Any],
-        cuts: dict[int, int],
-        split: Split,
-        whole: Any,
-        random: set[int],
-    ) -> tuple[tuple[Role, ...] | None, tuple[tuple[nn.Module, str], ...], str]:
-        """The roles of the outputs under one way of cutting, or why there are none."""
-        before = {id(m): dict(m.__dict__) for m in module.modules()}
-        try:
-            args, kwargs = cut_leaves(given, leaves, cuts, split)
-            piece = plain(module, *args, **kwargs)
-        except Exception as error:
-            return (
-                self._roles(None, whole, random, split),
-                (),
-                f"on a slice it raised {type(error).__name__}: {error}",
-            )
-        states = tuple(
-            (m, name)
-            for m in module.modules()
-            for name, value in m.__dict__.items()
-            if isinstance(value, torch.Tensor) and value.dim() == 0 and value is not before[id(m)].get(name)
-        )
-        roles = self._roles(piece, whole, random, split)
-        return roles, states, self._why(piece, whole) if roles is None else ""
-
-    def _roles(self, piece: Any, whole: Any, random: set[int], split: Split) -> tuple[Role, ...] | None:
-        """Every worker calls this, also one whose slice failed (`piece` None): non-rows are compared collectively."""
-        wholes = tree.leaves(whole)
-        pieces = tree.leaves(piece)
-        fine = tree.structure(piece) == tree.structure(whole) and len(pieces) == len(wholes)
+    def _roles(self, piece: Any, whole: Any, random: set[int], split: Split) -> list[Role | None] | None:
+        """The role of each output, None where there is none; None altogether where the outputs are of another make.
+        Every worker calls this, also one whose slice failed: what is not rows is compared collectively."""
+        wholes, pieces = tree.leaves(whole), tree.leaves(piece)
+        fine = tree.structure(piece) == tree.structure(whole) and piece is not FAILED
         roles: list[Role | None] = []
+        values: list[Any] = []
         for i, target in enumerate(wholes):
             own = pieces[i] if fine else None
+            dim = _row_dim(own, target, split) if isinstance(target, torch.Tensor) else None
+            role = None
             if i in random:
-                roles.append(role_by_shape(own, split))
-            elif isinstance(target, torch.Tensor) and (dim := _row_dim(own, target, split)) is not None:
+                role = role_by_shape(own, split)
+            elif dim is not None:
                 rows = target.narrow(dim, split.start, split.mine) if split.mine else target.narrow(dim, 0, 1)
-                roles.append(Role("rows", dim) if close(own, rows) else None)
-            else:
-                roles.append(None)
+                role = Role("rows", dim) if close(own, rows) else None
+            roles.append(role)
+            values.append((_host(own), split.share, split.mine) if dim is None else None)
         # What is not rows is the same on all workers, a mean or a sum: one exchange of the values tells.
-        values = self.group.gather_objects(
-            [
-                (_host(pieces[i]) if fine else None, split.share, split.mine)
-                if not isinstance(t, torch.Tensor) or _row_dim(pieces[i] if fine else None, t, split) is None
-                else None
-                for i, t in enumerate(wholes)
-            ],
-            "the proof",
-        )
-        for i, target in enumerate(wholes):
-            column = [row[i] for row in values]
-            if roles[i] is None and all(entry is not None for entry in column):
-                roles[i] = _blend_role(target, column)
-        return None if not fine or any(role is None for role in roles) else tuple(r for r in roles if r)
+        for i, column in enumerate(zip(*self.group.gather_objects(values, "the proof"), strict=True)):
+            if roles[i] is None and None not in column:
+                roles[i] = _blend_role(wholes[i], list(column))
+        return roles if fine else None
 
-    def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: Any) -> set[int]:
+    def _states(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
+        """The attributes that the call leaves tensors in, with their roles: they are outputs, too."""
+        keys = sorted(whole.states)
+        pieces = tuple(piece.states.get(key) for key in keys)
+        roles = self._roles(pieces, tuple(whole.states[key] for key in keys), set(), split) or []
+        roles = self.group.gather_objects(roles, "the proof")[0]
+        for (path, name), role in zip(keys, roles, strict=True):
+            if role is None:
+                self.group.pulse.notice(
+                    f"{describe(module)} leaves a tensor in its attribute {f'{path}.{name}'.lstrip('.')}: it is of "
+                    "worker 0's slice. Return it from the model to have it of the whole batch."
+                )
+        return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role is not None)
+
+    def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: Seen) -> set[int]:
         """Outputs that are drawn anew at each call even in eval mode (a sampled latent): they cannot be compared."""
-        before = streams.snapshot()
-        again = plain(module, *given[0], **given[1])
-        if not streams.drawn_since(before):
+        if not whole.drew:
             return set()
-        pairs = zip(tree.leaves(whole), tree.leaves(again), strict=True)
-        return {i for i, (a, b) in enumerate(pairs) if isinstance(a, torch.Tensor) and not close(a, b)}
+        again = self._observe(plain, module, given, shift=True)
+        pairs = zip(tree.leaves(whole.output), tree.leaves(again.output), strict=True)
+        return {i for i, (a, b) in enumerate(pairs) if isinstance(b, torch.Tensor) and not close(a, b)}
 
     def _agree(self, value: bool) -> list[bool]:
         return self.group.gather_objects(value, "the proof")
 
-    def _common(self, roles: tuple[Role, ...] | None) -> tuple[Role, ...] | None:
+    def _common(self, roles: list[Role | None] | None) -> tuple[Role, ...]:
         """Rank 0's roles; a worker may see another dimension only where sizes coincide."""
-        return self.group.gather_objects(roles, "the proof")[0]
+        return tuple(self.group.gather_objects(roles, "the proof")[0])
 
-    def _why(self, piece: Any, whole: Any) -> str:
+    def _why(self, seen: Seen, seen_whole: Seen) -> str:
+        if seen.output is FAILED:
+            return f"on a slice {seen.error}"
+        piece, whole = seen.output, seen_whole.output
         names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
         opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, int, float, str, bytes, type(None)))]
         if opaque:
@@ -253,7 +270,8 @@ def _hypotheses(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[i
             if t.shape[(dim := batch_dim if t.dim() > batch_dim else 0)] == batch
             and (t.dim() > batch_dim or t.dim() == 1)
         }
-        deeper = plain | {i: 1 for i, t in tensors.items() if i not in plain and t.dim() > 1 and t.shape[1] == batch}
+        others = {i: list(t.shape) for i, t in tensors.items() if i not in plain}
+        deeper = plain | {i: shape.index(batch) for i, shape in others.items() if batch in shape}
         without = [{i: d for i, d in plain.items() if i != left} for left in reversed(plain) if left != first]
         for cuts in [plain, deeper, *without, {first: batch_dim}]:
             if new(cuts):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class Plan:
     batch_leaf: int  # the argument whose size is the batch
     cuts: dict[int, int]  # leaf → dim
     outputs: tuple[Role, ...] | None
-    states: tuple[tuple[nn.Module, str], ...] = ()  # attributes that the call leaves a 0-dim tensor in
+    states: tuple[tuple[str, str, Role], ...] = ()  # attributes that the call leaves a tensor in: module, name, role
 
     def batch(self, leaves: list[Any]) -> int:
         return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
@@ -65,18 +65,23 @@ class SlicedCalls:
         plan = plans.get(kind)
         if kind not in plans or (plan is not None and not plan.fits(leaves)):
             plan = plans[kind] = self._prove(plain, module, given, leaves)
-        if plan is None:  # nothing to cut: every worker computes it whole
-            with self._inside():
-                return plain(module, *args, **kwargs)
+        if plan is None:  # every worker computes it whole, with the script's own random numbers
+            return plain(module, *args, **kwargs)
         split = Split.of(self.group, plan.batch(leaves))
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
+        for owner, name, role in _states(module, plan):
+            value = getattr(owner, name, None)  # left by an earlier call, whole: this one may go on from it
+            if role.kind == "rows" and isinstance(value, torch.Tensor) and value.shape[role.dim] == split.batch:
+                setattr(owner, name, algebra.cut(value, role.dim, split))
         self.split = split
         try:
             with self._inside():
                 output = plain(module, *cut_args, **cut_kwargs)
         finally:
             self.split = None
-        self._join_states(plan, split)
+        for owner, name, role in _states(module, plan):
+            if isinstance(getattr(owner, name, None), torch.Tensor):
+                setattr(owner, name, self._join_leaf(getattr(owner, name), role, split))
         return self._join(output, plan, split)
 
     def _join(self, output: Any, plan: Plan, split: Split) -> Any:
@@ -102,11 +107,11 @@ class SlicedCalls:
         value = algebra.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()
         return type(piece)(value)
 
-    def _join_states(self, plan: Plan, split: Split) -> None:
-        for module, name in plan.states:
-            value = getattr(module, name)
-            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_floating_point():
-                setattr(module, name, algebra.blend(value, split.share, self.group))
+
+def _states(module: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module, str, Role]]:
+    """The attributes that a call leaves tensors in, for whoever reads them outside."""
+    for path, name, role in plan.states:
+        yield getattr(module, "_orig_mod", module).get_submodule(path), name, role
 
 
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:

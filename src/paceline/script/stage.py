@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -121,20 +122,33 @@ class Stage:
             self.backward_depth -= 1
         self._count(self.group.crossed > crossed or self.views.batch_is_cut)
 
+    def where(self) -> Any:
+        """Where the script is, in a sliced call or outside; `back_at` goes back there for a while."""
+        return self.depth, self.views.split_of_call
+
+    @contextmanager
+    def back_at(self, where: Any) -> Iterator[None]:
+        now = self.where()
+        self.depth, self.views.split_of_call = where
+        try:
+            yield
+        finally:
+            self.depth, self.views.split_of_call = now
+
     def note_gradient(self, crossed: bool) -> None:
         """A `torch.autograd.grad` of parameters: counts like a backward for the question whether work was split."""
         self._count(crossed)
 
     def end(self) -> None:
         """The script has ended by itself."""
-        if self.group.world > 1 and not self.aside and self._unsplit and not self._split:
+        if self._unsplit and not self._split and not self.aside:
             raise self._not_split()
         self.emit("on_end")
 
     def _count(self, split: bool) -> None:
         if split:
             self._split += 1
-        elif self.group.world > 1:
+        elif self.group.world > 1 and not self.run.whole:
             # One such backward may be a penalty of its own; two, with none that was split, are the whole script.
             self._unsplit += 1
             if self._unsplit > 1 and not self._split:

@@ -7,6 +7,7 @@ size and made global, and other numbers are of the slice. Evaluation uses the ba
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,7 +26,7 @@ from paceline.script.streams import OwnStream
 if TYPE_CHECKING:
     from paceline.script.stage import Stage
 
-MEASURED_STEPS = range(3, 8)  # of these steps the cost of gathering is taken; the first ones warm up
+MEASURED_STEPS = range(2, 4)  # of these steps the cost of gathering is taken: early, so that few batches are seen whole
 COSTLY = 0.05  # of a step spent gathering outputs
 LARGE = 1 << 20  # bytes gathered in a step: below this it is waiting and latency, which the slice view has too
 
@@ -60,6 +61,15 @@ class Views:
         """How the rows that a module sees right now were dealt out; None where it sees everything."""
         return self._cut or self._calls.split
 
+    @property
+    def split_of_call(self) -> Split | None:
+        """How the sliced call under way was dealt out."""
+        return self._calls.split
+
+    @split_of_call.setter
+    def split_of_call(self, split: Split | None) -> None:
+        self._calls.split = split
+
     def batch_size(self, batch: Any) -> int:
         """The samples of a batch that a loader handed out, over all workers."""
         return self._cut.batch if self._cut else self._size(batch)
@@ -90,10 +100,12 @@ class Views:
 
     def wants_slices(self) -> bool:
         """Whether the next batch of a loader is to be cut: in the slice view, while training."""
-        if self.name != "slice" and self.stage.run.view == "slice" and self.stage.trained:
-            self._go_slice("")  # the first batch was the proof
-        learning = torch.is_grad_enabled() and any(module.training for module in self.stage.trained)
-        return self.name == "slice" and learning
+        if self.name != "slice" and self.stage.run.view == "slice":
+            self._go_slice("")
+        if self.name != "slice" or not torch.is_grad_enabled():
+            return False
+        models = list(self.stage.trained) or _models_in_sight()
+        return not models or any(module.training for module in models)
 
     # -- losses in the slice view ----------------------------------------------------------------------------------
 
@@ -179,3 +191,14 @@ class Views:
         if text not in self._warned:
             self._warned.add(text)
             self.stage.pulse.notice(text)
+
+
+def _models_in_sight() -> list[nn.Module]:
+    """Before any model was called: those that the script holds in the variables of its running functions."""
+    found: list[nn.Module] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        values = list(frame.f_locals.values())
+        found += [v for v in values if isinstance(v, nn.Module) and next(v.parameters(), None) is not None]
+        frame = frame.f_back
+    return found

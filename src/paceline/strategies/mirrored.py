@@ -48,7 +48,8 @@ class Mirrored:
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
             self._sites: set[int] = set()
-            self._stirred: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # trained since buffers were last averaged
+            # Trained since buffers were last averaged, in the order of calling: a set's order differs between workers.
+            self._stirred: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
             stage.subscribe(self)
 
     # -- seams -----------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ class Mirrored:
 
     def before_forward(self, module: nn.Module) -> None:
         if module.training:
-            self._stirred.add(module)
+            self._stirred[module] = None
         elif module in self._stirred:
             self._average_buffers()
 
@@ -118,10 +119,10 @@ class Mirrored:
         hooks: Any = parameter._backward_hooks
         if hooks and next(iter(hooks.values())) != self._average_now:
             handle = parameter.register_hook(self._average_now)
-            hooks.move_to_end(handle.id, last=False)
+            put_first(hooks, handle.id)
         after = getattr(parameter, "_post_accumulate_grad_hooks", None)
         if after and len(after) > 1 and next(iter(after.values())) != self._ready:
-            after.move_to_end(self._handles[parameter], last=False)
+            put_first(after, self._handles[parameter])
 
     def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
         return algebra.average(grad, self.group)
@@ -166,6 +167,14 @@ class Mirrored:
                 advice="Something in the script differs from worker to worker: randomness seeded from the clock or the "
                 " operating system, the order of a set or of os.listdir, or time. Seed or sort it.",
             )
+
+
+def put_first(hooks: Any, handle: int) -> None:
+    """Makes a hook the first to be called. Torch walks the dictionary underneath, whose order `move_to_end` leaves."""
+    ours = {handle: hooks[handle]}
+    others = {key: hook for key, hook in hooks.items() if key != handle}
+    hooks.clear()
+    hooks.update(ours | others)
 
 
 def leaves_of(losses: list[torch.Tensor]) -> list[torch.Tensor]:

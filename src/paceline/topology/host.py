@@ -48,15 +48,10 @@ def discover(*, sys: Path = Path("/sys"), proc: Path = Path("/proc"), dev: Path 
     """The machine that this process runs on."""
     nodes = _nodes(sys)
     cores = sorted(
-        (
-            Core(id=cpu, node=nodes.get(cpu, 0), physical=_physical(sys, cpu))
-            for cpu in os.sched_getaffinity(0)
-        ),
+        (Core(id=cpu, node=nodes.get(cpu, 0), physical=_physical(sys, cpu)) for cpu in os.sched_getaffinity(0)),
         key=lambda core: (core.node, core.physical, core.id),
     )
-    return Host(
-        name=socket.gethostname(), cores=tuple(cores), quota=_quota(sys, proc), gpus=_gpus(proc=proc, dev=dev)
-    )
+    return Host(name=socket.gethostname(), cores=tuple(cores), quota=_quota(sys, proc), gpus=_gpus(proc=proc, dev=dev))
 
 
 def parse_list(text: str) -> list[int]:

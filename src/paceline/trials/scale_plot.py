@@ -32,7 +32,9 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
             f"{point.speedup:.2f}× · {point.efficiency:.0%}",
             (point.workers, point.samples_per_s),
             textcoords="offset points",
-            xytext=(6, -14),
+            # Inside the frame: to the right of a point, but to the left of the last one.
+            xytext=(-8, 8) if point is points[-1] and len(points) > 1 else (8, -14),
+            ha="right" if point is points[-1] and len(points) > 1 else "left",
             fontsize=9,
         )
     axes.set_xticks(workers)

@@ -1,0 +1,276 @@
+"""Faults, as a person meets them: `paceline run` on real workers, and something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.record import read_run, read_steps
+from paceline.record.schema import Run
+
+TRAIN = """
+import os, signal, sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def at_step(step):
+    {fault}
+
+step = 0
+for epoch in range(1_000_000):
+    for x, y in DataLoader(data, batch_size=8, shuffle=True, num_workers={loaders}):
+        at_step(step)
+        loss = (model(x) - y).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        time.sleep(0.01)  # leaves the other tests some of the machine
+"""
+
+
+class Typed:
+    """One `paceline` command line that runs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, mark: str) -> None:
+        self.process, self.mark = process, mark
+        self.records, self.out, self.err = folder / "paceline-runs", folder / "out.txt", folder / "err.txt"
+
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"still not so after {seconds} s; said so far: {self.end(kill=True)}")
+            time.sleep(0.02)
+
+    def until_in_mid_epoch(self) -> Run:
+        """Until every worker has made some steps."""
+        self.until(lambda: self.process.poll() is not None or all(len(self.steps(r)) > 3 for r in range(2)))
+        assert self.process.poll() is None, self.end()
+        return self.run
+
+    def end(self, *, kill: bool = False) -> tuple[int, str, str]:
+        """Waits for its end: exit code, standard output, standard error."""
+        if kill:
+            self.process.kill()
+        return self.process.wait(timeout=60), self.out.read_text(), self.err.read_text()
+
+    @property
+    def record(self) -> Path:
+        (folder,) = self.records.iterdir()
+        return folder
+
+    @property
+    def run(self) -> Run:
+        return read_run(self.record)
+
+    def steps(self, rank: int) -> list[object]:
+        return list(read_steps(self.record, rank)) if self.records.exists() and any(self.records.iterdir()) else []
+
+    def processes(self) -> set[int]:
+        """All that this command line started and that still runs, whoever its parent is now."""
+        found = set()
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdigit() and self.mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
+                    found.add(int(name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def type_it(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
+    """Types `paceline run -n 2 ...`, and checks afterwards that nothing is left of it."""
+    commands: list[Typed] = []
+    shared_memory = set(os.listdir("/dev/shm"))
+
+    def type_it(*arguments: str, fault: str = "pass", loaders: int = 0) -> Typed:
+        (tmp_path / "train.py").write_text(TRAIN.format(fault=fault, loaders=loaders))
+        mark = f"paceline-test-{uuid.uuid4()}"
+        with open(tmp_path / "out.txt", "wb") as out, open(tmp_path / "err.txt", "wb") as err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "paceline", "run", *arguments],
+                cwd=tmp_path,
+                env={**os.environ, "PACELINE_TEST_MARK": mark, "TMPDIR": str(tmp_path)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                # As in a terminal: a shell's background job ignores SIGINT, and so would what it starts.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        commands.append(Typed(process, tmp_path, mark))
+        return commands[-1]
+
+    yield type_it
+    for command in commands:
+        command.end(kill=True)
+        command.until(lambda command=command: not command.processes(), seconds=10)
+    deadline = time.monotonic() + 5
+    while (left := set(os.listdir("/dev/shm")) - shared_memory) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
+    assert not [path for path in tmp_path.rglob("*") if path.is_socket() or path.is_fifo()]
+
+
+TypeIt = Callable[..., Typed]
+
+
+def test_a_worker_killed_in_mid_epoch_stops_the_run(type_it: TypeIt) -> None:
+    command = type_it("-n", "2", "train.py", loaders=1)
+    run = command.until_in_mid_epoch()
+    os.kill(run.workers[1].pid, signal.SIGKILL)
+    command.until(lambda: not any(Path(f"/proc/{worker.pid}").exists() for worker in run.workers), seconds=5)
+    code, _, err = command.end()
+    assert code == 128 + signal.SIGKILL
+    assert f"Worker 1 on {run.workers[1].host} was killed by SIGKILL" in err
+    assert "Traceback" not in err
+    outcome = command.run.outcome
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.failed_rank) == (code, 1)
+    assert command.steps(0)
+
+
+def test_a_worker_that_raises_stops_the_run(type_it: TypeIt) -> None:
+    command = type_it(
+        "-n", "2", "train.py", fault="if step == 5 and os.environ['RANK'] == '1': raise ValueError('bad luck')"
+    )
+    code, out, err = command.end()
+    assert code == 1
+    assert "Worker 1 on " in err
+    assert err.count("ValueError: bad luck") == 1
+    assert err.count("Traceback") == 1
+    assert "paceline/" not in err.split("Traceback")[1].split("ValueError: bad luck\n")[0]
+    assert out == ""
+
+
+def test_every_worker_raising_is_shown_once(type_it: TypeIt) -> None:
+    code, out, err = type_it("-n", "2", "train.py", fault="if step == 5: raise ValueError('bad luck')").end()
+    assert code == 1
+    assert (out + err).count("ValueError: bad luck") == 1
+    assert "Worker 0 on " in err
+
+
+def test_an_exit_code_is_passed_on(type_it: TypeIt) -> None:
+    code, _, err = type_it("-n", "2", "train.py", fault="if step == 5: sys.exit(3)").end()
+    assert code == 3
+    assert "Traceback" not in err
+
+
+def test_a_worker_in_an_endless_loop_is_named_with_its_line(type_it: TypeIt) -> None:
+    fault = "while step == 5 and os.environ['RANK'] == '1': sum(range(1000))"
+    command = type_it("-n", "2", "--stall-warning", "2", "train.py", fault=fault)
+    # The report ends with rank 1's stack.
+    command.until(lambda: "while step == 5 and" in command.err.read_text())
+    command.process.terminate()
+    code, _, err = command.end()
+    assert code == 143
+    report = err[err.rindex("Stalled:") :]
+    assert "Missing: worker 1." in report
+    assert "worker 1 on " in report
+    assert "step 5" in report
+    assert 'train.py", line ' in report[report.index("\nworker 1:") :]
+
+
+@pytest.mark.parametrize("loaders", [0, 1])
+def test_workers_end_when_the_launcher_is_killed(type_it: TypeIt, loaders: int) -> None:
+    command = type_it("-n", "2", "train.py", loaders=loaders)
+    command.until_in_mid_epoch()
+    command.process.kill()
+    command.until(lambda: not command.processes(), seconds=10)
+    run = command.run
+    assert run.outcome is None
+    assert command.steps(0)
+
+
+def test_the_forking_process_killed_ends_the_run(type_it: TypeIt) -> None:
+    command = type_it("-n", "2", "train.py")
+    run = command.until_in_mid_epoch()
+    stat = Path(f"/proc/{run.workers[0].pid}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    code, _, err = command.end()
+    assert code == 1
+    assert "was killed by SIGKILL" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_every_worker_and_leaves_a_record(type_it: TypeIt, number: int, code: int) -> None:
+    command = type_it("-n", "2", "train.py", loaders=1)
+    command.until_in_mid_epoch()
+    command.process.send_signal(number)
+    assert command.end()[0] == code
+    outcome = command.run.outcome
+    assert outcome is not None
+    assert outcome.interrupted
+    assert outcome.exit_code == code
+    assert outcome.steps > 3
+
+
+def test_a_script_may_handle_the_interrupt(type_it: TypeIt) -> None:
+    handle = "signal.signal(signal.SIGINT, lambda *_: (print('saved', flush=True), sys.exit()))"
+    command = type_it("-n", "2", "train.py", fault=f"if step == 0: {handle}")
+    command.until_in_mid_epoch()
+    command.process.send_signal(signal.SIGINT)
+    code, out, _ = command.end()
+    assert code == 130
+    assert out == "saved\n"
+
+
+def test_what_cannot_be_run_is_said_at_once(type_it: TypeIt, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for arguments, said, advice in [
+        (("-n", "2", "nowhere.py"), "'nowhere.py' cannot be run", "path of a Python file"),
+        (("-n", "0", "train.py"), "0 workers", "-n 1"),
+        (("-n", "1000", "train.py"), "1000 workers", "--oversubscribe"),
+        (("-n", "2", "--record", "file", "train.py"), "cannot be written", "--record"),
+        (("-n", "2", "--record", "/proc/here", "train.py"), "cannot be written", "--record"),
+    ]:
+        command = type_it(*arguments)
+        code, out, err = command.end()
+        assert code not in (0, 130), arguments
+        assert said in err
+        assert advice in err
+        assert "Traceback" not in err
+        assert out == ""
+        assert not command.records.exists()
+
+
+def test_a_disk_that_is_full_or_fills_up_is_an_error(type_it: TypeIt, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", small], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        # Room to begin with, but not for long.
+        code, _, err = type_it("-n", "2", "--record", "small", "train.py", fault="print('x' * 5000)").end()
+        assert code == 1
+        assert "No space left" in err
+        assert "--record" in err
+        assert "bug in paceline" not in err
+        # No room at all.
+        try:
+            with open(small / "filler", "wb", buffering=0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+        except OSError:
+            pass
+        code, _, err = type_it("-n", "2", "--record", "small", "train.py").end()
+        assert code == 1
+        assert "No space left" in err
+        assert "Traceback" not in err
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)

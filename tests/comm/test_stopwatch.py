@@ -1,0 +1,152 @@
+"""Phases of a worker's time add up to the whole, whatever is nested in what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.comm import stopwatch
+from paceline.comm.stopwatch import Stopwatch
+
+
+class Clock:
+    """Stands still until told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(stopwatch, "time", clock)
+    return clock
+
+
+def test_time_belongs_to_the_innermost_phase(clock: Clock) -> None:
+    watch = Stopwatch()
+    clock.now += 1
+    watch.enter("forward")
+    clock.now += 10
+    watch.enter("communication")
+    clock.now += 100
+    watch.leave()
+    clock.now += 1000
+    watch.leave()
+    clock.now += 10000
+    watch.lap("note")
+    assert watch.laps() == [({"other": 10001.0, "forward": 1010.0, "communication": 100.0}, "note")]
+
+
+def test_a_lap_may_end_inside_a_phase(clock: Clock) -> None:
+    watch = Stopwatch()
+    watch.enter("optimizer")
+    clock.now += 3
+    watch.lap(1)
+    clock.now += 4
+    watch.leave()
+    watch.lap(2)
+    assert watch.laps() == [({"other": 0.0, "optimizer": 3.0}, 1), ({"optimizer": 4.0, "other": 0.0}, 2)]
+
+
+def test_laps_are_given_back_once(clock: Clock) -> None:
+    watch = Stopwatch()
+    watch.lap("a")
+    watch.lap("b")
+    assert [note for _, note in watch.laps()] == ["a", "b"]
+    assert watch.laps(wait=True) == []
+
+
+def test_the_phase_is_the_innermost() -> None:
+    watch = Stopwatch()
+    assert watch.phase == "other"
+    watch.enter("data")
+    assert watch.phase == "data"
+    watch.leave()
+    assert watch.phase == "other"
+
+
+# What a worker may do, as (what, seconds that pass before it).
+walks = st.lists(
+    st.tuples(
+        st.sampled_from(["enter data", "enter forward", "enter communication", "leave", "lap"]),
+        st.integers(0, 1000),
+    ),
+    max_size=40,
+)
+
+
+@given(walks)
+def test_whatever_happens_the_phases_of_all_laps_add_up_to_the_time_that_passed(walk: Any) -> None:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopwatch, "time", clock)
+        watch, depth = Stopwatch(), 0
+        for what, seconds in walk:
+            clock.now += seconds
+            if what == "lap":
+                watch.lap(None)
+            elif what == "leave":
+                if depth:
+                    watch.leave()
+                    depth -= 1
+            else:
+                watch.enter(what.split()[1])
+                depth += 1
+        watch.lap(None)
+        assert sum(sum(seconds.values()) for seconds, _ in watch.laps()) == clock.now
+
+
+class Event:
+    """A mark on a device's time line, passed when the device gets there."""
+
+    device: Clock
+    passed: float
+
+    def record(self) -> None:
+        self.at = Event.device.now
+
+    def query(self) -> bool:
+        return self.at <= Event.passed
+
+    def synchronize(self) -> None:
+        Event.passed = max(Event.passed, self.at)
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) * 1000.0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    Event.device, Event.passed = Clock(), 0.0
+    monkeypatch.setattr(stopwatch.torch.cuda, "Event", lambda enable_timing: Event())
+    return Event.device
+
+
+def test_on_a_device_laps_are_read_when_it_has_passed_them(clock: Clock, device: Clock) -> None:
+    watch = Stopwatch()
+    clock.now += 7  # on the host, before the first tensor on the device
+    watch.use_cuda()
+    watch.enter("forward")
+    device.now += 2
+    watch.leave()
+    watch.lap("first")
+    assert watch.laps() == [], "the device is not there yet: nobody waits for it"
+    Event.passed = device.now
+    assert watch.laps() == [({"other": 7.0, "forward": 2.0}, "first")]
+
+
+def test_on_a_device_the_end_waits_for_the_last_lap(clock: Clock, device: Clock) -> None:
+    watch = Stopwatch()
+    watch.use_cuda()
+    watch.use_cuda()
+    watch.enter("backward")
+    device.now += 5
+    watch.lap("last")
+    assert watch.laps(wait=True) == [({"other": 0.0, "backward": 5.0}, "last")]

@@ -1,0 +1,62 @@
+"""What all tests share: the pool of workers, and a look at what a test leaves behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+if TYPE_CHECKING:
+    from pool import Pools
+
+# The same examples on every machine; a busy machine is slow, which is no fault.
+settings.register_profile(
+    "paceline",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("paceline")
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pools]:
+    """`pool(n).run(function, *args)`: the function on n connected workers."""
+    from pool import Pools  # imports torch
+
+    pools = Pools()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(autouse=True)
+def no_worker_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test that used workers there is no process of its own and no shared memory left."""
+    if "pool" not in request.fixturenames:
+        yield
+        return
+    pools: Pools = request.getfixturevalue("pool")
+    before = _children(), _shared_memory()
+    yield
+    deadline = time.monotonic() + 10
+    while True:
+        left = _children() - before[0] - pools.pids, _shared_memory() - before[1]
+        if not any(left) or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    assert not any(left), f"left behind: processes {left[0]}, shared memory {left[1]}"
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))

@@ -1,0 +1,103 @@
+"""The control channel between the launcher and a worker, both in this process."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from paceline.launch import wire
+from paceline.launch.control import Channel, Control
+from paceline.settings import RunSettings, WorkerSettings
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    channel = Channel()
+    yield channel
+    channel.close()
+
+
+@pytest.fixture
+def settings(channel: Channel) -> WorkerSettings:
+    run = RunSettings(script="train.py", workers=2)
+    return WorkerSettings(
+        run=run, record="", rank=1, world=2, control=channel.address, control_key=channel.key, token=channel.token
+    )
+
+
+@pytest.fixture
+def control(settings: WorkerSettings) -> Iterator[Control]:
+    control = Control(settings)
+    control.start()
+    yield control
+    control.close()
+
+
+def until(channel: Channel, wanted: Callable[[Any], bool]) -> Any:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        channel.socket.poll(100)
+        for rank, message in channel.receive():
+            if wanted(message):
+                assert rank == 1
+                return message
+    raise AssertionError("nothing of the kind came")
+
+
+def test_heartbeats_carry_the_pulse(channel: Channel, control: Control) -> None:
+    assert until(channel, lambda m: isinstance(m, wire.Beat)).waiting == ""
+    control.pulse.step, control.pulse.seam = 12, "before_step"
+    control.pulse.enter("all_reduce of bucket 3")
+    beat = until(channel, lambda m: isinstance(m, wire.Beat) and m.waiting and m.waited > 0.2)
+    assert (beat.step, beat.seam, beat.waiting, beat.collectives) == (12, "before_step", "all_reduce of bucket 3", 1)
+
+
+def test_where_are_you_is_answered_with_the_main_threads_stack(channel: Channel, control: Control) -> None:
+    assert not channel.ask_where(0), "rank 0 was never heard of"
+    until(channel, lambda m: isinstance(m, wire.Beat))
+    assert channel.ask_where(1)
+    assert "test_control.py" in until(channel, lambda m: isinstance(m, wire.Stack)).text
+
+
+def test_notices_and_failures_come_at_once_and_in_order(channel: Channel, control: Control) -> None:
+    control.pulse.notice("first")
+    control.failed(wire.Failed(name="ValueError", summary="ValueError: x", text="trace", consequence=False))
+    assert until(channel, lambda m: not isinstance(m, wire.Beat)) == wire.Said("first")
+    assert until(channel, lambda m: not isinstance(m, wire.Beat)).summary == "ValueError: x"
+
+
+def test_the_last_heartbeat_says_so(channel: Channel, settings: WorkerSettings) -> None:
+    control = Control(settings)
+    control.start()
+    control.pulse.step = 99
+    control.close()
+    assert until(channel, lambda m: isinstance(m, wire.Beat) and m.last).step == 99
+
+
+def test_a_stranger_is_not_heard(channel: Channel, settings: WorkerSettings) -> None:
+    """Neither one without the run's token, nor one that does not speak CURVE, nor one that speaks nonsense."""
+    stranger = Control(dataclasses.replace(settings, token="a guess"))
+    stranger.start()
+    stranger.notice("let me in")
+    stranger.close()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.connect(channel.address)
+        plain.send(msgspec.json.encode(wire.FromWorker(channel.token, 1, wire.Said("plain text"))))
+        channel.socket.poll(300)
+        assert list(channel.receive()) == []
+
+
+def test_a_launcher_that_is_gone_does_not_keep_a_worker(settings: WorkerSettings, channel: Channel) -> None:
+    nobody = dataclasses.replace(settings, control="tcp://127.0.0.1:9")
+    control = Control(nobody)
+    control.start()
+    begun = time.monotonic()
+    control.close()
+    assert time.monotonic() - begun < 5

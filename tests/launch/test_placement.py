@@ -1,0 +1,83 @@
+"""Which worker gets what."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.launch.placement import environment, free_ports, place
+from paceline.settings import RunSettings
+from paceline.topology import Core, Host
+
+
+@pytest.fixture(autouse=True)
+def no_wish_for_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def host(cores: int, *, siblings: int = 1, quota: float | None = None, gpus: int = 0) -> Host:
+    made = [Core(id=i, node=i * 2 // cores, physical=(0, i // siblings)) for i in range(cores)]
+    return Host(name="here", cores=tuple(made), quota=quota, gpus=tuple(str(i) for i in range(gpus)))
+
+
+def run(workers: int, **settings: object) -> RunSettings:
+    return RunSettings(script="train.py", workers=workers, **settings)  # type: ignore[arg-type]
+
+
+def test_shares_are_equal_and_stay_on_a_node() -> None:
+    workers = place(run(4), host(16), own_threads=16)
+    assert [worker.cores for worker in workers] == [
+        (0, 1, 2, 3),
+        (4, 5, 6, 7),
+        (8, 9, 10, 11),
+        (12, 13, 14, 15),
+    ]
+    assert {worker.threads for worker in workers} == {4}
+
+
+def test_all_cores_are_used_where_they_do_not_divide() -> None:
+    workers = place(run(3), host(8), own_threads=8)
+    assert [len(worker.cores) for worker in workers] == [2, 3, 3]
+    assert sorted(core for worker in workers for core in worker.cores) == list(range(8))
+
+
+def test_a_physical_core_gets_one_thread() -> None:
+    workers = place(run(2), host(8, siblings=2), own_threads=4)
+    assert [worker.cores for worker in workers] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert [worker.threads for worker in workers] == [2, 2]
+
+
+def test_a_lone_worker_is_left_as_plain_python_would_be() -> None:
+    (worker,) = place(run(1), host(8), own_threads=5)
+    assert (worker.cores, worker.threads) == ((), 5)
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in environment(worker, free_ports(2))
+
+
+def test_more_workers_than_cores_go_round() -> None:
+    workers = place(run(5), host(2), own_threads=2)
+    assert [worker.cores for worker in workers] == [(0,), (1,), (0,), (1,), (0,)]
+    assert {worker.threads for worker in workers} == {1}
+
+
+def test_a_quota_limits_threads() -> None:
+    assert {worker.threads for worker in place(run(2), host(64, quota=8.0), own_threads=64)} == {4}
+
+
+def test_the_user_decides_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {w.threads for w in place(run(2, threads=1), host(8), own_threads=8)} == {1}
+    many = place(run(2, threads=6), host(8), own_threads=8)
+    assert {(w.threads, w.cores) for w in many} == {(6, ())}, "six threads don't fit on four cores"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert {w.threads for w in place(run(2), host(8), own_threads=8)} == {2}
+
+
+def test_a_worker_sees_its_own_gpu_first_and_the_others_behind_it() -> None:
+    workers = place(run(3), host(4, gpus=3), own_threads=4)
+    assert [worker.gpus for worker in workers] == [("0", "1", "2"), ("1", "2", "0"), ("2", "0", "1")]
+    assert environment(workers[1], free_ports(4))["CUDA_VISIBLE_DEVICES"] == "1,2,0"
+    shared = place(run(2), host(4, gpus=1), own_threads=4)
+    assert [worker.gpus for worker in shared] == [("0",), ("0",)]
+    assert "CUDA_VISIBLE_DEVICES" not in environment(place(run(1), host(2), own_threads=2)[0], free_ports(2))
+
+
+def test_ports_are_different() -> None:
+    assert len(set(free_ports(20))) == 20

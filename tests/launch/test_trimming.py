@@ -1,0 +1,89 @@
+"""Tracebacks look as they would in plain Python."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import paceline
+from paceline.errors import PeerLostError, UsageError
+from paceline.launch.trimming import describe, stack_of
+
+OURS = str(Path(paceline.__file__).parent / "somewhere.py")
+
+
+def code(text: str, filename: str, **names: object) -> dict[str, object]:
+    exec(compile(text, filename, "exec"), names)
+    return names
+
+
+def failure(call: object) -> BaseException:
+    try:
+        call()  # type: ignore[operator]
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def test_our_frames_are_taken_out_where_the_script_broke() -> None:
+    script = code("def theirs():\n    1 / 0\n", "/home/me/train.py")
+    ours = code("def ours():\n    theirs()\n", OURS, theirs=script["theirs"])
+    outer = code("def outer():\n    ours()\n", "/home/me/train.py", ours=ours["ours"])
+    told = describe(failure(outer["outer"]))
+    assert OURS not in told.text
+    assert told.text.count("/home/me/train.py") == 2
+    assert told.summary == "ZeroDivisionError: division by zero"
+    assert not told.consequence
+
+
+def test_our_frames_stay_where_we_broke() -> None:
+    ours = code("def ours():\n    1 / 0\n", OURS)
+    assert OURS in describe(failure(ours["ours"])).text
+
+
+def test_the_cause_of_an_exception_is_trimmed_too() -> None:
+    inner = code("def inner():\n    1 / 0\n", "/home/me/train.py")
+    ours = code("def ours():\n    inner()\n", OURS, inner=inner["inner"])
+    outer = code(
+        "def outer():\n    try:\n        ours()\n    except Exception as e:\n        raise KeyError(3) from e\n",
+        "/home/me/train.py",
+        ours=ours["ours"],
+    )
+    text = describe(failure(outer["outer"])).text
+    assert OURS not in text
+    assert "ZeroDivisionError" in text
+    assert text.endswith("KeyError: 3")
+
+
+def test_an_error_of_ours_is_told_without_a_traceback() -> None:
+    told = describe(UsageError("What was found.", advice="What to type."))
+    assert told.text == "What was found.\nWhat to type."
+    assert told.summary == "UsageError: What was found."
+
+
+def test_a_lost_peer_is_a_consequence_also_behind_another_error() -> None:
+    assert describe(PeerLostError("gone")).consequence
+    wrapped = RuntimeError("loader failed")
+    wrapped.__cause__ = PeerLostError("gone")
+    assert describe(wrapped).consequence
+    assert not describe(RuntimeError("mine")).consequence
+
+
+def test_a_very_long_traceback_keeps_both_ends() -> None:
+    def raise_long() -> None:
+        raise ValueError("\n".join(f"line {number}" for number in range(1000)))
+
+    lines = describe(failure(raise_long)).text.splitlines()
+    assert len(lines) < 210
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == "line 999"
+
+
+def test_a_stack_begins_with_the_script_and_ends_where_it_stands() -> None:
+    innermost = code("import sys\ndef wait():\n    return sys._getframe()\n", OURS)
+    script = code("def theirs():\n    return wait()\n", "/home/me/train.py", wait=innermost["wait"])
+    frame = script["theirs"]()  # type: ignore[operator]
+    text = stack_of(frame)
+    assert OURS not in text
+    assert "/home/me/train.py" in text.splitlines()[-1] or "/home/me/train.py" in text.splitlines()[-2]
+    assert stack_of(sys._getframe())

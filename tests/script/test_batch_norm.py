@@ -1,0 +1,175 @@
+"""`--sync-bn`: batch norm over slices, against nn.BatchNorm over the batch, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from staged import staged
+from torch import nn
+
+from paceline.comm.group import Group
+
+NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with batch norm, trained a few steps."""
+
+    batch: int = 6
+    dims: int = 1  # of the batch norm
+    inner: tuple[int, ...] = ()  # sizes behind the channels
+    momentum: float | None = 0.1
+    affine: bool = True
+    track: bool = True
+    steps: int = 2
+    input_needs_grad: bool = False
+    second: bool = False
+    dtype: torch.dtype = torch.float64
+
+
+class Model(nn.Module):
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.mix = nn.Linear(3, 3)
+        self.norm = NORMS[case.dims](3, momentum=case.momentum, affine=case.affine, track_running_stats=case.track)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.mix(x.movedim(1, -1)).movedim(-1, 1))
+
+
+def trained(case: Case) -> dict[str, torch.Tensor]:
+    """Everything that one can see of it. Runs on one process as it is, and on workers of a stage."""
+    torch.manual_seed(3)
+    model = Model(case).to(case.dtype)
+    x = torch.randn(case.batch, 3, *case.inner, dtype=case.dtype) * 2 + 1
+    target = torch.randn(case.batch, 3, *case.inner, dtype=case.dtype)
+    x.requires_grad_(case.input_needs_grad)
+    seen = {}
+    for step in range(case.steps):
+        model.zero_grad()
+        y = model(x * (step + 1))
+        loss = ((y - target) ** 2).sum()
+        if case.second:
+            (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+            loss = loss + gradient.norm()
+        loss.backward()
+        seen |= {f"output {step}": y.detach(), f"loss {step}": loss.detach()}
+        seen |= {f"{name} {step}": p.grad.clone() for name, p in model.named_parameters()}
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.01 * p.grad
+    if case.input_needs_grad:
+        seen["input"] = x.grad
+    seen |= {name: b.clone().double() for name, b in model.named_buffers()}
+    model.eval()
+    with torch.no_grad():
+        seen["evaluated"] = model(x.detach())
+    return seen
+
+
+def trained_in_slices(group: Group, case: Case) -> dict[str, torch.Tensor]:
+    with staged(group, sync_bn=True):
+        return trained(case)
+
+
+def check(pool: Any, world: int, case: Case) -> None:
+    expected = trained(case)
+    for found in pool(world).run(trained_in_slices, case):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(
+                found[name], value, rtol=1e-9, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}"
+            )
+
+
+@pytest.mark.parametrize(
+    ("dims", "inner"), [(1, ()), (1, (4,)), (2, (3, 2)), (3, (2, 2, 2))], ids=["1d", "1d of 3", "2d", "3d"]
+)
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_batch_norm_sees_the_batch(pool: Any, world: int, dims: int, inner: tuple[int, ...]) -> None:
+    check(pool, world, Case(batch=7, dims=dims, inner=inner, input_needs_grad=True))
+
+
+@pytest.mark.parametrize("momentum", [None, 0.0, 0.3, 1.0])
+def test_running_statistics(pool: Any, momentum: float | None) -> None:
+    check(pool, 2, Case(momentum=momentum, steps=3))
+
+
+def test_without_weights_of_its_own(pool: Any) -> None:
+    check(pool, 2, Case(affine=False, input_needs_grad=True))
+
+
+def test_without_running_statistics(pool: Any) -> None:
+    check(pool, 2, Case(track=False))
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4])
+def test_fewer_samples_than_workers(pool: Any, batch: int) -> None:
+    check(pool, 5, Case(batch=batch, input_needs_grad=True))
+
+
+def test_gradients_of_gradients(pool: Any) -> None:
+    check(pool, 3, Case(batch=5, input_needs_grad=True, second=True))
+
+
+def test_half_precision(pool: Any) -> None:
+    """Gradients are sums that nearly cancel out here: in half precision only rounding is left of them."""
+    case = Case(dtype=torch.bfloat16, steps=1)
+    expected = trained(case)
+    for found in pool(2).run(trained_in_slices, case):
+        for name in ("output 0", "norm.running_mean", "norm.running_var"):
+            assert found[name].dtype is expected[name].dtype
+            torch.testing.assert_close(found[name], expected[name], rtol=0.05, atol=0.05)
+
+
+@settings(max_examples=40)
+@given(
+    world=st.sampled_from([1, 2, 3, 5]),
+    case=st.builds(
+        Case,
+        batch=st.integers(2, 9),
+        dims=st.just(2),
+        inner=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        momentum=st.sampled_from([0.1, None]),
+        affine=st.booleans(),
+        input_needs_grad=st.booleans(),
+    ),
+)
+def test_any_batch_on_any_number_of_workers(pool: Any, world: int, case: Case) -> None:
+    check(pool, world, case)
+
+
+def one_sample(group: Group) -> None:
+    with staged(group, sync_bn=True):
+        trained(Case(batch=1))
+
+
+def test_a_single_value_per_channel_is_an_error_as_on_one_process(pool: Any) -> None:
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        trained(Case(batch=1))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        pool(2).run(one_sample)
+
+
+def statistics_of_slices(group: Group) -> tuple[torch.Tensor, list[str]]:
+    with staged(group) as stage:
+        from paceline.script.batch_norm import Notice
+
+        stage.subscribe(Notice(stage))
+        norm = nn.BatchNorm1d(2).double()
+        x = torch.arange(8, dtype=torch.float64).view(4, 2)
+        return norm(x).detach(), stage.notices  # type: ignore[attr-defined]
+
+
+def test_without_sync_bn_it_sees_its_slice_and_the_run_says_so(pool: Any) -> None:
+    x = torch.arange(8, dtype=torch.float64).view(4, 2)
+    expected = torch.cat([nn.BatchNorm1d(2).double()(x[:2]), nn.BatchNorm1d(2).double()(x[2:])]).detach()
+    for found, notices in pool(2).run(statistics_of_slices):
+        torch.testing.assert_close(found, expected)
+        assert any("--sync-bn" in notice for notice in notices)

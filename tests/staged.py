@@ -1,0 +1,45 @@
+"""A stage in a worker of the pool, set as `perform` sets it and taken down again, and what it told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.comm.group import Group
+from paceline.comm.pulse import Pulse
+from paceline.comm.stopwatch import Stopwatch
+from paceline.script import batch_norm, finding
+from paceline.script.stage import Stage
+from paceline.settings import RunSettings, WorkerSettings
+from paceline.strategies.mirrored import Mirrored
+
+
+@contextmanager
+def staged(group: Group, *, listeners: tuple[object, ...] = (), **run: Any) -> Iterator[Stage]:
+    """The seams of torch call into this stage until the block ends. `stage.notices` is what a person would read."""
+    notices: list[str] = []
+    group.watch, group.pulse = Stopwatch(), Pulse(notices.append)
+    stage = Stage(RunSettings(**{"script": "", "workers": group.world} | run), group)
+    stage.notices = notices  # type: ignore[attr-defined]
+    Mirrored().on_stage(stage)
+    for listener in listeners:
+        stage.subscribe(listener)
+    plain_norm = _BatchNorm.forward
+    if stage.run.sync_bn:
+        batch_norm.synchronise(stage)
+    lose = finding.find(stage)
+    try:
+        torch.manual_seed(0)
+        yield stage
+    finally:
+        lose()
+        _BatchNorm.forward = plain_norm  # type: ignore[method-assign]
+
+
+def lone_group() -> Group:
+    """A group of one, for what needs no other worker."""
+    return Group(WorkerSettings(run=RunSettings(script=""), record=""))
