@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # The same examples on every machine; a busy machine is slow, which is no fault.
 settings.register_profile(
     "paceline",
+    max_examples=50,
     derandomize=True,
     deadline=None,
     database=None,

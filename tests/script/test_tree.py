@@ -21,7 +21,7 @@ class Point(NamedTuple):
     y: Any = None
 
 
-Pair = namedtuple("Pair", "left right")  # noqa: PYI024
+Pair = namedtuple("Pair", "left right")
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -63,11 +64,12 @@ Threads = Annotated[
 ]
 BackendOption = Annotated[Backend, typer.Option("--backend", help="What the workers speak over.", rich_help_panel=HOW)]
 Seed = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--seed",
         metavar="N",
         help="Starts the random streams; the script may seed again.",
+        show_default="a new one, kept in the record",
         rich_help_panel=HOW,
     ),
 ]
@@ -113,6 +115,11 @@ def own_arguments(arguments: Sequence[str] | None) -> tuple[str, ...]:
     """The script's arguments; a `--` straight after the script only says that they are."""
     given = tuple(arguments or ())
     return given[1:] if given[:1] == ("--",) else given
+
+
+def seed_or_new(seed: int | None) -> int:
+    """A script that sets no seed gets other random numbers at each run, as under plain Python."""
+    return secrets.randbelow(2**31) if seed is None else seed
 
 
 def default_workers() -> int:

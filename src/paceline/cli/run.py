@@ -77,7 +77,7 @@ def run(
     threads: options.Threads = None,
     steps: Steps = None,
     backend: options.BackendOption = "auto",
-    seed: options.Seed = 0,
+    seed: options.Seed = None,
     oversubscribe: options.Oversubscribe = False,
     stall_warning: options.StallWarning = 60.0,
     stall_abort: options.StallAbort = None,
@@ -100,7 +100,7 @@ def run(
         threads=threads,
         steps=steps,
         backend=backend,
-        seed=seed,
+        seed=options.seed_or_new(seed),
         stall_warning=stall_warning,
         stall_abort=stall_abort,
     )

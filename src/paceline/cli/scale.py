@@ -70,7 +70,7 @@ def scale(
     sync_bn: options.SyncBn = False,
     threads: options.Threads = None,
     backend: options.BackendOption = "auto",
-    seed: options.Seed = 0,
+    seed: options.Seed = None,
     oversubscribe: options.Oversubscribe = False,
     stall_warning: options.StallWarning = 60.0,
     stall_abort: options.StallAbort = None,
@@ -93,7 +93,7 @@ def scale(
         threads=threads,
         steps=steps,
         backend=backend,
-        seed=seed,
+        seed=options.seed_or_new(seed),
         stall_warning=stall_warning,
         stall_abort=stall_abort,
     )

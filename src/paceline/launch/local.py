@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shutil
 import signal
 import socket
 import tempfile
@@ -214,6 +215,7 @@ def _conclude(record: Path, entry: Run, outcome: Outcome) -> None:
     """Writes the outcome down. Where that fails, the run did not do all that was asked: the outcome says
     so."""
     entry.outcome = outcome
+    shutil.rmtree(record / "scratch", ignore_errors=True)  # what other ranks than 0 wrote: see script/voice
     try:
         write_run(record, entry)
     except RecordError as error:

@@ -207,6 +207,8 @@ class Watch:
             return
         self.interrupted = number
         self._stop(number, _GRACE_INTERRUPTED)
+        if number == signal.SIGINT:
+            self._tell(Notice("Stopping every worker; Ctrl-C again kills them."))
 
     def _stop(self, number: int, grace: float) -> None:
         self._zygote.send(wire.Signal(number))

@@ -23,15 +23,15 @@ def start(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    _seed_default_rng(seed)
+    _seed_default_rng(seed % 2**32)
 
 
-def _seed_default_rng(seed: int) -> None:
+def _seed_default_rng(run_seed: int) -> None:
     """`numpy.random.default_rng()` without a seed asks the operating system, which answers each worker differently."""
     plain, calls = np.random.default_rng, iter(range(2**31))
 
-    def default_rng(seed_: Any = None) -> np.random.Generator:
-        return plain([seed, next(calls)] if seed_ is None else seed_)
+    def default_rng(seed: Any = None) -> np.random.Generator:
+        return plain([run_seed, next(calls)] if seed is None else seed)
 
     np.random.default_rng = default_rng  # type: ignore[assignment]
 

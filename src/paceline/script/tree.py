@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 
@@ -72,7 +72,9 @@ def with_items(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """A mapping of the same type as `value`, holding `items`."""
     if type(value) is dict:
         return items
+    if not isinstance(value, MutableMapping):
+        return type(value)(items)  # type: ignore[call-arg]
     changed = copy.copy(value)
     for key, item in items.items():
-        changed[key] = item  # type: ignore[index]
+        changed[key] = item
     return changed

@@ -165,7 +165,7 @@ class Mirrored:
                 f"The workers hold different losses at {script_line()}: "
                 + ", ".join(f"worker {rank} {value:.6g}" for rank, value in enumerate(losses)),
                 advice="Something in the script differs from worker to worker: randomness seeded from the clock or the "
-                " operating system, the order of a set or of os.listdir, or time. Seed or sort it.",
+                "operating system, the order of a set or of os.listdir, or time. Seed or sort it.",
             )
 
 

@@ -1,0 +1,190 @@
+"""Random streams: the script's are equal on all workers and are put back; a worker's own differ."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.comm.group import Group
+from paceline.script import streams
+from paceline.script.streams import OwnStream
+
+
+@pytest.fixture(autouse=True)
+def streams_as_before() -> Iterator[None]:
+    plain, before = np.random.default_rng, streams.snapshot()
+    yield
+    np.random.default_rng = plain
+    streams.restore(before)
+
+
+def draw() -> list[float]:
+    return [torch.rand(1).item(), float(np.random.rand()), random.random()]
+
+
+def test_the_same_seed_starts_the_same_streams() -> None:
+    streams.start(7)
+    first = draw()
+    streams.start(7)
+    assert draw() == first
+    streams.start(8)
+    assert all(a != b for a, b in zip(draw(), first, strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**40])
+def test_any_seed_that_torch_takes_will_do(seed: int) -> None:
+    streams.start(seed)
+
+
+def test_a_scripts_own_seed_overrides() -> None:
+    streams.start(7)
+    torch.manual_seed(1)
+    first = torch.rand(3)
+    streams.start(8)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_unseeded_generators_of_numpy_are_equal_on_all_workers_and_differ_among_themselves() -> None:
+    plain = np.random.default_rng
+
+    def drawn(seed: int) -> list[float]:
+        np.random.default_rng = plain
+        streams.start(seed)
+        return [np.random.default_rng().random() for _ in range(3)]
+
+    first = drawn(7)
+    assert len(set(first)) == 3
+    assert drawn(7) == first
+    assert drawn(8) != first
+
+
+def test_seeded_generators_of_numpy_stay_as_they_are() -> None:
+    expected = np.random.default_rng(5).random()
+    streams.start(7)
+    assert np.random.default_rng(5).random() == expected
+    assert np.random.default_rng(seed=5).random() == expected
+
+
+def test_the_own_stream_leaves_the_scripts_where_it_was() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(4)
+    torch.manual_seed(0)
+    own = OwnStream(0, rank=0)
+    first = torch.rand(2)
+    with own.inside():
+        torch.rand(100)
+    assert torch.equal(torch.cat([first, torch.rand(2)]), expected)
+
+
+def test_the_own_stream_goes_on_from_call_to_call() -> None:
+    own = OwnStream(0, rank=1)
+    drawn = []
+    for _ in range(3):
+        with own.inside():
+            drawn.append(torch.rand(4))
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+
+
+def test_own_streams_differ_between_workers_and_from_the_script() -> None:
+    drawn = []
+    for rank in range(4):
+        with OwnStream(0, rank).inside():
+            drawn.append(torch.rand(1).item())
+    torch.manual_seed(0)
+    drawn.append(torch.rand(1).item())
+    assert len(set(drawn)) == 5
+
+
+def test_own_streams_are_the_same_in_every_run() -> None:
+    def drawn() -> list[float]:
+        own, found = OwnStream(3, rank=2), []
+        for _ in range(2):
+            with own.inside():
+                found += torch.rand(2).tolist()
+        return found
+
+    torch.rand(1)
+    assert drawn() == drawn()
+
+
+def test_an_exception_inside_still_puts_the_script_back() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="empty"), OwnStream(0, 0).inside():
+        max(torch.rand(2).tolist()[2:])
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.rand(1),
+        lambda: np.random.rand(),
+        random.random,
+        lambda: torch.randperm(3),
+        lambda: random.shuffle([1, 2]),
+    ],
+    ids=["torch", "numpy", "random", "randperm", "shuffle"],
+)
+def test_a_draw_from_any_stream_is_noticed_and_can_be_taken_back(use: Any) -> None:
+    streams.start(0)
+    before = streams.snapshot()
+    assert not streams.drawn_since(before)
+    use()
+    assert streams.drawn_since(before)
+    streams.restore(before)
+    assert not streams.drawn_since(before)
+
+
+def test_a_draw_that_fills_a_new_block_of_numpy_is_noticed() -> None:
+    """Numpy draws blocks of 624 numbers: after as many the position is where it was."""
+    streams.start(0)
+    np.random.random_sample(312)
+    before = streams.snapshot()
+    np.random.random_sample(312)
+    assert streams.drawn_since(before)
+
+
+def test_a_normal_number_that_was_kept_is_put_back() -> None:
+    """Pairs of normal numbers are drawn: the second waits in the state."""
+    streams.start(0)
+    np.random.randn()
+    before = streams.snapshot()
+    expected = [np.random.randn(), random.gauss(0, 1)]
+    assert streams.drawn_since(before)
+    streams.restore(before)
+    assert [np.random.randn(), random.gauss(0, 1)] == expected
+
+
+def test_nothing_drawn_is_nothing_drawn() -> None:
+    streams.start(0)
+    before = streams.snapshot()
+    torch.ones(3).sum()
+    torch.rand(1, generator=torch.Generator().manual_seed(1))
+    np.random.default_rng(1).random()
+    assert not streams.drawn_since(before)
+
+
+def started(group: Group) -> list[float]:
+    plain = np.random.default_rng
+    try:
+        random.seed()
+        np.random.seed()
+        torch.seed()
+        streams.start(11)
+        return [*draw(), np.random.default_rng().random()]
+    finally:
+        np.random.default_rng = plain
+
+
+def test_all_workers_start_with_the_same_streams(pool: Any) -> None:
+    first, *others = pool(3).run(started)
+    assert others == [first, first]
