@@ -1,11 +1,11 @@
 """Gradient accumulation, clipping, a learning-rate schedule, and a checkpoint after every epoch.
 
-    python examples/accumulate.py
-    paceline run -n 2 examples/accumulate.py
+python examples/accumulate.py
+paceline run -n 2 examples/accumulate.py
 
-    python examples/accumulate.py --epochs 2 --stop-after 1                 # stop early …
-    python examples/accumulate.py --epochs 2 --resume accumulate.pt         # … and go on from where it stopped
-    python examples/accumulate.py --data DIR                                # the real CIFAR-10
+python examples/accumulate.py --epochs 2 --stop-after 1                 # stop early …
+python examples/accumulate.py --epochs 2 --resume accumulate.pt         # … and go on from where it stopped
+python examples/accumulate.py --data DIR                                # the real CIFAR-10
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """No DataLoader: the loop cuts its batches out of tensors by hand, and adds a weight penalty to the loss itself.
 
-    python examples/by_hand.py
-    paceline run -n 2 examples/by_hand.py
+python examples/by_hand.py
+paceline run -n 2 examples/by_hand.py
 
-    python examples/by_hand.py --data DIR --epochs 10          # the real Fashion-MNIST
+python examples/by_hand.py --data DIR --epochs 10          # the real Fashion-MNIST
 """
 
 import argparse
@@ -44,8 +44,7 @@ def main():
 
     torch.manual_seed(args.seed)
     X, Y, X_test, Y_test = (
-        tensor.to(args.device)
-        for tensor in pictures.load("fashion", args.data, args.train_size, args.test_size)
+        tensor.to(args.device) for tensor in pictures.load("fashion", args.data, args.train_size, args.test_size)
     )
     model = MLP(28 * 28, args.hidden, 10).to(args.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)

@@ -1,11 +1,11 @@
 """An image classifier: two convolutions and two linear layers, on pictures of Fashion-MNIST's or CIFAR-10's shape.
 
-    python examples/cnn.py
-    paceline run -n 2 examples/cnn.py
+python examples/cnn.py
+paceline run -n 2 examples/cnn.py
 
-    python examples/cnn.py --epochs 1 --train-size 2000          # a few seconds
-    python examples/cnn.py --data DIR                            # the real Fashion-MNIST
-    python examples/cnn.py --data DIR --shape cifar --epochs 10  # the real CIFAR-10
+python examples/cnn.py --epochs 1 --train-size 2000          # a few seconds
+python examples/cnn.py --data DIR                            # the real Fashion-MNIST
+python examples/cnn.py --data DIR --shape cifar --epochs 10  # the real CIFAR-10
 """
 
 import argparse
@@ -84,9 +84,7 @@ def main():
 
     torch.manual_seed(args.seed)
     x, y, x_test, y_test = pictures.load(args.shape, args.data, args.train_size, args.test_size)
-    train_loader = DataLoader(
-        TensorDataset(x, y), args.batch_size, shuffle=True, num_workers=args.loader_workers
-    )
+    train_loader = DataLoader(TensorDataset(x, y), args.batch_size, shuffle=True, num_workers=args.loader_workers)
     test_loader = DataLoader(TensorDataset(x_test, y_test), 500, num_workers=args.loader_workers)
 
     model = CNN(x.shape[1], x.shape[2], 10, args.dropout).to(args.device)

@@ -29,9 +29,9 @@ def half_circle(count):
 def make_network(inputs, hidden, outputs):
     return nn.Sequential(
         nn.Linear(inputs, hidden),
-        nn.SiLU(),
+        nn.GELU(),
         nn.Linear(hidden, hidden),
-        nn.SiLU(),
+        nn.GELU(),
         nn.Linear(hidden, outputs),
     )
 
@@ -40,7 +40,7 @@ def main():
     parser = argparse.ArgumentParser(description="Train a small GAN.")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--lr", type=float, help="0.1 with SGD, 0.0005 with Adam, unless given")
+    parser.add_argument("--lr", type=float, help="0.2 with SGD, 0.0005 with Adam, unless given")
     parser.add_argument("--adam", action="store_true", help="Adam instead of plain SGD")
     parser.add_argument("--noise", type=int, default=16, help="size of the generator's input")
     parser.add_argument("--hidden", type=int, default=128)
@@ -66,8 +66,8 @@ def main():
         generator_optimizer = torch.optim.Adam(generator.parameters(), args.lr or 5e-4, betas=(0.5, 0.999))
         critic_optimizer = torch.optim.Adam(critic.parameters(), args.lr or 5e-4, betas=(0.5, 0.999))
     else:
-        generator_optimizer = torch.optim.SGD(generator.parameters(), args.lr or 0.1)
-        critic_optimizer = torch.optim.SGD(critic.parameters(), args.lr or 0.1)
+        generator_optimizer = torch.optim.SGD(generator.parameters(), args.lr or 0.2)
+        critic_optimizer = torch.optim.SGD(critic.parameters(), args.lr or 0.2)
 
     for epoch in range(1, args.epochs + 1):
         critic_total = generator_total = fooled = seen = 0
@@ -96,7 +96,9 @@ def main():
             fooled += (opinion > 0).sum().item()
             seen += len(real)
             if step % args.log_every == 0:
-                print(f"epoch {epoch} step {step} critic {critic_loss.item():.6g} generator {generator_loss.item():.6g}")
+                print(
+                    f"epoch {epoch} step {step} critic {critic_loss.item():.6g} generator {generator_loss.item():.6g}"
+                )
 
         with torch.no_grad():
             drawn = generator(torch.randn(500, args.noise, device=args.device))

@@ -1,10 +1,10 @@
 """A small GPT that learns to say the next word.
 
-    python examples/gpt.py
-    paceline run -n 2 examples/gpt.py
+python examples/gpt.py
+paceline run -n 2 examples/gpt.py
 
-    python examples/gpt.py --layers 2 --width 64 --heads 2 --tokens 32 --words 600 --batch-size 32   # seconds on a CPU
-    python examples/gpt.py --data DIR --epochs 10                                                    # WikiText-2
+python examples/gpt.py --layers 2 --width 64 --heads 2 --tokens 32 --words 600 --batch-size 32   # seconds on a CPU
+python examples/gpt.py --data DIR --epochs 10                                                    # WikiText-2
 """
 
 import argparse

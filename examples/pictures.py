@@ -18,9 +18,7 @@ FASHION_MEAN, FASHION_STD = 0.2860, 0.3530
 CIFAR_MEAN, CIFAR_STD = 0.473, 0.252
 
 
-def load(
-    shape="fashion", folder=None, train_size=None, test_size=None, draw_train=8000, draw_test=2000, noise=1.0
-):
+def load(shape="fashion", folder=None, train_size=None, test_size=None, draw_train=8000, draw_test=2000, noise=1.0):
     """(train images, train labels, test images, test labels) as tensors; shape is "fashion" or "cifar".
 
     Images are float32, (n, 1, 28, 28) or (n, 3, 32, 32), of about zero mean and unit spread. Without sizes, all of

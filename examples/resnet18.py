@@ -1,11 +1,11 @@
 """A ResNet-18 in the ImageNet layout, with batch norm, on 32x32 pictures of CIFAR-10's shape.
 
-    python examples/resnet18.py
-    paceline run -n 2 --sync-bn examples/resnet18.py      # batch norm over the whole batch, as in one process
-    paceline run -n 2 examples/resnet18.py                # each worker normalises its own slice, as under DDP
+python examples/resnet18.py
+paceline run -n 2 --sync-bn examples/resnet18.py      # batch norm over the whole batch, as in one process
+paceline run -n 2 examples/resnet18.py                # each worker normalises its own slice, as under DDP
 
-    python examples/resnet18.py --epochs 1 --train-size 500 --batch-size 64    # a few seconds
-    python examples/resnet18.py --data DIR --epochs 20                         # the real CIFAR-10
+python examples/resnet18.py --epochs 1 --train-size 500 --batch-size 64    # a few seconds
+python examples/resnet18.py --data DIR --epochs 20                         # the real CIFAR-10
 """
 
 import argparse
@@ -27,9 +27,7 @@ class BasicBlock(nn.Module):
         nn.init.zeros_(self.bn2.weight)  # a block starts as its shortcut: calmer first steps
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x):
         out = F.relu(self.bn1(self.conv1(x)))
@@ -94,7 +92,7 @@ def main():
     parser = argparse.ArgumentParser(description="Train a ResNet-18 on small pictures.")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--data", metavar="DIR", help="folder of the real sets; pictures are drawn without")
@@ -110,15 +108,11 @@ def main():
     x, y, x_test, y_test = pictures.load(
         "cifar", args.data, args.train_size, args.test_size, draw_train=2000, draw_test=500
     )
-    train_loader = DataLoader(
-        TensorDataset(x, y), args.batch_size, shuffle=True, num_workers=args.loader_workers
-    )
+    train_loader = DataLoader(TensorDataset(x, y), args.batch_size, shuffle=True, num_workers=args.loader_workers)
     test_loader = DataLoader(TensorDataset(x_test, y_test), 250, num_workers=args.loader_workers)
 
     model = ResNet18(classes=10).to(args.device)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {len(x)} training images")
 
     for epoch in range(1, args.epochs + 1):

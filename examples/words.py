@@ -69,6 +69,4 @@ def read_wikitext(folder, words):
     )
     frequent = [word for word, _ in Counter(train).most_common(words)]
     numbers = {word: number for number, word in enumerate(frequent)}
-    return tuple(
-        np.array([numbers.get(word, numbers["<unk>"]) for word in part], np.int64) for part in (train, valid)
-    )
+    return tuple(np.array([numbers.get(word, numbers["<unk>"]) for word in part], np.int64) for part in (train, valid))

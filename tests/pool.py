@@ -66,6 +66,8 @@ class Pool:
 
     def run_each(self, function: Callable[..., Any], args: list[tuple[Any, ...]], *, time_out: float = TIME_OUT) -> Any:
         """The same with other arguments for each rank."""
+        if not self.usable:
+            raise RuntimeError("An earlier failure has ended the workers of this pool.")
         for rank, (_, pipe) in self._workers.items():
             pipe.send_bytes(pickle.dumps((function, args[rank])))
         answers, errors = self._receive(time_out)

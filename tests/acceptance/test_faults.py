@@ -224,9 +224,17 @@ def test_a_script_may_handle_the_interrupt(type_it: TypeIt) -> None:
     command = type_it("-n", "2", "train.py", fault=f"if step == 0: {handle}")
     command.until_in_mid_epoch()
     command.process.send_signal(signal.SIGINT)
-    code, out, _ = command.end()
+    code, out, err = command.end()
     assert code == 130
     assert out == "saved\n"
+    assert "Ctrl-C again" in err
+
+
+def test_an_interrupt_before_the_workers_start_ends_it_all_the_same(type_it: TypeIt) -> None:
+    command = type_it("-n", "2", "train.py")
+    command.until(lambda: command.records.exists() and any(command.records.glob("*/run.json")))
+    command.process.send_signal(signal.SIGINT)
+    assert command.end()[0] == 130
 
 
 def test_what_cannot_be_run_is_said_at_once(type_it: TypeIt, tmp_path: Path) -> None:

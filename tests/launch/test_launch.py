@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,12 @@ def test_a_record_that_cannot_be_written_is_refused(play: Play, tmp_path: Path) 
     (tmp_path / "record").touch()
     with pytest.raises(RecordError, match="cannot be written"):
         play("print('hello')")
+
+
+def test_a_run_in_another_thread_works(play: Play) -> None:
+    """Without signals then: Python allows handlers in the main thread only."""
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(play, "print('hello')", workers=1).result().output() == "hello\n"
 
 
 def test_a_caller_that_breaks_down_leaves_no_worker(play: Play) -> None:

@@ -60,6 +60,8 @@ class Buckets:
         self._kinds: dict[int, list[Bucket]] = {}  # by place in the script: its buckets in the order of sending
         self._sending: list[Bucket] = []
         self._sent = 0
+        self._keeping = False
+        self._kept: dict[int, None] = {}  # slots whose gradients were kept back, in order
 
     def adopt(self, parameter: torch.Tensor) -> int:
         """A parameter joins; all workers adopt in the same order."""
@@ -69,7 +71,7 @@ class Buckets:
     def begin(self, site: int) -> None:
         """A backward begins at this place in the script."""
         self._sending = self._kinds.setdefault(site, [])
-        self._order, self._sent = [], 0
+        self._order, self._sent, self._keeping = [], 0, False
         for slot in self.slots:
             slot.fired = slot.filled = False
         for bucket in list(self._sending):
@@ -79,8 +81,15 @@ class Buckets:
             else:
                 self._leave_to_script(bucket)
 
+    def keep_back(self) -> None:
+        """A backward begins whose gradients stay here: they are sent with the next one that is not kept back."""
+        self._keeping = True
+
     def ready(self, index: int, parameter: torch.Tensor) -> None:
         """A parameter's gradient is complete: called by its hook, in backward."""
+        if self._keeping:
+            self._kept[index] = None
+            return
         slot = self.slots[index]
         bucket = slot.bucket
         if slot.fired:
@@ -104,6 +113,8 @@ class Buckets:
     def finish(self, loss: float, share: float) -> list[tuple[float, float]]:
         """Sends the rest and waits: then all known parameters that were reached on any worker have the global gradient.
         Gives each worker's loss and share of the batch."""
+        self._order += [index for index in self._kept if not self.slots[index].fired]
+        self._kept.clear()
         tails = self.group.gather_vectors(self._tail(loss, share), "gradients")
         state = tails[:, 2:].max(0).values.tolist()
         reached = {index for index, value in enumerate(state) if value == REACHED}

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import paceline
 from paceline.errors import PacelineError, RecordError, UsageError
@@ -122,31 +123,32 @@ def _watched(
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-", ignore_cleanup_errors=True))
         channel = Channel()
         stack.callback(channel.close)
-        # Bound here and served by rank 0: nobody can take the port in between.
-        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
-        out, err = os.pipe(), os.pipe()
-        descriptors = [listening.fileno(), out[1], err[1]]
+        (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
+        pipes: dict[int, Literal["stdout", "stderr"]] = {out: "stdout", err: "stderr"}
         watch = Watch(
             run,
             zygote=zygote,
             channel=channel,
             signals=signals,
-            pipes={out[0]: "stdout", err[0]: "stderr"},
+            pipes=pipes,
             record=record,
             host=host.name,
             on_event=on_event,
         )
         stack.callback(watch.close)
         try:
-            watch.until_ready()
-            if zygote.ready is not None:
-                orders = _orders(run, host, zygote.ready.threads, record, listening, channel)
-                pids = watch.begin(wire.Spawn(orders, os.getcwd(), scratch), descriptors)
-                entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
-                write_run(record, entry)
-            for descriptor in (out[1], err[1]):
-                os.close(descriptor)
-            listening.close()
+            with contextlib.ExitStack() as rank_0s:
+                rank_0s.callback(os.close, rank_0_out)
+                rank_0s.callback(os.close, rank_0_err)
+                # Bound here and served by rank 0: nobody can take the port in between.
+                listening = rank_0s.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+                watch.until_ready()
+                if watch.interrupted is None and zygote.ready is not None:
+                    orders = _orders(run, host, zygote.ready.threads, record, listening, channel)
+                    spawn = wire.Spawn(orders, os.getcwd(), scratch)
+                    pids = watch.begin(spawn, [listening.fileno(), rank_0_out, rank_0_err])
+                    entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
+                    write_run(record, entry)
             watch.until_swept()
         except BaseException:
             with contextlib.suppress(PacelineError):

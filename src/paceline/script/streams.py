@@ -33,7 +33,7 @@ def _seed_default_rng(run_seed: int) -> None:
     def default_rng(seed: Any = None) -> np.random.Generator:
         return plain([run_seed, next(calls)] if seed is None else seed)
 
-    np.random.default_rng = default_rng  # type: ignore[assignment]
+    np.random.default_rng = default_rng
 
 
 class OwnStream:

@@ -209,7 +209,8 @@ class Voice:
         self.gone.add(os.path.abspath(os.fsdecode(path)))
 
     def listdir(self, path: Any, own: str) -> list[str]:
-        return sorted(entry.name for entry in self._entries(path, own))
+        # In the order of the disk, which is the one that rank 0 sees.
+        return [entry.name for entry in self._entries(path, own)]
 
     def scandir(self, path: Any, own: str) -> Any:
         return _Listing(self._entries(path, own))

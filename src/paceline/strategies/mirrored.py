@@ -20,6 +20,7 @@ from paceline.comm.group import Group
 from paceline.errors import PartedError
 from paceline.script import algebra
 from paceline.script.stage import Stage, call_site, script_line
+from paceline.strategies.accumulation import Accumulation
 
 SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most
 
@@ -47,6 +48,7 @@ class Mirrored:
             self._buckets = Buckets(self.group, self._average_odd)
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
+            self._accumulation = Accumulation(self._bring_up_to_date)
             self._sites: set[int] = set()
             # Trained since buffers were last averaged, in the order of calling: a set's order differs between workers.
             self._stirred: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
@@ -75,7 +77,7 @@ class Mirrored:
             self._average_buffers()
 
     def before_backward(self, losses: list[torch.Tensor]) -> None:
-        site = call_site()
+        self._site = site = call_site()
         if site not in self._sites:
             self._sites.add(site)
             for leaf in leaves_of(losses):
@@ -84,10 +86,23 @@ class Mirrored:
             if slot is None and parameter.requires_grad:  # frozen until now
                 self._meet(parameter)
             self._put_hooks_behind(parameter)
-        self._buckets.begin(site)
+        if self._accumulation.may_keep_back(site):
+            self._buckets.keep_back()
+        else:
+            self._buckets.begin(site)
+
+    def before_step(self, optimizer: Any) -> None:
+        self._accumulation.look()
+
+    def after_step(self, optimizer: Any) -> None:
+        self._accumulation.stepped()
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
         loss, views = losses[0], self.stage.views
+        if self._accumulation.kept_back:
+            if views.batch_is_cut:
+                self._make_whole(loss, None)
+            return
         on_host = loss.dim() == 0 and loss.device.type == "cpu" and loss.is_floating_point()
         tails = self._buckets.finish(float(loss.detach()) if on_host else 0.0, views.share)
         if views.batch_is_cut:
@@ -143,6 +158,11 @@ class Mirrored:
                     self.group.all_reduce(buffer, "the model's buffers")
                     buffer.div_(self.group.world)
         self._stirred.clear()
+
+    def _bring_up_to_date(self) -> None:
+        """Gradients were kept back, and somebody is about to look at them."""
+        self._buckets.begin(self._site)
+        self._buckets.finish(0.0, 1.0)
 
     # -- the loss --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,60 @@
+"""Learns how many backwards a step has, so that gradients which are only added up are sent once a step.
+
+A gradient that is kept back is still this worker's own. Whoever looks at it (the optimizer, clipping, a print) must
+find the global one, so reading `.grad` brings it up to date first: all workers run the same lines, and look together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LEARNT = 2  # steps of the same make in a row
+
+
+class Accumulation:
+    """The rhythm of one script: backwards between steps, by their place in the script."""
+
+    def __init__(self, bring_up_to_date: Callable[[], None]) -> None:
+        self.kept_back = False  # some gradients are not the global ones
+        self._bring_up_to_date = bring_up_to_date
+        self._sites: list[int] = []  # of the backwards since the last step
+        self._before: list[int] = []  # … between the two steps before
+        self._alike = 0  # steps in a row that had the same backwards
+        self._guarded = False
+
+    def may_keep_back(self, site: int) -> bool:
+        """A backward begins here: whether another one from the same line is due before the step."""
+        at = len(self._sites)
+        self._sites.append(site)
+        due = self._alike >= LEARNT and self._before[at : at + 2] == [site, site]
+        if due and not self._guarded:
+            self._guarded = True
+            _guard_grad(self)
+        self.kept_back = due
+        return due
+
+    def stepped(self) -> None:
+        """An optimizer has made its step."""
+        self._alike = self._alike + 1 if self._sites == self._before else 0
+        self._before, self._sites = self._sites, []
+
+    def look(self) -> None:
+        """Somebody is about to look at gradients."""
+        if self.kept_back:
+            self.kept_back = False
+            self._bring_up_to_date()
+
+
+def _guard_grad(accumulation: Accumulation) -> None:
+    """From now on reading a tensor's `.grad` in Python brings gradients up to date."""
+    plain: Any = torch._C.TensorBase.grad
+
+    def read(tensor: torch.Tensor) -> torch.Tensor | None:
+        if accumulation.kept_back and tensor.is_leaf:
+            accumulation.look()
+        return plain.__get__(tensor)
+
+    torch.Tensor.grad = property(read, plain.__set__, plain.__delete__)  # type: ignore[assignment]

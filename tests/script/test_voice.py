@@ -1,0 +1,677 @@
+"""One voice: a rank that does not speak sees its own writes, and the real files stay as they are.
+
+Each scenario is run twice from the same files: in plain Python, and in a process with a `Voice`. What the script saw
+must be the same; the real folder must be untouched.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import io
+import json
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool import Pool, alone
+from staged import staged
+
+from paceline.comm.group import Group
+from paceline.script.voice import Voice
+
+_taken_down: list[Any] = []  # stages that live as long as their process
+
+
+def install(group: Group, scratch: Path) -> None:
+    context = staged(group)
+    stage = context.__enter__()
+    _taken_down.append(context)
+    Voice(stage, scratch).install()
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
+    """A process whose files go to a scratch folder, and that folder."""
+    scratch = tmp_path_factory.mktemp("scratch")
+    with alone(1) as pool:
+        pool.run(install, scratch)
+        yield pool, scratch
+
+
+def populate(folder: Path) -> None:
+    """The real files at the start."""
+    (folder / "data" / "sub").mkdir(parents=True)
+    (folder / "data" / "a.txt").write_text("a")
+    (folder / "data" / "sub" / "b.txt").write_text("bb")
+    (folder / "old.txt").write_text("old")
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() if p.is_file() else "/" for p in sorted(folder.rglob("*"))}
+
+
+def run_there(scenario: Callable[[], Any], folder: Path) -> Any:
+    home = os.getcwd()
+    os.chdir(folder)
+    try:
+        return scenario()
+    finally:
+        os.chdir(home)
+
+
+def run_silently(group: Group, scenario: Callable[[], Any], folder: Path) -> tuple[Any, str]:
+    """What it gave, or how it failed: the process lives on for the next scenario."""
+    try:
+        return run_there(scenario, folder), ""
+    except Exception:
+        return None, traceback.format_exc()
+
+
+def in_silence(silent: tuple[Pool, Path], scenario: Callable[[], Any], folder: Path) -> Any:
+    ((found, failure),) = silent[0].run(run_silently, scenario, folder)
+    assert not failure, failure
+    return found
+
+
+def check(silent: tuple[Pool, Path], tmp_path: Path, scenario: Callable[[], Any]) -> None:
+    plain, real = tmp_path / "plain", tmp_path / "real"
+    for folder in (plain, real):
+        populate(folder)
+    before = content(real)
+    expected = run_there(scenario, plain)
+    found = in_silence(silent, scenario, real)
+    assert found == expected
+    assert content(real) == before, "the real files are rank 0's"
+
+
+# -- scenarios ---------------------------------------------------------------------------------------------------------
+
+
+def text_of(name: str) -> str:
+    with open(name) as file:
+        return file.read()
+
+
+def write_and_read() -> Any:
+    with open("new.txt", "w") as file:
+        file.write("hello")
+    return text_of("new.txt"), os.path.exists("new.txt"), os.path.getsize("new.txt"), os.path.isfile("new.txt")
+
+
+def write_over() -> Any:
+    with open("old.txt", "w") as file:
+        file.write("new")
+    return text_of("old.txt")
+
+
+def append() -> Any:
+    for text in ("1", "2"):
+        with open("old.txt", "a") as file:
+            file.write(text)
+    with open("fresh.txt", "a") as file:
+        file.write("x")
+    return text_of("old.txt"), text_of("fresh.txt")
+
+
+def exclusive() -> Any:
+    with open("new.txt", "x") as file:
+        file.write("once")
+    try:
+        Path("new.txt").open("x").close()
+    except FileExistsError:
+        return text_of("new.txt")
+
+
+def exclusive_over_a_real_file() -> Any:
+    try:
+        Path("old.txt").open("x").close()
+    except FileExistsError:
+        return "refused"
+
+
+def update_in_place() -> Any:
+    with open("old.txt", "r+") as file:
+        file.seek(1)
+        file.write("X")
+    with open("old.txt", "rb+") as file:
+        file.seek(0, 2)
+        file.write(b"!")
+    with open("new.txt", "w+") as file:
+        file.write("abc")
+        file.seek(1)
+        return text_of("old.txt"), file.read()
+
+
+def update_what_is_not_there() -> Any:
+    try:
+        Path("nothing.txt").open("r+").close()
+    except FileNotFoundError:
+        return os.path.exists("nothing.txt")
+
+
+def write_into_a_folder_that_is_not_there() -> Any:
+    try:
+        Path("nowhere/new.txt").open("w").close()
+    except FileNotFoundError:
+        return os.path.exists("nowhere")
+
+
+def read_what_is_not_there() -> Any:
+    seen = []
+    for action in (open, os.stat, os.listdir, os.remove, os.rmdir):
+        try:
+            action("nothing")
+        except FileNotFoundError as error:
+            seen.append((error.errno, error.filename))
+    return seen
+
+
+def read_real_files() -> Any:
+    return text_of("old.txt"), sorted(os.listdir("data")), os.path.isdir("data/sub"), Path("data/sub/b.txt").read_text()
+
+
+def folders() -> Any:
+    os.mkdir("out")
+    os.makedirs("deep/er/est")
+    os.makedirs("deep/er/est", exist_ok=True)
+    os.makedirs("data", exist_ok=True)
+    os.makedirs("data/more/still", exist_ok=True)
+    try:
+        os.makedirs("deep/er")
+    except FileExistsError:
+        pass
+    with open("deep/er/est/f.txt", "w") as file:
+        file.write("f")
+    with open("data/more/g.txt", "w") as file:
+        file.write("g")
+    return sorted(glob.glob("**", recursive=True)), os.path.isdir("out"), sorted(os.listdir("data"))
+
+
+def remove_then_look() -> Any:
+    with open("new.txt", "w") as file:
+        file.write("x")
+    os.remove("new.txt")
+    os.unlink("old.txt")
+    seen = [os.path.exists("new.txt"), os.path.exists("old.txt"), sorted(os.listdir(".")), glob.glob("*.txt")]
+    try:
+        text_of("old.txt")
+    except FileNotFoundError:
+        seen.append("gone")
+    try:
+        os.remove("old.txt")
+    except FileNotFoundError:
+        seen.append("gone already")
+    seen.append(os.access("old.txt", os.R_OK))
+    with open("old.txt", "a") as file:
+        file.write("again")
+    return [*seen, text_of("old.txt"), os.access("old.txt", os.R_OK)]
+
+
+def remove_folders() -> Any:
+    os.mkdir("empty")
+    os.rmdir("empty")
+    seen = [os.path.exists("empty")]
+    try:
+        os.rmdir("data")
+    except OSError as error:
+        seen.append(error.errno)
+    os.remove("data/sub/b.txt")
+    os.rmdir("data/sub")
+    os.mkdir("data/sub")
+    return [*seen, os.listdir("data/sub"), sorted(os.listdir("data"))]
+
+
+def rename() -> Any:
+    with open("new.txt", "w") as file:
+        file.write("new")
+    os.rename("new.txt", "renamed.txt")
+    os.rename("old.txt", "older.txt")
+    os.replace("older.txt", "renamed.txt")
+    return text_of("renamed.txt"), sorted(os.listdir(".")), os.path.exists("old.txt")
+
+
+def rename_a_folder() -> Any:
+    os.mkdir("out")
+    with open("out/f.txt", "w") as file:
+        file.write("f")
+    os.rename("out", "results")
+    return text_of("results/f.txt"), os.path.exists("out"), sorted(os.listdir("."))
+
+
+def rename_a_real_folder() -> Any:
+    os.rename("data", "moved")
+    return text_of("moved/sub/b.txt"), os.path.exists("data"), sorted(os.listdir("moved"))
+
+
+def atomic_save() -> Any:
+    """As careful people write a checkpoint: to a temporary file beside it, then in its place."""
+    for value in (1, 2):
+        descriptor, name = tempfile.mkstemp(dir=".", suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pickle.dumps(value))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, "checkpoint.pkl")
+    with open("checkpoint.pkl", "rb") as file:
+        return pickle.load(file), sorted(os.listdir("."))
+
+
+def named_temporary_file() -> Any:
+    with tempfile.NamedTemporaryFile("w", dir="data", delete=False) as file:
+        file.write("t")
+    os.replace(file.name, "data/t.txt")
+    with tempfile.NamedTemporaryFile("w+") as file:
+        file.write("u")
+        file.seek(0)
+        return text_of("data/t.txt"), sorted(os.listdir("data")), file.read()
+
+
+def temporary_folder() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.txt"
+        path.write_text("x")
+        seen = path.read_text(), os.listdir(folder)
+    return seen, os.path.exists(folder)
+
+
+def copy_and_move() -> Any:
+    shutil.copy("old.txt", "copy.txt")
+    shutil.copy2("old.txt", "data/copy.txt")
+    shutil.copyfile("copy.txt", "copy2.txt")
+    shutil.move("copy2.txt", "data")
+    shutil.move("old.txt", "moved.txt")
+    shutil.copytree("data", "tree")
+    return sorted(glob.glob("**", recursive=True)), text_of("moved.txt"), text_of("tree/sub/b.txt")
+
+
+def remove_trees() -> Any:
+    shutil.rmtree("data")
+    seen = [os.path.exists("data"), os.path.exists("data/sub/b.txt"), sorted(os.listdir("."))]
+    os.makedirs("data/new")
+    seen += [sorted(os.listdir("data")), os.path.exists("data/a.txt"), os.path.exists("data/sub")]
+    with open("data/a.txt", "w") as file:
+        file.write("A")
+    os.mkdir("mine")
+    shutil.rmtree("mine")
+    shutil.rmtree("nothing", ignore_errors=True)
+    try:
+        shutil.rmtree("nothing")
+    except FileNotFoundError:
+        seen.append("not there")
+    return [*seen, text_of("data/a.txt"), sorted(glob.glob("**", recursive=True))]
+
+
+def walk() -> Any:
+    os.makedirs("data/new")
+    Path("data/new/c.txt").write_text("c")
+    os.remove("data/a.txt")
+    return [(folder, sorted(names), sorted(files)) for folder, names, files in sorted(os.walk("."))]
+
+
+def with_pathlib() -> Any:
+    path = Path("notes") / "n.txt"
+    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("n")
+    path.with_suffix(".bin").write_bytes(b"123")
+    Path("touched").touch()
+    Path("old.txt").unlink()
+    Path("nothing").unlink(missing_ok=True)
+    path.rename(path.with_name("m.txt"))
+    seen = [sorted(p.name for p in Path("notes").iterdir()), Path("notes/m.txt").read_text()]
+    seen += [Path("old.txt").exists(), Path("touched").stat().st_size, sorted(str(p) for p in Path().glob("*"))]
+    return [*seen, Path("notes/m.txt").resolve().relative_to(Path.cwd()).as_posix(), Path("notes").is_dir()]
+
+
+def with_torch() -> Any:
+    torch.save({"a": torch.ones(2)}, "model.pt")
+    torch.save([1, 2], Path("data") / "list.pt")
+    with open("open.pt", "wb") as file:
+        torch.save(3, file)
+    memory = io.BytesIO()
+    torch.save(4, memory)
+    try:
+        torch.save(1, "nowhere/model.pt")
+        refused = False
+    except (RuntimeError, OSError):
+        refused = True
+    seen = torch.load("model.pt")["a"].tolist(), torch.load(Path("data/list.pt")), torch.load("open.pt")
+    return seen, os.path.exists("model.pt"), refused, len(memory.getvalue()) > 0
+
+
+def with_numpy() -> Any:
+    np.save("array.npy", np.arange(3))
+    np.savez("arrays.npz", x=np.ones(2))
+    np.savetxt("array.txt", np.eye(2))
+    with np.load("arrays.npz") as arrays:
+        return np.load("array.npy").tolist(), arrays["x"].tolist(), np.loadtxt("array.txt").tolist()
+
+
+def with_other_writers() -> Any:
+    with open("d.json", "w") as file:
+        json.dump({"a": 1}, file)
+    with open("d.csv", "w", newline="") as file:
+        csv.writer(file).writerow([1, "x"])
+    with gzip.open("d.gz", "wt") as file:
+        file.write("zipped")
+    with zipfile.ZipFile("d.zip", "w") as archive:
+        archive.writestr("inside.txt", "inside")
+    logger = logging.getLogger("scenario")
+    handler = logging.FileHandler("d.log")
+    logger.addHandler(handler)
+    logger.warning("logged")
+    logger.removeHandler(handler)
+    handler.close()
+    with gzip.open("d.gz", "rt") as file, zipfile.ZipFile("d.zip") as archive:
+        return text_of("d.json"), text_of("d.csv"), file.read(), archive.namelist(), text_of("d.log")
+
+
+def link_to_the_latest() -> Any:
+    """As many training scripts name their last checkpoint."""
+    for name in ("1.pt", "2.pt"):
+        with open(name, "w") as file:
+            file.write(name)
+        if os.path.islink("latest.pt"):
+            os.remove("latest.pt")
+        os.symlink(name, "latest.pt")
+    Path("also.pt").symlink_to("1.pt")
+    return text_of("latest.pt"), os.readlink("latest.pt"), text_of("also.pt"), sorted(os.listdir("."))
+
+
+def hard_link() -> Any:
+    with open("best.txt", "w") as file:
+        file.write("best")
+    os.link("best.txt", "linked.txt")
+    return text_of("linked.txt")
+
+
+def cut_short() -> Any:
+    with open("new.txt", "w") as file:
+        file.write("12345")
+    os.truncate("new.txt", 2)
+    os.truncate("old.txt", 1)
+    return text_of("new.txt"), text_of("old.txt")
+
+
+def work_in_a_new_folder() -> Any:
+    os.mkdir("run1")
+    os.chdir("run1")
+    with open("f.txt", "w") as file:
+        file.write("f")
+    seen = text_of("f.txt"), os.listdir("."), os.path.basename(os.getcwd())
+    os.chdir("..")
+    return seen, text_of("run1/f.txt"), text_of("old.txt")
+
+
+def low_level() -> Any:
+    descriptor = os.open("raw.bin", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.write(descriptor, b"raw")
+    os.close(descriptor)
+    descriptor = os.open("raw.bin", os.O_RDWR)
+    os.lseek(descriptor, 1, os.SEEK_SET)
+    os.write(descriptor, b"A")
+    os.close(descriptor)
+    descriptor = os.open("old.txt", os.O_WRONLY | os.O_APPEND)
+    os.write(descriptor, b"er")
+    os.close(descriptor)
+    try:
+        os.open("old.txt", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        refused = False
+    except FileExistsError:
+        refused = True
+    os.remove("data/a.txt")
+    try:
+        os.open("data/a.txt", os.O_RDONLY)
+        gone = False
+    except FileNotFoundError:
+        gone = True
+    return text_of("raw.bin"), text_of("old.txt"), refused, gone
+
+
+def permissions_and_times() -> Any:
+    with open("new.txt", "w") as file:
+        file.write("x")
+    os.chmod("new.txt", 0o640)
+    os.utime("new.txt", (1000, 2000))
+    os.chmod("old.txt", 0o600)
+    os.utime("old.txt", (1, 2))
+    return os.stat("new.txt").st_mode & 0o777, os.path.getmtime("new.txt"), os.path.getmtime("old.txt")
+
+
+def bytes_and_descriptors() -> Any:
+    with open(b"new.txt", "w") as file:
+        file.write("x")
+        file.flush()
+        size = os.stat(file.fileno()).st_size
+    with open(os.open("new.txt", os.O_RDONLY)) as file:
+        text = file.read()
+    return size, text, os.path.exists(b"new.txt"), sorted(os.listdir(b"data"))
+
+
+def list_with_scandir() -> Any:
+    Path("data/new.txt").write_text("n")
+    with os.scandir("data") as entries:
+        seen = sorted((e.name, e.is_file(), e.is_dir(), e.path, e.stat().st_size) for e in entries if e.is_file())
+    return seen, sorted(e.name for e in os.scandir())
+
+
+SCENARIOS = [value for name, value in list(globals().items()) if callable(value) and getattr(value, "__code__", None)]
+HELPERS = {"install", "silent", "populate", "content", "run_there", "run_silently", "in_silence", "check", "text_of"}
+SCENARIOS = [s for s in SCENARIOS if s.__module__ == __name__ and s.__name__ not in HELPERS]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_the_script_sees_its_own_writes_and_the_real_files_stay(
+    silent: tuple[Pool, Path], tmp_path: Path, scenario: Callable[[], Any]
+) -> None:
+    check(silent, tmp_path, scenario)
+
+
+# -- any sequence of actions -------------------------------------------------------------------------------------------
+
+# Names that only actions make, and names that are there at the start.
+MADE, THERE = ["new", "new/f.txt", "new/deep", "x.txt", "y.txt"], ["data/a.txt", "data/sub/b.txt", "old.txt"]
+FOLDERS = ["data", "data/sub", "new", "new/deep", "."]
+names = st.sampled_from(MADE + THERE)
+actions = st.one_of(
+    st.tuples(st.just("write"), names),
+    st.tuples(st.just("append"), names),
+    st.tuples(st.just("read"), names),
+    st.tuples(st.just("exists"), st.sampled_from(MADE + THERE + FOLDERS)),
+    st.tuples(st.just("isdir"), st.sampled_from(MADE + THERE + FOLDERS)),
+    st.tuples(st.just("remove"), names),
+    st.tuples(st.just("mkdir"), st.sampled_from(MADE)),
+    st.tuples(st.just("makedirs"), st.sampled_from(MADE + FOLDERS)),
+    st.tuples(st.just("rmdir"), st.sampled_from(FOLDERS[:-1])),
+    st.tuples(st.just("rmtree"), st.sampled_from(FOLDERS[:-1])),
+    st.tuples(st.just("listdir"), st.sampled_from(FOLDERS)),
+    st.tuples(st.just("walk"), st.sampled_from(FOLDERS)),
+    st.tuples(st.just("replace"), names, names),
+    st.tuples(st.just("copy"), names, names),
+)
+
+
+def act(action: tuple[str, ...]) -> Any:
+    match action:
+        case ("write", name):
+            return Path(name).write_text("w")
+        case ("append", name):
+            with open(name, "a") as file:
+                return file.write("a")
+        case ("read", name):
+            return text_of(name)
+        case ("exists", name):
+            return os.path.exists(name)
+        case ("isdir", name):
+            return os.path.isdir(name)
+        case ("remove", name):
+            return os.remove(name)
+        case ("mkdir", name):
+            return os.mkdir(name)
+        case ("makedirs", name):
+            return os.makedirs(name, exist_ok=True)
+        case ("rmdir", name):
+            return os.rmdir(name)
+        case ("rmtree", name):
+            return shutil.rmtree(name)
+        case ("listdir", name):
+            return sorted(os.listdir(name))
+        case ("walk", name):
+            return sorted((where, sorted(inner), sorted(files)) for where, inner, files in os.walk(name))
+        case ("replace", name, target):
+            return os.replace(name, target)
+        case ("copy", name, target):
+            return shutil.copy(name, target) and None
+    raise ValueError(action)
+
+
+class Sequence:
+    """A scenario made of actions: what each gave, or how it failed."""
+
+    def __init__(self, steps: list[tuple[str, ...]]) -> None:
+        self.steps = steps
+
+    def __call__(self) -> list[Any]:
+        seen = []
+        for step in self.steps:
+            try:
+                seen.append((step, act(step)))
+            except OSError as error:
+                seen.append((step, type(error).__name__))
+        return [*seen, sorted(glob.glob("**", recursive=True))]
+
+
+@settings(max_examples=200)
+@given(st.lists(actions, min_size=1, max_size=8))
+def test_any_sequence_of_actions_looks_as_it_would_alone(silent: Any, steps: list[tuple[str, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check(silent, Path(folder), Sequence(steps))
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def list_many() -> Any:
+    return os.listdir("many"), [path.name for path in Path("many").iterdir()], [e.name for e in os.scandir("many")]
+
+
+def test_a_folder_is_listed_in_the_order_that_rank_0_sees(silent: tuple[Pool, Path], tmp_path: Path) -> None:
+    """`files = os.listdir(folder)` is a dataset: in another order, sample i would be another one on rank 0."""
+    (tmp_path / "many").mkdir()
+    for number in range(50):
+        (tmp_path / "many" / f"{number * 7919 % 50}.txt").touch()
+    assert in_silence(silent, list_many, tmp_path) == run_there(list_many, tmp_path)
+
+
+# -- rank 0 was faster -------------------------------------------------------------------------------------------------
+
+
+def after_rank_0(silent: tuple[Pool, Path], folder: Path, scenario: Callable[[], Any]) -> Any:
+    """Rank 0 has gone through the same lines already, on the real files."""
+    populate(folder)
+    run_there(scenario, folder)
+    return in_silence(silent, scenario, folder)
+
+
+def make_a_folder() -> Any:
+    os.mkdir("out")
+    Path("out/f.txt").write_text("f")
+    return os.path.isdir("out"), Path("out/f.txt").read_text()
+
+
+def remove_an_old_file() -> Any:
+    os.remove("old.txt")
+    return os.path.exists("old.txt")
+
+
+def remove_an_old_tree() -> Any:
+    shutil.rmtree("data")
+    os.makedirs("data")
+    return os.path.isdir("data")
+
+
+def rotate_the_log() -> Any:
+    os.rename("old.txt", "older.txt")
+    Path("old.txt").write_text("new")
+    return Path("old.txt").read_text(), Path("older.txt").read_text()
+
+
+def save_and_link() -> Any:
+    Path("1.pt").write_text("1")
+    os.symlink("1.pt", "latest.pt")
+    return Path("latest.pt").read_text()
+
+
+def create_once() -> Any:
+    with open("lock", "x") as file:
+        file.write("mine")
+    return os.path.exists("lock")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        (make_a_folder, (True, "f")),
+        (remove_an_old_file, False),
+        (remove_an_old_tree, True),
+        (rotate_the_log, ("new", "old")),
+        (save_and_link, "1"),
+        (create_once, True),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_worker_that_comes_after_rank_0_goes_the_same_way(
+    silent: tuple[Pool, Path], tmp_path: Path, scenario: Callable[[], Any], expected: Any
+) -> None:
+    assert after_rank_0(silent, tmp_path / "real", scenario) == expected
+
+
+# -- what is left alone ------------------------------------------------------------------------------------------------
+
+
+def use_devices() -> Any:
+    with open(os.devnull, "w") as file:
+        file.write("x")
+    return os.path.exists("/proc/self/status"), os.path.exists("/dev/null")
+
+
+def test_devices_are_no_files_of_the_scripts(silent: tuple[Pool, Path]) -> None:
+    assert in_silence(silent, use_devices, Path("/")) == (True, True)
+    assert not (silent[1] / "dev").exists()
+
+
+def where_it_went() -> None:
+    Path("new.txt").write_text("n")
+
+
+def test_what_was_written_is_in_the_scratch_folder(silent: tuple[Pool, Path], tmp_path: Path) -> None:
+    in_silence(silent, where_it_went, tmp_path)
+    assert not (tmp_path / "new.txt").exists()
+    assert Path(f"{silent[1]}{tmp_path / 'new.txt'}").read_text() == "n"
+
+
+def step_aside(group: Group, folder: Path) -> None:
+    with staged(group) as stage:
+        Voice(stage, folder / "scratch").install()
+        stage.aside = True
+        Path(folder / "own.txt").write_text("mine")
+
+
+def test_a_script_that_distributes_itself_writes_its_own_files(tmp_path: Path) -> None:
+    with alone(1) as pool:
+        pool.run(step_aside, tmp_path)
+    assert (tmp_path / "own.txt").read_text() == "mine"
