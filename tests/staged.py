@@ -38,6 +38,8 @@ def staged(group: Group, *, listeners: tuple[object, ...] = (), **run: Any) -> I
     finally:
         lose()
         _BatchNorm.forward = plain_norm  # type: ignore[method-assign]
+        if "grad" in vars(torch.Tensor):  # guarded by a strategy
+            del torch.Tensor.grad
 
 
 def lone_group() -> Group:

@@ -4,17 +4,20 @@ Importing torch costs seconds, and there are some two hundred scripts. Asked on 
 ({"script", "arguments", "folder", "out", "err"}); answers with its exit code, a line each.
 """
 
+import atexit
+import gc
 import json
 import os
 import runpy
 import sys
+import traceback
 
 import torch
 import torch._dynamo  # every optimizer imports it: once here, not once a script
 
 
 def serve() -> dict:
-    """Returns only in a fork, with what it has to run, so that it ends as any Python process does."""
+    """Returns only in a fork, with what it has to run."""
     for line in sys.stdin:
         order = json.loads(line)
         pid = os.fork()
@@ -40,5 +43,22 @@ def become(order: dict) -> None:
     runpy.run_path(order["script"], run_name="__main__")
 
 
+def end(code: int) -> None:
+    """What Python does at its end that a script can see; taking torch's modules apart would cost half a second."""
+    atexit._run_exitfuncs()
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    become(serve())
+    order = serve()
+    try:
+        become(order)
+    except SystemExit as stop:
+        end(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        end(1)
+    end(0)

@@ -39,9 +39,7 @@ class Played:
     def files(self) -> dict[str, str]:
         """Names, and the content of those that hold text."""
         found = sorted(p for p in self.folder.rglob("*") if p.is_file())
-        return {
-            str(p.relative_to(self.folder)): p.read_text() if p.suffix in TEXT_FILES else "" for p in found
-        }
+        return {str(p.relative_to(self.folder)): p.read_text() if p.suffix in TEXT_FILES else "" for p in found}
 
 
 class PlainPython:
@@ -171,12 +169,15 @@ def test_prints_what_plain_python_prints(
         _check_refusal(script, expected, found, outcome)
         return
     assert outcome.exit_code == 0, f"{outcome.message}\n--- printed before:\n{found.out[-2000:]}\n{found.err[-2000:]}"
-    assert script.expects != "refused", f"ran, and should have been refused, as {script.reason}; it printed:\n{found.out}"
+    assert script.expects != "refused", (
+        f"ran, and should have been refused, as {script.reason}; it printed:\n{found.out}"
+    )
     if script.expects in ("different", "agree", "agree-or-refused"):
         wrong = difference(shape(expected.out), shape(found.out), 0)
     else:
         wrong = difference(expected.out, found.out, script.tolerance) or _files_difference(expected, found, script)
     assert not wrong, f"{script.path.name} on {workers} workers, {view} view: {wrong}\n{found.err}{outcome.notices}"
+    assert found.err == "" or expected.err != "", f"on standard error, where plain python has nothing: {found.err}"
     if view != "slice" and not found.err:  # logs of other ranks hold both streams
         _check_agreement(found, paceline, workers)
 

@@ -302,12 +302,12 @@ def test_a_gradient_that_this_backward_does_not_reach_stays(pool: Any) -> None:
 # -- what a script does with its gradients -----------------------------------------------------------------------------
 
 
-def kept(group: Group, how: str) -> tuple[list[bool], list[bool]]:
+def kept(group: Group, how: str, sites: tuple[int, int]) -> tuple[list[bool], list[bool]]:
     """The script keeps gradients of a step, as gradient surgery does, and looks at them after the next."""
     tensors = parameters(2, 3)
     buckets = Buckets(group, no_odd_gradients)
     attach(buckets, tensors)
-    backward(buckets, all_reached(group.rank, 0, tensors))
+    backward(buckets, all_reached(group.rank, 0, tensors), sites[0])
     values = grads(tensors)
     keep: Any = {
         "a list": [t.grad for t in tensors],
@@ -317,14 +317,15 @@ def kept(group: Group, how: str) -> tuple[list[bool], list[bool]]:
     }[how]
     for t in tensors:
         t.grad = None
-    backward(buckets, all_reached(group.rank, 4, tensors))
+    backward(buckets, all_reached(group.rank, 4, tensors), sites[1])
     right = [torch.allclose(t.grad, 5 * v) for t, v in zip(tensors, values, strict=True)]
     return [torch.equal(k, v) for k, v in zip(keep, values, strict=False)], right
 
 
+@pytest.mark.parametrize("sites", [(1, 1), (1, 2)], ids=["from one line", "from two lines"])
 @pytest.mark.parametrize("how", ["a list", "one", "a view", "a detached one"])
-def test_a_gradient_that_the_script_keeps_is_left_to_it(pool: Any, how: str) -> None:
-    for untouched, right in pool(2).run(kept, how):
+def test_a_gradient_that_the_script_keeps_is_left_to_it(pool: Any, how: str, sites: tuple[int, int]) -> None:
+    for untouched, right in pool(2).run(kept, how, sites):
         assert all(untouched)
         assert all(right)
 
@@ -366,6 +367,24 @@ def test_a_gradient_that_the_script_puts_in_is_added_to(pool: Any) -> None:
         same([found], [[g + 1 for g in once]])
 
 
+def other_data(group: Group) -> list[Grads]:
+    """`p.grad.data = …`: the gradient is the same tensor, with other memory."""
+    tensors, found = parameters(2, 3), []
+    buckets = Buckets(group, no_odd_gradients)
+    attach(buckets, tensors)
+    for step in range(3):
+        backward(buckets, all_reached(group.rank, step, tensors))
+        found.append(grads(tensors))
+        for t in tensors:
+            t.grad.data = t.grad.data * 0.0
+    return found
+
+
+def test_a_gradient_whose_data_the_script_replaces(pool: Any) -> None:
+    for found in pool(2).run(other_data):
+        same(found, averaged(2, all_reached, 3, (2, 3), True))
+
+
 def reused_memory(group: Group) -> bool:
     """Nobody keeps the gradients: the same memory is used at every step."""
     tensors = parameters(2, 3)
@@ -387,25 +406,33 @@ def test_memory_is_used_again_where_nobody_keeps_it(pool: Any) -> None:
 # -- parameters that change --------------------------------------------------------------------------------------------
 
 
-def converted(group: Group, dtypes: list[torch.dtype]) -> list[tuple[torch.dtype, torch.Tensor]]:
+def converted(
+    group: Group, dtypes: list[torch.dtype], sites: list[int], with_gradients: bool
+) -> list[tuple[torch.dtype, torch.Tensor]]:
     """`model.half()`, `model.double()`: the parameter stays, its data and gradient change type."""
     tensors = parameters(2, 3, dtype=torch.float32)
     buckets = Buckets(group, no_odd_gradients)
     attach(buckets, tensors)
     found = []
-    for dtype in dtypes:
+    for dtype, site in zip(dtypes, sites, strict=True):
         for t in tensors:
-            t.grad = None
             t.data = t.data.to(dtype)
-        backward(buckets, all_reached(group.rank, 0, tensors))
-        found.append((tensors[0].grad.dtype, tensors[0].grad.double()))
+            if t.grad is not None and with_gradients:
+                t.grad.data = t.grad.data.to(dtype)
+            t.grad = None
+        backward(buckets, all_reached(group.rank, 0, tensors), site)
+        found.append((tensors[0].grad.dtype, tensors[0].grad.double().clone()))
     return found
 
 
+@pytest.mark.parametrize("with_gradients", [True, False], ids=["with its gradients", "without"])
+@pytest.mark.parametrize("sites", [[1, 1, 1, 1], [1, 2, 2, 1]], ids=["from one line", "from two lines"])
 @pytest.mark.parametrize("other", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_a_converted_model_gets_new_buckets(pool: Any, other: torch.dtype) -> None:
+def test_a_converted_model_gets_new_buckets(
+    pool: Any, other: torch.dtype, sites: list[int], with_gradients: bool
+) -> None:
     expected = averaged(2, all_reached, 1, (2, 3), True)[0][0]
-    for found in pool(2).run(converted, [torch.float32, other, other, torch.float32]):
+    for found in pool(2).run(converted, [torch.float32, other, other, torch.float32], sites, with_gradients):
         assert [dtype for dtype, _ in found] == [torch.float32, other, other, torch.float32]
         for _, grad in found:
             torch.testing.assert_close(grad, expected, rtol=2e-2, atol=2e-2)

@@ -223,6 +223,10 @@ def play(program: Program, calls: Calls | Plain) -> dict[str, torch.Tensor]:
     elif p.second == "of a parameter":
         (gradient,) = torch.autograd.grad(loss, weights[0], create_graph=True)
         loss = loss + (calls.gradient(gradient) ** 2).sum()
+    elif p.second == "of a gradient of a parameter":
+        for _ in range(2):
+            (gradient,) = torch.autograd.grad(loss, weights[0], create_graph=True)
+            loss = (calls.gradient(gradient) ** 2).sum()
     elif p.second == "of a step":
         gradients = torch.autograd.grad(loss, weights, create_graph=True)
         weights_after = [w - 0.3 * calls.gradient(g) for w, g in zip(weights, gradients, strict=True)]
@@ -274,6 +278,7 @@ def check(pool: Any, world: int, program: Program) -> None:
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, why=why: f"{why}: {m}")
 
 
+SECONDS = ["of the input", "of a parameter", "of a gradient of a parameter", "of a step"]
 LOSSES = ["sum", "mean", "over pairs", "returned mean", "returned sum", "of one row"]
 
 
@@ -281,7 +286,7 @@ LOSSES = ["sum", "mean", "over pairs", "returned mean", "returned sum", "of one 
 def programs(draw: st.DrawFn) -> Program:
     batch = draw(st.integers(0, 11))
     loss = draw(st.sampled_from(LOSSES if batch else ["sum", "returned sum"]))
-    second = draw(st.sampled_from(["", "", "of the input", "of a parameter", "of a step"]))
+    second = draw(st.sampled_from(["", "", *SECONDS]))
     return Program(
         batch=batch,
         width=draw(st.integers(1, 3)),
@@ -313,7 +318,7 @@ def test_every_kind_of_loss(pool: Any, loss: str, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-@pytest.mark.parametrize("second", ["of the input", "of a parameter", "of a step"])
+@pytest.mark.parametrize("second", SECONDS)
 @pytest.mark.parametrize("loss", ["sum", "mean", "returned mean", "over pairs"])
 def test_gradients_of_gradients(pool: Any, loss: str, second: str, world: int) -> None:
     check(pool, world, Program(batch=4, calls=2, loss=loss, second=second, input_needs_grad=True, shared=True))

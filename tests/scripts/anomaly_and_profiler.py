@@ -1,4 +1,5 @@
 """detect_anomaly, torch.profiler and set_grad_enabled around the loop; deterministic algorithms."""
+
 import warnings
 
 import torch
@@ -11,7 +12,10 @@ x = torch.randn(21, 4)
 y = x.sum(1, keepdim=True)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with torch.autograd.set_detect_anomaly(True), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+with (
+    torch.autograd.set_detect_anomaly(True),
+    torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+):
     for step in range(6):
         for phase in ("train", "valid"):
             model.train(phase == "train")

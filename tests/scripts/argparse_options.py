@@ -1,4 +1,5 @@
 """Options from the command line; sys.argv and __file__ used."""
+
 # test: arguments=--epochs 3 --lr 0.2 --name demo run
 # test: views=batch,slice
 import argparse

@@ -1,4 +1,5 @@
 """atexit handlers, a final sys.exit(0), a summary written at the end."""
+
 import atexit
 import sys
 

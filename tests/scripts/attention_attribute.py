@@ -1,4 +1,5 @@
 """The model keeps its last attention map in an attribute; the loop prints statistics of it."""
+
 # test: right-or-refused=a tensor leaves the model past its outputs
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """A mixture of experts that leaves its balancing loss in an attribute, for the loop to add."""
+
 # test: right-or-refused=a tensor leaves the model past its outputs
 import torch
 from torch import nn

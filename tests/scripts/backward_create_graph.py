@@ -1,4 +1,5 @@
 """loss.backward(create_graph=True), then a second backward through p.grad (a Hessian-vector product)."""
+
 # test: right-or-refused=the gradient of a gradient of parameters
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Module hooks on the backward: norms of gradients that flow through an inner layer are printed."""
+
 # test: right-or-refused=a hook inside the model sees its slice
 # test: workers=2
 import torch

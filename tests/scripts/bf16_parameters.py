@@ -1,4 +1,5 @@
 """A model in bfloat16, weights and all."""
+
 # test: tolerance=2e-2  bfloat16 has 8 bits: a gradient added up in another order differs in the third digit
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Loaders left in the middle of an epoch, with and without worker processes, then started again."""
+
 # test: views=batch,slice
 # test: workers=2
 import torch
@@ -11,7 +12,10 @@ if __name__ == "__main__":
     data = TensorDataset(x, x.sum(1, keepdim=True))
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for loader in (DataLoader(data, batch_size=6, shuffle=True), DataLoader(data, batch_size=6, shuffle=True, num_workers=2, persistent_workers=True)):
+    for loader in (
+        DataLoader(data, batch_size=6, shuffle=True),
+        DataLoader(data, batch_size=6, shuffle=True, num_workers=2, persistent_workers=True),
+    ):
         for epoch in range(3):
             for step, (a, b) in enumerate(loader):
                 if step == 2 + epoch:

@@ -1,4 +1,5 @@
 """A buffer that only counts calls, and one that anneals a temperature: equal on every worker."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Checkpoints written to a temporary name and moved into place; old ones removed; the newest found with glob."""
+
 import glob
 import os
 

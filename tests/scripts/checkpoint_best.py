@@ -1,4 +1,5 @@
 """The best model so far is saved whole, and loaded at the end."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

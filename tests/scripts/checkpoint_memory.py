@@ -1,4 +1,5 @@
 """State kept in memory: deep-copied state_dict, BytesIO, rolled back when the loss got worse."""
+
 import copy
 import io
 

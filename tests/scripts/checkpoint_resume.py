@@ -1,4 +1,5 @@
 """Stops half-way with a checkpoint, builds everything anew, resumes from the file, goes on."""
+
 # test: views=batch,slice
 import os
 
@@ -34,8 +35,16 @@ def train(until):
             print(f"{epoch} {loss.item():.8f}")
         scheduler.step()
         os.makedirs(os.path.dirname(PATH), exist_ok=True)
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-                    "rng": torch.get_rng_state(), "epoch": epoch + 1}, PATH)
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scheduler": scheduler.state_dict(),
+                "rng": torch.get_rng_state(),
+                "epoch": epoch + 1,
+            },
+            PATH,
+        )
 
 
 train(2)

@@ -1,4 +1,5 @@
 """Checkpoints in a TemporaryDirectory, listed and read back."""
+
 import os
 import tempfile
 from pathlib import Path

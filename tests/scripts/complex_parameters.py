@@ -1,4 +1,5 @@
 """Complex weights."""
+
 # test: right-or-refused=complex gradients
 import torch
 from torch import nn

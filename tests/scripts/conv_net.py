@@ -1,4 +1,5 @@
 """An image classifier with convolutions and pooling; functions train() and test() as in the tutorials."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -26,7 +27,11 @@ def train(model, loader, optimizer, epoch):
         loss = F.nll_loss(model(data), target)
         loss.backward()
         optimizer.step()
-        print("Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.7f}".format(epoch, batch_idx * len(data), len(loader.dataset), 100.0 * batch_idx / len(loader), loss.item()))
+        print(
+            "Train Epoch: {} [{}/{} ({:.0f}%)]\tLoss: {:.7f}".format(
+                epoch, batch_idx * len(data), len(loader.dataset), 100.0 * batch_idx / len(loader), loss.item()
+            )
+        )
 
 
 def test(model, loader):
@@ -36,8 +41,14 @@ def test(model, loader):
         for data, target in loader:
             output = model(data)
             test_loss += F.nll_loss(output, target, reduction="sum").item()
-            correct += output.argmax(dim=1, keepdim=True).eq(target.view_as(output.argmax(dim=1, keepdim=True))).sum().item()
-    print("Test: Average loss: {:.7f}, Accuracy: {}/{}".format(test_loss / len(loader.dataset), correct, len(loader.dataset)))
+            correct += (
+                output.argmax(dim=1, keepdim=True).eq(target.view_as(output.argmax(dim=1, keepdim=True))).sum().item()
+            )
+    print(
+        "Test: Average loss: {:.7f}, Accuracy: {}/{}".format(
+            test_loss / len(loader.dataset), correct, len(loader.dataset)
+        )
+    )
 
 
 torch.manual_seed(1)

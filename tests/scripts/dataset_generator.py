@@ -1,4 +1,5 @@
 """The data set draws from a generator of its own: numpy's, Python's and torch's."""
+
 # test: workers=2
 import random
 

@@ -1,4 +1,5 @@
 """Samples written to disk by the script, then read by loader workers; a numpy memory map as well."""
+
 # test: workers=2
 import os
 

@@ -1,4 +1,5 @@
 """In the slice view: the loss read before its backward, by item(), float() and comparison."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """A toy diffusion model: noise and time steps drawn in the loop, an EMA, a sampling loop without gradients."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Deep Q-learning: replay buffer with Python's random, target network copied by load_state_dict."""
+
 import random
 from collections import deque
 

@@ -1,4 +1,5 @@
 """Dropout and noise applied in the loop, outside every module with parameters: drawn from the script's own stream."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Early stopping on the loss of training, with patience on validation."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """A selection that is empty in some steps: the model is called with no rows."""
+
 # test: workers=2,3
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Asks whether it is distributed, as portable scripts do; it isn't."""
+
 # test: workers=2
 import torch
 import torch.distributed as dist

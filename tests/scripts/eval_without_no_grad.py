@@ -1,4 +1,5 @@
 """Evaluation in eval mode, but nobody wrote no_grad."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Evolution strategies: weights are perturbed and judged without any backward; parameters as one vector."""
+
 # test: workers=2
 import torch
 from torch import nn

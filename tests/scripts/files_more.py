@@ -1,4 +1,5 @@
 """Copies, moves, links, archives, touched and compressed files; sizes and times asked for; folders walked."""
+
 # test: workers=2
 import gzip
 import os

@@ -1,4 +1,5 @@
 """The batch size is built into the model: its initial state has a row per sample."""
+
 # test: right-or-refused=the model only works on the whole batch
 # test: workers=2
 import torch

@@ -1,4 +1,5 @@
 """Everything in float64: differences beyond the tenth digit would be a wrong factor, not rounding."""
+
 # test: tolerance=1e-9
 # test: workers=2,3,5
 # test: views=batch,slice

@@ -1,4 +1,5 @@
 """The interface of a well-known library: model(**batch) returns an ordered mapping with .loss and .logits."""
+
 # test: views=batch
 from collections import OrderedDict
 
@@ -29,7 +30,10 @@ class ForSequenceClassification(nn.Module):
 
 
 torch.manual_seed(234)
-samples = [{"input_ids": torch.randint(0, 12, (6,)), "attention_mask": (torch.arange(6) < 2 + i % 5).long(), "labels": i % 2} for i in range(27)]
+samples = [
+    {"input_ids": torch.randint(0, 12, (6,)), "attention_mask": (torch.arange(6) < 2 + i % 5).long(), "labels": i % 2}
+    for i in range(27)
+]
 model = ForSequenceClassification()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 for epoch in range(3):

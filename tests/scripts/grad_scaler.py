@@ -1,4 +1,5 @@
 """Mixed-precision boilerplate on a machine without a GPU: GradScaler disabled, then enabled on the CPU."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Noise added to gradients, weights clamped after the step, step hooks of the optimizer."""
+
 # test: workers=2
 # test: views=batch,slice
 import torch

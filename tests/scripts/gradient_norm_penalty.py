@@ -1,4 +1,5 @@
 """A penalty on the norm of the parameters' gradient: double backward through averaged gradients."""
+
 # test: right-or-refused=the gradient of a gradient of parameters
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Domain adaptation: a gradient reversal layer between two models, two data streams, one backward."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """A graph network: node features and an adjacency [nodes, nodes] are both 'batch' sized; nodes mix."""
+
 # test: right-or-refused=samples are mixed inside the model
 import torch
 from torch import nn

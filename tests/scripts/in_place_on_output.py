@@ -1,4 +1,5 @@
 """The loop changes the model's output in place, before the loss."""
+
 import torch
 from torch import nn
 

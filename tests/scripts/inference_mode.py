@@ -1,4 +1,5 @@
 """Evaluation under inference_mode, with a decorated function and a context; predictions collected."""
+
 # test: views=batch,slice
 import torch
 from torch import nn
@@ -31,4 +32,6 @@ for epoch in range(3):
     predictions = evaluate()
     with torch.inference_mode():
         again = model(x[30:])
-    print(f"{loss.item():.8f} rmse {(predictions - y[30:]).pow(2).mean().sqrt().item():.8f} {torch.allclose(predictions, again, atol=1e-6)}")
+    print(
+        f"{loss.item():.8f} rmse {(predictions - y[30:]).pow(2).mean().sqrt().item():.8f} {torch.allclose(predictions, again, atol=1e-6)}"
+    )

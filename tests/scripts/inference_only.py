@@ -1,4 +1,5 @@
 """No training at all: predictions of a fixed model, batch by batch."""
+
 # test: workers=2
 import torch
 from torch import nn

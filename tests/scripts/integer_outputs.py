@@ -1,4 +1,5 @@
 """Outputs of other types: integer predictions, boolean masks, None, strings, beside the logits."""
+
 import torch
 from torch import nn
 
@@ -10,7 +11,14 @@ class Net(nn.Module):
 
     def forward(self, x):
         logits = self.fc(x)
-        return {"logits": logits, "label": logits.argmax(1), "sure": logits.softmax(1).max(1).values > 0.5, "extra": None, "kind": "demo", "sizes": [3, 5]}
+        return {
+            "logits": logits,
+            "label": logits.argmax(1),
+            "sure": logits.softmax(1).max(1).values > 0.5,
+            "extra": None,
+            "kind": "demo",
+            "sizes": [3, 5],
+        }
 
 
 torch.manual_seed(214)
@@ -24,4 +32,6 @@ for step in range(8):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(f"{loss.item():.8f} right {(out['label'] == y).sum().item()} sure {out['sure'].sum().item()} {out['extra']} {out['kind']} {out['sizes']} {out['label'].dtype}")
+    print(
+        f"{loss.item():.8f} right {(out['label'] == y).sum().item()} sure {out['sure'].sum().item()} {out['extra']} {out['kind']} {out['sizes']} {out['label'].dtype}"
+    )

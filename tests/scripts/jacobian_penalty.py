@@ -1,4 +1,5 @@
 """torch.autograd.functional: a Jacobian of the model in the loss, a Hessian printed."""
+
 # test: right-or-refused=derivatives taken by a helper of torch
 # test: workers=2
 import torch

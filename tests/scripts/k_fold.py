@@ -1,4 +1,5 @@
 """K-fold cross-validation: a new model, optimizer and loaders per fold."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

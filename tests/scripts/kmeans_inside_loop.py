@@ -1,4 +1,5 @@
 """Deep clustering: features of all data without gradients, k-means in the loop, then training on pseudo-labels."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

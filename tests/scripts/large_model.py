@@ -1,4 +1,5 @@
 """A few megabytes of parameters, more than one gradient bucket's worth at small bucket sizes, deep and narrow."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

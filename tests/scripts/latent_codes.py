@@ -1,4 +1,5 @@
 """Auto-decoder: a raw table of latent codes is optimised together with the decoder."""
+
 import torch
 from torch import nn
 

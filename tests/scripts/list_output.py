@@ -1,4 +1,5 @@
 """Detection style: the model returns one dict per image, in a list as long as the batch."""
+
 # test: right-or-refused=the batch is a list's length, not a dimension
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """The model and the data live in a package beside the script."""
+
 # test: views=batch,slice
 import torch
 from neighbour.data import Ramp

@@ -1,4 +1,5 @@
 """Logs in CSV, JSON lines, JSON, pickle and numpy files; read back at the end."""
+
 import csv
 import json
 import pickle

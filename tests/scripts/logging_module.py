@@ -1,11 +1,16 @@
 """The logging module to a file and to standard output; warnings; tqdm-like carriage returns; print(file=)."""
+
 import logging
 import sys
 
 import torch
 from torch import nn
 
-logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", handlers=[logging.FileHandler("train.log"), logging.StreamHandler(sys.stdout)])
+logging.basicConfig(
+    level=logging.INFO,
+    format="%(levelname)s %(message)s",
+    handlers=[logging.FileHandler("train.log"), logging.StreamHandler(sys.stdout)],
+)
 log = logging.getLogger(__name__)
 torch.manual_seed(187)
 x = torch.randn(18, 4)

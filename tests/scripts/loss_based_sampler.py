@@ -1,4 +1,5 @@
 """A sampler that looks at the losses of earlier steps: order depends on training."""
+
 # test: workers=2
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Losses kept with their graphs, averaged with torch.stack at the end of an epoch; loss compared with tensors."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

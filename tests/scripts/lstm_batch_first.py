@@ -1,4 +1,5 @@
 """A bare nn.LSTM as the outermost module: (out, (h, c)), where h and c have the batch in dimension 1."""
+
 # test: right-or-refused=outputs whose batch is not their first dimension
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """An LSTM inside a batch-first model."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """As many layers as a slice has rows: the state's first dimension looks like a batch and isn't."""
+
 # test: right-or-refused=outputs whose batch is not their first dimension
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """MAML: functional_call with fast weights made by autograd.grad(create_graph=True)."""
+
 # test: right-or-refused=gradients of tensors that stand in for parameters
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """The model returns its loss; the batch has 7 rows, which no N divides: slices weigh differently."""
+
 # test: workers=2,3,5
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Indices come with the batch and address tables outside the model: per-sample losses, hard-example mining."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

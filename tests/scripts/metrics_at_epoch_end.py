@@ -1,4 +1,5 @@
 """Outputs kept for an epoch, in training and evaluation; confusion matrix and AUC at its end."""
+
 import numpy as np
 import torch
 from torch import nn
@@ -32,4 +33,6 @@ for epoch in range(3):
     for t, p in zip(labels, out.argmax(1)):
         confusion[t, p] += 1
     score = out.softmax(1)[:, 1].numpy()
-    print(f"epoch {epoch} auc {auc(score, labels.numpy()):.6f} confusion {confusion.tolist()} mean {score.mean():.7f} spread {out.std(0).tolist()}")
+    print(
+        f"epoch {epoch} auc {auc(score, labels.numpy()):.6f} confusion {confusion.tolist()} mean {score.mean():.7f} spread {out.std(0).tolist()}"
+    )

@@ -1,4 +1,5 @@
 """Validation in the middle of an epoch, every three steps, between forward calls of training."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

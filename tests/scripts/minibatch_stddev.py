@@ -1,4 +1,5 @@
 """A discriminator with a minibatch-stddev layer: it looks across the batch, in training and evaluation."""
+
 # test: right-or-refused=samples are mixed inside the model
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """A data set of numpy arrays, Python numbers, strings, bools and 0-dim tensors, as default_collate turns them."""
+
 # test: views=batch,slice
 import numpy as np
 import torch
@@ -11,7 +12,15 @@ class Table(Dataset):
         return 22
 
     def __getitem__(self, i):
-        return np.linspace(0, i, 4, dtype=np.float32), i % 2 == 0, float(i) / 10, i, f"row {i}", np.float64(i) ** 0.5, torch.tensor(i / 3)
+        return (
+            np.linspace(0, i, 4, dtype=np.float32),
+            i % 2 == 0,
+            float(i) / 10,
+            i,
+            f"row {i}",
+            np.float64(i) ** 0.5,
+            torch.tensor(i / 3),
+        )
 
 
 torch.manual_seed(240)

@@ -1,4 +1,5 @@
 """Mixup in the loop: rows of the batch are mixed outside the model with a Beta draw from numpy."""
+
 import numpy as np
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """os.mkdir and os.makedirs without exist_ok: a second worker that makes them too would fail. Also rmtree and Path.mkdir."""
+
 import os
 import shutil
 from pathlib import Path

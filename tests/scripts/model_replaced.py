@@ -1,4 +1,5 @@
 """The model is grown in the middle of training: a new layer, new optimizer; then pruned and a parameter replaced."""
+
 import torch
 from torch import nn
 

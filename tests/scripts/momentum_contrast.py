@@ -1,4 +1,5 @@
 """MoCo: a momentum encoder and a queue of keys kept by the loop."""
+
 import copy
 
 import torch

@@ -1,4 +1,5 @@
 """The model takes a list of crops of different sizes, and returns a list."""
+
 # test: workers=2
 import torch
 from torch import nn

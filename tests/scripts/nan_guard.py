@@ -1,4 +1,5 @@
 """Steps skipped when the loss or the gradients aren't finite; one poisoned batch. The poison is in one slice only."""
+
 import math
 
 import torch

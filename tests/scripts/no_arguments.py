@@ -1,4 +1,5 @@
 """A module that takes no tensor at all beside one that does: its output must count once."""
+
 import torch
 from torch import nn
 

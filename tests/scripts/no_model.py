@@ -1,4 +1,5 @@
 """No torch model: least squares in numpy, on every worker the same."""
+
 # test: right-or-refused=there is nothing to split
 # test: workers=2
 import numpy as np

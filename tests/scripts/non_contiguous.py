@@ -1,4 +1,5 @@
 """Inputs and outputs that aren't contiguous: transposed, strided, expanded, channels_last."""
+
 import torch
 from torch import nn
 

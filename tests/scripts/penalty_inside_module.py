@@ -1,4 +1,5 @@
 """A loss module that holds the critic and takes a gradient penalty inside its forward."""
+
 # test: workers=2,3
 import torch
 from torch import nn

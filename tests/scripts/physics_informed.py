@@ -1,4 +1,5 @@
 """A physics-informed network: derivatives of the output by the input in the loss (u'' = -u)."""
+
 # test: workers=2,3,5
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Plots the loss curve with matplotlib at the end."""
+
 # test: slow=imports matplotlib
 # test: workers=2
 import matplotlib

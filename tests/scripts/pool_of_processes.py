@@ -1,4 +1,5 @@
 """Data prepared by a multiprocessing pool, printed from one process only; a subprocess prints too."""
+
 import multiprocessing
 import subprocess
 import sys

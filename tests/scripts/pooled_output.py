@@ -1,4 +1,5 @@
 """The model pools over the batch: a set function whose output has no batch dimension."""
+
 # test: right-or-refused=samples are mixed inside the model
 import torch
 from torch import nn

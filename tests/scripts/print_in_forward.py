@@ -1,4 +1,5 @@
 """The model prints from its forward: once a call, not once more for a check; the shapes are its slice's."""
+
 # test: different=inside the model there is only the slice
 # test: workers=2
 import torch

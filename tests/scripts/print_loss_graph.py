@@ -1,4 +1,5 @@
 """print(loss) with its graph: the name of the gradient function is printed too."""
+
 import torch
 from torch import nn
 

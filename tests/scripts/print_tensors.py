@@ -1,4 +1,5 @@
 """Tensors printed as they are: loss, parameters, gradients, with set_printoptions."""
+
 import torch
 from torch import nn
 

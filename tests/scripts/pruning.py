@@ -1,4 +1,5 @@
 """torch.nn.utils.prune in mid-training, masks and all."""
+
 import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector, prune
@@ -19,4 +20,6 @@ for step in range(9):
     if step == 6:
         prune.remove(model[0], "weight")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    print(f"{step} {loss.item():.8f} {parameters_to_vector(model.parameters()).norm().item():.8f} {(model[0].weight == 0).sum().item()}")
+    print(
+        f"{step} {loss.item():.8f} {parameters_to_vector(model.parameters()).norm().item():.8f} {(model[0].weight == 0).sum().item()}"
+    )

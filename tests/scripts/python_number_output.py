@@ -1,4 +1,5 @@
 """The model returns a Python number next to its logits: a slice's number isn't the batch's."""
+
 # test: right-or-refused=an output that is no tensor
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """The model returns statistics of the batch beside its logits: a mean (which slices can give) and a maximum."""
+
 # test: right-or-refused=a maximum over samples is no mean of slices' maxima
 # test: workers=2
 import torch

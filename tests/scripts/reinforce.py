@@ -1,4 +1,5 @@
 """REINFORCE: one state at a time, actions sampled in the loop, log-probabilities gathered over an episode."""
+
 import torch
 from torch import nn
 from torch.distributions import Categorical

@@ -1,4 +1,5 @@
 """retain_grad on the output and a hook on it: the gradient of the whole batch, with the scale of one process."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """An actor that returns a torch.distributions object, and a critic."""
+
 # test: right-or-refused=tensors inside an object of another library
 # test: workers=2
 import torch
@@ -25,7 +26,11 @@ for step in range(5):
     reward = -(action - state[:, :2]).pow(2).sum(1)
     value = critic(state).squeeze(1)
     advantage = reward - value.detach()
-    loss = -(policy.log_prob(action).sum(1) * advantage).mean() + nn.functional.mse_loss(value, reward) - 0.01 * policy.entropy().mean()
+    loss = (
+        -(policy.log_prob(action).sum(1) * advantage).mean()
+        + nn.functional.mse_loss(value, reward)
+        - 0.01 * policy.entropy().mean()
+    )
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

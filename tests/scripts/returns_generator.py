@@ -1,4 +1,5 @@
 """forward is a generator: what it computes happens after the call has returned."""
+
 # test: right-or-refused=work that is done after the call
 # test: workers=2
 import torch

@@ -1,4 +1,5 @@
 """The model returns its input beside its output, and the same tensor twice."""
+
 # test: workers=2
 import torch
 from torch import nn

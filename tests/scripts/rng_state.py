@@ -1,4 +1,5 @@
 """Random states saved, restored and forked by the script; seeds set again each epoch."""
+
 import random
 
 import numpy as np
@@ -24,4 +25,6 @@ for epoch in range(4):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(f"{loss.item():.8f} {torch.rand(()).item():.8f} {np.random.rand():.8f} {random.random():.8f} {torch.initial_seed()}")
+    print(
+        f"{loss.item():.8f} {torch.rand(()).item():.8f} {np.random.rand():.8f} {random.random():.8f} {torch.initial_seed()}"
+    )

@@ -1,4 +1,5 @@
 """A recurrent cell stepped from the loop; the state is [batch, width] and carried over, detached."""
+
 import torch
 from torch import nn
 

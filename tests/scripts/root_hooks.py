@@ -1,4 +1,5 @@
 """Hooks on the outermost module: pre-hook on inputs, forward hook on outputs, both see the batch."""
+
 # test: right-or-refused=hooks of a sliced module may see a slice
 import torch
 from torch import nn

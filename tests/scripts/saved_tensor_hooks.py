@@ -1,4 +1,5 @@
 """Activations packed by saved_tensors_hooks; a device context; a default generator replaced for a moment."""
+
 # test: workers=2
 import torch
 from torch import nn

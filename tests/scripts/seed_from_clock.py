@@ -1,4 +1,5 @@
 """A seed taken from the clock, printed so that the run can be repeated."""
+
 # test: agree-or-refused=every worker reads its own clock
 import time
 

@@ -1,4 +1,5 @@
 """A vocabulary built from a set: its order depends on Python's hash seed, which all workers must share."""
+
 # test: agree=the order of a set of strings differs from process to process
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Two models share an encoder; each has its own optimizer over its own and the shared parameters."""
+
 # test: workers=2,3
 import torch
 from torch import nn

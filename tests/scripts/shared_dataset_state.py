@@ -1,4 +1,5 @@
 """A data set that counts and caches what it loaded, read by the script afterwards."""
+# test: right-or-refused=each sample is loaded by one worker, so the data set's own state may differ
 
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Metrics in an SQLite file, which C code writes."""
+
 # test: right-or-refused=a file that isn't written through Python
 # test: workers=2
 import sqlite3

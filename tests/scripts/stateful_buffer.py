@@ -1,4 +1,5 @@
 """The model keeps running statistics of its inputs in a buffer and normalises with them."""
+
 # test: right-or-refused=a buffer that depends on the rows seen
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """The model takes a list of strings: there is no tensor to cut."""
+
 # test: right-or-refused=no tensor argument
 import torch
 from torch import nn

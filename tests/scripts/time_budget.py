@@ -1,4 +1,5 @@
 """Trains for a fraction of a second: workers that look at their own clocks would stop at different steps."""
+
 # test: agree-or-refused=every worker reads its own clock
 import time
 

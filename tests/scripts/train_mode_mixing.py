@@ -1,4 +1,5 @@
 """Samples mixed in training mode only, by a shuffle of rows inside forward: a check in eval mode sees nothing."""
+
 # test: right-or-refused=samples are mixed in training mode only
 import torch
 from torch import nn

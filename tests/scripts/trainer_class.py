@@ -1,4 +1,5 @@
 """A Trainer class with callbacks, a config dataclass, type hints, generators: a small framework of one's own."""
+
 # test: views=batch,slice
 from __future__ import annotations
 

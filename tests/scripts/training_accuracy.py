@@ -1,4 +1,5 @@
 """Training accuracy and loss counted in the loop, weighted by batch size."""
+
 # test: workers=2,3,5
 import torch
 from torch import nn

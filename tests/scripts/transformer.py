@@ -1,4 +1,5 @@
 """A small causal transformer: positions, padding mask [B, T] by keyword, tied nothing."""
+
 # test: views=batch,slice
 import torch
 from torch import nn

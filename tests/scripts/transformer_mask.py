@@ -1,4 +1,5 @@
 """A causal mask [T, T] where T is also the batch size."""
+
 # test: right-or-refused=an argument whose first dimension is the batch size by chance
 import torch
 from torch import nn

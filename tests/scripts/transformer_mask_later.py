@@ -1,4 +1,5 @@
 """A mask [T, T] whose T is the batch size in the third batch only."""
+
 # test: right-or-refused=an argument whose first dimension is the batch size by chance, later
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """Truncated back-propagation: the hidden state [layers, batch, width] is passed back in."""
+
 # test: right-or-refused=an argument whose batch is not its first dimension
 import torch
 from torch import nn

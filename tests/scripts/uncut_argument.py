@@ -1,4 +1,5 @@
 """Arguments that need a gradient and aren't cut: a hypernetwork's weights, a raw learned context."""
+
 # test: workers=2,3,5
 import torch
 from torch import nn

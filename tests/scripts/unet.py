@@ -1,4 +1,5 @@
 """Segmentation: per-pixel loss, intersection over union, skip connections."""
+
 # test: views=batch
 import torch
 import torch.nn.functional as F
@@ -8,11 +9,17 @@ from torch import nn
 class UNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.down, self.mid, self.up = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(12, 2, 3, padding=1)
+        self.down, self.mid, self.up = (
+            nn.Conv2d(1, 6, 3, padding=1),
+            nn.Conv2d(6, 6, 3, padding=1),
+            nn.Conv2d(12, 2, 3, padding=1),
+        )
 
     def forward(self, x):
         skip = F.relu(self.down(x))
-        deep = F.interpolate(F.relu(self.mid(F.avg_pool2d(skip, 2))), scale_factor=2, mode="bilinear", align_corners=False)
+        deep = F.interpolate(
+            F.relu(self.mid(F.avg_pool2d(skip, 2))), scale_factor=2, mode="bilinear", align_corners=False
+        )
         return self.up(torch.cat([skip, deep], 1))
 
 

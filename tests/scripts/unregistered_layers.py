@@ -1,4 +1,5 @@
 """Layers kept in a Python list, so the module that holds them has no parameters of its own."""
+
 # test: workers=2
 import torch
 from torch import nn

@@ -1,4 +1,5 @@
 """No seed anywhere: numbers can't equal another run's, but all workers must have the same."""
+
 # test: agree=no seed: every plain run prints other numbers
 import random
 

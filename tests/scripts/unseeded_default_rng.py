@@ -1,4 +1,5 @@
 """numpy.random.default_rng() without a seed: each process gets its own entropy."""
+
 # test: agree-or-refused=a generator that is seeded by the operating system
 import numpy as np
 import torch

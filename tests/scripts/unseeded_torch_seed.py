@@ -1,4 +1,5 @@
 """torch.seed() and random.seed() ask the operating system for a seed; a torch.Generator is seeded from it."""
+
 # test: agree-or-refused=generators that are seeded by the operating system
 import random
 

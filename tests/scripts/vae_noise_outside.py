@@ -1,4 +1,5 @@
 """A VAE whose noise is drawn in the loop, between encoder and decoder."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,4 +1,5 @@
 """Numbers of the batch computed in the loop from outputs: quantiles, correlations, per-class means, histograms."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,4 +18,6 @@ for epoch in range(2):
         optimizer.step()
         o = out.detach()
         correlation = torch.corrcoef(torch.stack([o, b]))[0, 1].item() if len(o) > 2 else 0.0
-        print(f"{loss.item():.7f} r {correlation:.6f} median {o.median().item():.7f} q90 {o.quantile(0.9).item():.7f} above {(o > 0).sum().item()}")
+        print(
+            f"{loss.item():.7f} r {correlation:.6f} median {o.median().item():.7f} q90 {o.quantile(0.9).item():.7f} above {(o > 0).sum().item()}"
+        )

@@ -30,6 +30,7 @@ class Slot:
     parameter: weakref.ref[torch.Tensor]
     bucket: Bucket | None = None
     view: torch.Tensor | None = None
+    address: int = 0  # of the view's memory when it was laid
     fired: bool = False  # its gradient came, in this backward
     filled: bool = False  # … and has been written into the bucket
 
@@ -76,10 +77,7 @@ class Buckets:
             slot.fired = slot.filled = False
         for bucket in list(self._sending):
             bucket.missing, bucket.pending = len(bucket.slots), None
-            if not self._still_fits(bucket):
-                self._dissolve(bucket)
-            else:
-                self._leave_to_script(bucket)
+            self._make_fit(bucket)
 
     def keep_back(self) -> None:
         """A backward begins whose gradients stay here: they are sent with the next one that is not kept back."""
@@ -178,9 +176,12 @@ class Buckets:
             return
         came = self.group.gather_objects([i for i in self._order if i in set(new)], "the order of gradients")[0]
         order = came + [index for index in new if index not in set(came)]
+        for bucket in dict.fromkeys(self.slots[index].bucket for index in order):
+            if bucket is not None:  # built for another place in the script
+                self._make_fit(bucket)
         self._place([self.slots[index] for index in order if self.slots[index].bucket is None])
-        buckets = dict.fromkeys(bucket for i in reversed(order) if (bucket := self.slots[i].bucket) is not None)
-        for bucket in reversed(buckets):
+        lined_up = dict.fromkeys(bucket for i in reversed(order) if (bucket := self.slots[i].bucket) is not None)
+        for bucket in reversed(lined_up):
             bucket.pending = None
             self._sending.append(bucket)
 
@@ -221,17 +222,27 @@ class Buckets:
             parameter = slot.parameter()
             if parameter is not None:
                 slot.view = bucket.flat[at : at + parameter.numel()].view(parameter.shape)
+                slot.address = slot.view.data_ptr()
                 at += parameter.numel()
         bucket.uses = _uses(bucket.flat)
 
+    def _make_fit(self, bucket: Bucket) -> None:
+        """Before its memory is used again."""
+        if self._still_fits(bucket):
+            self._leave_to_script(bucket)
+        else:
+            self._dissolve(bucket)
+
     def _still_fits(self, bucket: Bucket) -> bool:
-        """Whether its parameters are still there, and still of the shape, dtype and device that it was built for."""
+        """Whether its parameters are still there, and still of the shape, dtype and device that it was built for.
+        `model.half()` and `p.grad.data = …` give a view other memory: then it is no part of the bucket any more."""
         return all(
             (p := slot.parameter()) is not None
             and slot.view is not None
+            and slot.view.data_ptr() == slot.address
             and p.shape == slot.view.shape
-            and p.dtype == slot.view.dtype
-            and p.device == slot.view.device
+            and p.dtype == bucket.flat.dtype
+            and p.device == bucket.flat.device
             for slot in bucket.slots
         )
 

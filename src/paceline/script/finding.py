@@ -12,6 +12,7 @@ on_save                                   patch of torch.save
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -68,10 +69,22 @@ def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
         # What is compiled is what runs inside an outermost call; the call itself is left to Python. Done only when a
         # script compiles: the compiler takes long to import.
         if "call" not in vars(stage):
+            _keep_out_of_graphs()
             stage.call = torch._dynamo.disable(stage.call, recursive=False)  # type: ignore[method-assign]
         return plain(*args, **kwargs)
 
     return compile
+
+
+def _keep_out_of_graphs() -> None:
+    """No graph begins in a frame of ours; inside one, the patched call is inlined as torch's own is."""
+    torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("paceline."):
+            owners = [module, *(thing for thing in vars(module).values() if isinstance(thing, type))]
+            functions = [thing for owner in owners for thing in vars(owner).values() if hasattr(thing, "__code__")]
+            for function in functions:
+                torch._dynamo.eval_frame.skip_code(function.__code__)
 
 
 def _is_root(stage: Stage, module: nn.Module) -> bool:
@@ -81,8 +94,12 @@ def _is_root(stage: Stage, module: nn.Module) -> bool:
 
 
 def _is_tracing() -> bool:
-    """The call is only looked at, to make a graph of it."""
-    return torch._C._is_tracing() or torch.fx._symbolic_trace.is_fx_tracing() or detect_fake_mode() is not None
+    """The call is only looked at, to make a graph of it. (A script's compiled function breaks its graph here instead.)"""
+    return not torch.compiler.is_dynamo_compiling() and (
+        torch._C._is_tracing()
+        or getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
+        or detect_fake_mode() is not None
+    )
 
 
 def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,6 +181,8 @@ def _optimizers(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _before_step(stage: Stage, optimizer: Any) -> None:
     stage.emit("before_step", optimizer)
+    if stage.watch.phase == "optimizer":  # a step before this one raised, and the script went on
+        stage.watch.leave()
     stage.watch.enter("optimizer")
 
 

@@ -12,9 +12,11 @@ Works in the script's process and, through the fork, in the loader's worker proc
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -34,6 +36,18 @@ if TYPE_CHECKING:
 
 MAP, ITERABLE = 0, 1  # torch's kinds of dataset
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+CLOSED = (
+    torch.Tensor,
+    np.ndarray,
+    str,
+    bytes,
+    int,
+    float,
+    type,
+    types.ModuleType,
+)  # holds no generator of the script's
+LOADING = ("__getitem__", "__getitems__", "__call__", "forward")  # methods that make a sample
+EMPTY_CELL = types.CellType()
 
 
 class Dealt(list[Any]):
@@ -196,7 +210,8 @@ class Dealer:
 
     def _next_index(self, iterator: Any) -> Any:
         index = self._index(iterator)
-        if self.grows and getattr(iterator, "_auto_collation", False) and isinstance(index, list):
+        mapped = iterator._dataset_kind == MAP
+        if self.grows and mapped and getattr(iterator, "_auto_collation", False) and isinstance(index, list):
             for _ in range(self.group.world - 1):
                 try:
                     index = index + self._index(iterator)
@@ -237,22 +252,45 @@ def _to_host_rows(leaf: Any, split: Split) -> Any:
     return rows.cpu() if isinstance(rows, torch.Tensor) else rows
 
 
-def keeps_generator(dataset: Any, depth: int = 4) -> bool:
-    """Whether a dataset holds a random generator of its own, whose draws depend on all that was loaded before."""
-    if isinstance(dataset, GENERATORS):
+def keeps_generator(dataset: Any) -> bool:
+    """Whether a dataset holds a random generator of its own, whose draws depend on all that was loaded before: in an
+    attribute, in a transform, in what its functions refer to."""
+    return _reaches_generator(dataset, 5, set())
+
+
+def _reaches_generator(thing: Any, depth: int, seen: set[int]) -> bool:
+    if isinstance(thing, GENERATORS):
         return True
-    if not depth or isinstance(dataset, (torch.Tensor, np.ndarray, str, bytes, int, float, type)):
+    if not depth or id(thing) in seen or isinstance(thing, CLOSED):
         return False
-    if isinstance(dataset, (list, tuple)):
-        return any(keeps_generator(item, depth - 1) for item in dataset[:100])
-    if isinstance(dataset, dict):
-        return any(keeps_generator(item, depth - 1) for item in list(dataset.values())[:100])
-    code = getattr(getattr(type(dataset), "__getitem__", None), "__code__", None) or getattr(dataset, "__code__", None)
-    if code is not None:
-        scope = getattr(getattr(type(dataset), "__getitem__", dataset), "__globals__", {})
-        if any(isinstance(scope.get(name), GENERATORS) for name in code.co_names):
-            return True
-    return any(keeps_generator(item, depth - 1) for item in getattr(dataset, "__dict__", {}).values())
+    seen.add(id(thing))
+    return any(_reaches_generator(item, depth - 1, seen) for item in _held_by(thing))
+
+
+def _held_by(thing: Any) -> Iterator[Any]:
+    """What an object can reach while it loads a sample."""
+    if isinstance(thing, (list, tuple)):
+        yield from thing[:100]
+    elif isinstance(thing, dict):
+        yield from list(thing.values())[:100]
+    elif isinstance(thing, functools.partial):
+        yield from (thing.func, thing.args, thing.keywords)
+    elif isinstance(thing, types.MethodType):
+        yield from (thing.__func__, thing.__self__)
+    elif isinstance(thing, types.FunctionType):
+        yield from (cell.cell_contents for cell in thing.__closure__ or () if cell != EMPTY_CELL)
+        yield from thing.__defaults__ or ()
+        yield from (thing.__globals__[name] for name in _names_in(thing.__code__) if name in thing.__globals__)
+    else:
+        yield from list(getattr(thing, "__dict__", {}).values())
+        yield from (vars(kind)[name] for kind in type(thing).__mro__ for name in LOADING if name in vars(kind))
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:  # functions and comprehensions inside it
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
 
 
 def _join(parts: list[Any]) -> Any:

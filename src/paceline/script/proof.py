@@ -13,11 +13,14 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from paceline.comm.group import Group
@@ -31,6 +34,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torc
 TIES = 1e-2  # of integers (an argmax) may flip by rounding
 
 
+COMPARABLE = (int, float, str, bytes, type(None))
 FAILED = object()  # in the place of an output
 
 
@@ -40,6 +44,7 @@ class Seen:
 
     output: Any
     states: dict[tuple[str, str], torch.Tensor]  # attributes that it left a new tensor in: (module's path, name)
+    buffers: dict[str, torch.Tensor]  # those that it changed
     drew: bool  # random numbers
     error: str = ""
 
@@ -47,8 +52,12 @@ class Seen:
 class Proof:
     """Learns plans. Every worker calls it at the same call, and all come to the same plan or the same error."""
 
-    def __init__(self, group: Group, batch_dim: int) -> None:
-        self.group, self.batch_dim = group, batch_dim
+    def __init__(
+        self, group: Group, batch_dim: int, split_for_norms: Callable[[Split], AbstractContextManager[None]]
+    ) -> None:
+        """`split_for_norms` tells synchronised batch norms, for a while, that they see a slice."""
+        self.group, self.batch_dim, self._split_for_norms = group, batch_dim, split_for_norms
+        self._all_eval = True
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Plan | None:
         """The plan for calls like this one; None where every worker is to compute it whole: no argument has a batch, or
@@ -62,7 +71,12 @@ class Proof:
         if not hypotheses:
             return None
         subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
+        # As it was called, but for batch norm and dropout; where it draws random numbers all the same, in eval mode.
+        self._all_eval = not module.training
         whole = self._observe(plain, subject, given)
+        if any(self._agree(not self._all_eval and (whole.drew or whole.output is FAILED))):
+            self._all_eval = True
+            whole = self._observe(plain, subject, given)
         if any(self._agree(whole.output is FAILED)):
             batch_leaf, cuts = hypotheses[0]
             return Plan(batch_leaf, cuts, None)  # it runs in training mode only: its outputs are judged by shape
@@ -70,11 +84,12 @@ class Proof:
         trouble = ""
         for batch_leaf, cuts in hypotheses:
             split = Split.of(self.group, leaves[batch_leaf].shape[cuts[batch_leaf]])
-            with torch.no_grad():
+            with torch.no_grad(), self._split_for_norms(split):
                 piece = self._observe(plain, subject, cut_leaves(given, leaves, cuts, split))
             roles = self._roles(piece.output, whole.output, random, split)
             proven = roles is not None and None not in roles
             if all(self._agree(proven)):
+                self._mind_buffers(piece, whole, module)
                 return Plan(batch_leaf, cuts, self._common(roles), self._states(piece, whole, split, module))
             why = "" if proven else self._why(piece, whole)
             trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
@@ -87,22 +102,24 @@ class Proof:
 
     def _observe(self, plain: Callable[..., Any], module: nn.Module, given: Any, *, shift: bool = False) -> Seen:
         """One call that leaves no trace. `shift` makes it draw other random numbers than an unshifted one."""
-        with undisturbed(module):
+        with undisturbed(module, all_eval=self._all_eval):
             if shift:
                 torch.rand(1)
             before = streams.snapshot()
             kept = {path: dict(m.__dict__) for path, m in module.named_modules()}
+            old = {name: buffer.clone() for name, buffer in _own_buffers(module)}
             try:
                 output = plain(module, *given[0], **given[1])
             except Exception as error:
-                return Seen(FAILED, {}, False, f"it raised {type(error).__name__}: {error}")
+                return Seen(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
             states = {
                 (path, name): value
                 for path, m in module.named_modules()
                 for name, value in m.__dict__.items()
                 if isinstance(value, torch.Tensor) and value is not kept[path].get(name)
             }
-            return Seen(output, states, streams.drawn_since(before))
+            new = {n: b.clone() for n, b in _own_buffers(module) if n not in old or not torch.equal(b, old[n])}
+            return Seen(output, states, new, streams.drawn_since(before))
 
     def _roles(self, piece: Any, whole: Any, random: set[int], split: Split) -> list[Role | None] | None:
         """The role of each output, None where there is none; None altogether where the outputs are of another make.
@@ -142,6 +159,14 @@ class Proof:
                 )
         return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role is not None)
 
+    def _mind_buffers(self, piece: Seen, whole: Seen, module: nn.Module) -> None:
+        for name, value in whole.buffers.items():
+            if not close(piece.buffers.get(name), value):
+                self.group.pulse.notice(
+                    f"{describe(module)} changes its buffer {name} by the rows that it sees: each worker "
+                    "keeps its own, and they are averaged when the model is next evaluated or saved."
+                )
+
     def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: Seen) -> set[int]:
         """Outputs that are drawn anew at each call even in eval mode (a sampled latent): they cannot be compared."""
         if not whole.drew:
@@ -162,7 +187,7 @@ class Proof:
             return f"on a slice {seen.error}"
         piece, whole = seen.output, seen_whole.output
         names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
-        opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, int, float, str, bytes, type(None)))]
+        opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, *COMPARABLE))]
         if opaque:
             return f"it returns a {type(opaque[0]).__name__}, whose tensors cannot be seen from outside"
         if len(wholes) != len(pieces):
@@ -224,14 +249,17 @@ def close(a: Any, b: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Eval mode, no gradients, no output; afterwards everything of the script's is as it was."""
+def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
+    """Eval mode (or batch norm and dropout alone in it), no gradients, no output; afterwards everything of the script's
+    is as it was."""
     modules = list(module.modules())
     attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
     before = streams.snapshot()
     for m in modules:
-        m.__dict__["training"] = False
+        if all_eval or isinstance(m, (_BatchNorm, _DropoutNd)):
+            m.__dict__["training"] = False
+        m.__dict__["_compiled_call_impl"] = None  # no compilation for calls that nobody will make again
     try:
         with (
             torch.no_grad(),
@@ -251,7 +279,7 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
 
 def _hypotheses(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:
     """Ways to cut the arguments, likeliest first: (the leaf that says the batch, {leaf: dimension})."""
-    tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+    tensors = {i: leaf for i, leaf in enumerate(leaves) if _can_be_cut(leaf)}
     seen: list[dict[int, int]] = []
 
     def new(cuts: dict[int, int]) -> bool:
@@ -278,6 +306,18 @@ def _hypotheses(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[i
                 yield first, cuts
 
 
+def _own_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Floating-point buffers but batch norm's, which are known to be of the slice."""
+    for path, m in module.named_modules():
+        for name, buffer in m._buffers.items() if not isinstance(m, _BatchNorm) else ():
+            if buffer is not None and buffer.is_floating_point():
+                yield f"{path}.{name}".lstrip("."), buffer
+
+
+def _can_be_cut(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.layout is torch.strided
+
+
 def _row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
     """The dimension along which a piece is a slice of the whole."""
     if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
@@ -291,7 +331,10 @@ def _row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
 
 
 def _host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    """The value for a comparison elsewhere; of what cannot be compared, its type."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return value if isinstance(value, COMPARABLE) else (type(value).__name__,)
 
 
 def _blend_role(target: Any, column: list[Any]) -> Role | None:
@@ -301,10 +344,7 @@ def _blend_role(target: Any, column: list[Any]) -> Role | None:
     if isinstance(target, (str, bytes, bool, type(None))):
         return Role("same") if all(value == target for value in values) else None
     if isinstance(target, (int, float)):
-        whole, pieces = (
-            torch.tensor(float(target)).double(),
-            [torch.tensor(float(v)).double() for v in values],
-        )
+        whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
     elif isinstance(target, torch.Tensor):
         whole, pieces = target.detach().cpu(), values
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,7 +76,7 @@ class SlicedCalls:
                 setattr(owner, name, algebra.cut(value, role.dim, split))
         self.split = split
         try:
-            with self._inside():
+            with self._inside(), _sharing(module, plan, self.group):
                 output = plain(module, *cut_args, **cut_kwargs)
         finally:
             self.split = None
@@ -112,6 +113,27 @@ def _states(module: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module, str, Rol
     """The attributes that a call leaves tensors in, for whoever reads them outside."""
     for path, name, role in plan.states:
         yield getattr(module, "_orig_mod", module).get_submodule(path), name, role
+
+
+@contextmanager
+def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
+    """Tensors that lie in a module but were computed outside it (generated weights, MAML's fast ones) come in like
+    arguments: by a crossing."""
+    own = {(id(owner), name) for owner, name, _ in _states(module, plan)}
+    lent: list[tuple[dict[str, Any], str, Any, Any]] = []
+    for m in module.modules() if torch.is_grad_enabled() else ():
+        for place in (m._parameters, m._buffers, m.__dict__):
+            for name, value in place.items():
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None and (id(m), name) not in own:
+                    lent.append((place, name, value, algebra.share(value, group)))
+    for place, name, _, shared in lent:
+        place[name] = shared
+    try:
+        yield
+    finally:
+        for place, name, value, shared in lent:
+            if place.get(name) is shared:
+                place[name] = value
 
 
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:

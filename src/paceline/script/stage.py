@@ -47,7 +47,8 @@ SEAMS = (
 )
 UNSPLIT_ADVICE = (
     "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
-    "`model.forward(x)`, not bare tensors), or run it on one worker: -n 1."
+    "`model.forward(x)`, not bare tensors; not inside a function under torch.compile: compile the model instead), or run "
+    "it on one worker: -n 1."
 )
 
 
@@ -156,8 +157,8 @@ class Stage:
 
     def _not_split(self) -> NotSplitError:
         return NotSplitError(
-            f"Asked for {self.group.world} workers, but the backward at {script_line()} went through no module call: "
-            f"every worker would do all of the work.",
+            f"Asked for {self.group.world} workers, but the backward at {script_line()} went through no module call "
+            f"that could be split: every worker would do all of the work.",
             advice=UNSPLIT_ADVICE,
         )
 

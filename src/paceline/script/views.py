@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +40,9 @@ class Views:
         self.rows = 0  # of the outermost call under way
         self._cut: Split | None = None  # how the batch that the script holds was cut, in the slice view
         self._stream = OwnStream(stage.run.seed, self.group.rank)
-        self._calls = SlicedCalls(self.group, Proof(self.group, stage.run.batch_dim), self._stream.inside)
+        self._calls = SlicedCalls(
+            self.group, Proof(self.group, stage.run.batch_dim, self._split_for_norms), self._stream.inside
+        )
         self._step = 0
         self._since = time.perf_counter()
         self._costs: list[tuple[float, float, int]] = []
@@ -176,6 +178,15 @@ class Views:
                 if child is module:
                     return name
         return None
+
+    @contextmanager
+    def _split_for_norms(self, split: Split) -> Iterator[None]:
+        if self.stage.run.sync_bn:
+            self.split_of_call = split
+        try:
+            yield
+        finally:
+            self.split_of_call = None
 
     def _size(self, value: Any) -> int:
         dim = self.stage.run.batch_dim

@@ -69,6 +69,9 @@ class Mirrored:
     def before_forward(self, module: nn.Module) -> None:
         if module.training:
             self._stirred[module] = None
+            for parameter in module.parameters():  # one that was put in since the first call, too
+                if parameter not in self._known:
+                    self._meet(parameter)
         elif module in self._stirred:
             self._average_buffers()
 
@@ -80,8 +83,9 @@ class Mirrored:
         self._site = site = call_site()
         if site not in self._sites:
             self._sites.add(site)
-            for leaf in leaves_of(losses):
-                self._meet(leaf)
+            for leaf, inside in leaves_of(losses):
+                if not inside or isinstance(leaf, nn.Parameter) or self._held_outside(leaf):
+                    self._meet(leaf)
         for parameter, slot in list(self._known.items()):
             if slot is None and parameter.requires_grad:  # frozen until now
                 self._meet(parameter)
@@ -112,9 +116,16 @@ class Mirrored:
 
     # -- parameters ------------------------------------------------------------------------------------------------
 
+    def _held_outside(self, leaf: torch.Tensor) -> bool:
+        """Whether a bare tensor that a sliced call used is the script's (a weight), or was made inside the call."""
+        import __main__
+
+        owners = (vars(module) for root in self.stage.roots for module in root.modules())
+        return any(value is leaf for owner in (vars(__main__), *owners) for value in owner.values())
+
     def _meet(self, parameter: torch.Tensor) -> None:
         """From now on this parameter's gradient is averaged."""
-        if self._known.get(parameter) is not None:
+        if not parameter.is_leaf or self._known.get(parameter) is not None:
             return
         if not parameter.requires_grad:
             self._known[parameter] = None
@@ -197,19 +208,24 @@ def put_first(hooks: Any, handle: int) -> None:
     hooks.update(ours | others)
 
 
-def leaves_of(losses: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that a backward from these losses will give a gradient to, in a fixed order."""
-    found, seen = [], set()
-    todo = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+def leaves_of(losses: list[torch.Tensor]) -> list[tuple[torch.Tensor, bool]]:
+    """The tensors that a backward from these losses will give a gradient to, in a fixed order, and of each whether it
+    is reached inside sliced calls only."""
+    found: dict[int, tuple[torch.Tensor, bool]] = {}
+    seen: set[tuple[Any, bool]] = set()
+    todo: list[tuple[Any, bool]] = [(loss.grad_fn, False) for loss in losses if loss.grad_fn is not None]
     while todo:
-        node: Any = todo.pop()
-        if node in seen:
+        node, inside = todo.pop()
+        if (node, inside) in seen or (node, False) in seen:
             continue
-        seen.add(node)
+        seen.add((node, inside))
         if hasattr(node, "variable"):
-            found.append(node.variable)
-        todo += [following for following, _ in node.next_functions if following is not None]
-    return found
+            leaf, before = node.variable, found.get(id(node.variable), (None, True))[1]
+            found[id(leaf)] = (leaf, inside and before)
+        name = type(node).__name__
+        inside = (inside or name in ("_GatherBackward", "_BlendBackward")) and name != "_CutBackward"
+        todo += [(following, inside) for following, _ in node.next_functions if following is not None]
+    return list(found.values())
 
 
 def gather_sparse(grad: torch.Tensor | None, parameter: torch.Tensor, group: Group) -> torch.Tensor:
@@ -219,10 +235,13 @@ def gather_sparse(grad: torch.Tensor | None, parameter: torch.Tensor, group: Gro
             torch.empty((1, 0), dtype=torch.long),
             parameter.new_empty((0, *parameter.shape[1:])),
             parameter.shape,
+            check_invariants=False,
         )
     grad = grad.coalesce()
     indices, values = grad.indices(), grad.values()
     sizes = group.gather_vectors(torch.tensor([values.shape[0]]), "sparse gradients").flatten().tolist()
     indices = group.gather_rows(indices, 1, sizes, "sparse gradients")
     values = group.gather_rows(values, 0, sizes, "sparse gradients") / group.world
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, device=parameter.device).coalesce()
+    # Said aloud: where nothing is said, torch warns.
+    whole = torch.sparse_coo_tensor(indices, values, parameter.shape, device=parameter.device, check_invariants=False)
+    return whole.coalesce()

@@ -1,0 +1,100 @@
+"""Mirrored's own gradient buckets against torch's DistributedDataParallel as the engine underneath.
+
+    python benchmarks/ddp_engine.py
+
+Two workers over Gloo, one thread each, started by torchrun on both sides; data in memory, plain SGD. The Mirrored
+side is `paceline.Mirrored().distribute(model, optimizer)` on whole batches: it gathers the outputs too, and every
+worker prints the loss of the whole batch. The DDP side gives each worker its half, and prints the loss of that half.
+Models: the CNN of examples/cnn.py (421,642 parameters), and an MLP of 21 M at a batch where communication weighs much
+and at one where it doesn't. Sides run in turn; a ratio is the median over rounds (smallest – largest).
+
+Figures: not measured yet on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from functools import partial
+
+from side_by_side import ROOT, TORCHRUN, in_turn, ratio, run
+
+CASES = {"cnn": ("cnn", 256, 40), "mlp, batch 64": ("mlp", 64, 40), "mlp, batch 512": ("mlp", 512, 15)}
+WARM_UP = 5
+
+
+def work(engine: str, kind: str, batch: int, steps: int) -> None:
+    """One worker of one side: trains, and rank 0 prints samples/s and the last loss."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.manual_seed(0)
+    if kind == "cnn":
+        sys.path.insert(0, str(ROOT / "examples"))
+        from cnn import CNN
+
+        model, x = CNN(1, 28, 10, 0.0), torch.randn(batch, 1, 28, 28)
+    else:
+        model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 4096), nn.GELU(), nn.Linear(4096, 10))
+        x = torch.randn(batch, 1024)
+    y = torch.randint(10, (batch,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    if engine == "mirrored":
+        import paceline
+
+        model, optimizer = paceline.Mirrored().distribute(model, optimizer)
+    else:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
+        own = slice(batch * rank // world, batch * (rank + 1) // world)
+        x, y = x[own], y[own]
+
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            began = time.perf_counter()
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        shown = loss.item()
+    seconds = time.perf_counter() - began
+    if rank == 0:
+        print(f"figures {steps * batch / seconds} {shown}")
+    if engine == "ddp":
+        torch.distributed.destroy_process_group()
+
+
+def measure(engine: str, kind: str, batch: int, steps: int) -> float:
+    command = [*TORCHRUN, "--nproc-per-node", "2", "--standalone", __file__, "--worker", engine, kind]
+    lines = run([*command, str(batch), str(steps)], {"OMP_NUM_THREADS": "1"})
+    return next(float(line.text.split()[1]) for line in lines if line.text.startswith("figures "))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Mirrored against DDP, as engines, in samples/s.")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    parser.add_argument("--worker", nargs=4, metavar=("ENGINE", "MODEL", "BATCH", "STEPS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        engine, kind, batch, steps = args.worker
+        return work(engine, kind, int(batch), int(steps))
+
+    everything = {}
+    for name, case in CASES.items():
+        print(name)
+        sides = {engine: partial(measure, engine, *case) for engine in ("mirrored", "ddp")}
+        figures = everything[name] = in_turn(sides, args.rounds, "samples/s")
+        print(f"  mirrored / ddp: {ratio(figures['mirrored'], figures['ddp'])}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(everything, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

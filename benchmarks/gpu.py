@@ -1,0 +1,85 @@
+"""On a machine with a GPU: the CNN and the GPT example under paceline against plain python.
+
+    python benchmarks/gpu.py
+    PYTHONPATH=src:.gpu-site python3 benchmarks/gpu.py       # where paceline is only unpacked; about five minutes
+
+`numbers`: what a short run prints under `-n 1`, and under `-n 2 --backend gloo` with both workers on one GPU, against
+plain python; and plain python against itself, since not every GPU kernel adds up in the same order twice. TF32 is off
+there: it rounds a slice otherwise than a batch. Two workers keep to the batch view: all numbers are of the batch.
+`speed`: samples/s of one worker against plain python, as the scripts are (evaluation included), from the lines that
+they print; sides run in turn; a ratio is the median over rounds (smallest – largest).
+
+Figures: not measured yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from functools import partial
+
+from side_by_side import PACELINE, ROOT, in_turn, largest_difference, ratio, run, samples_per_s
+
+STEPS = 100  # an epoch
+BATCH = {"cnn": 256, "gpt": 64}
+EPOCHS = {"cnn": 10, "gpt": 5}
+WARM_UP = {"cnn": 200, "gpt": 60}
+
+
+def script(name: str, *, steps: int, epochs: int) -> list[str]:
+    """The example with so many steps an epoch."""
+    size = ["--train-size", str(steps * BATCH[name]), "--test-size", str(BATCH[name])]
+    return [str(ROOT / "examples" / f"{name}.py"), "--epochs", str(epochs), "--log-every", "10", *size]
+
+
+def numbers(name: str) -> dict[str, float]:
+    """The largest relative difference to what plain python prints."""
+    same = script(name, steps=20, epochs=2)
+    exact = {"NVIDIA_TF32_OVERRIDE": "0"}
+    plain = run([sys.executable, *same], exact)
+    commands = {
+        "python again": [sys.executable, *same],
+        "paceline -n 1": [*PACELINE, "run", "-n", "1", "--quiet", *same],
+        "paceline -n 2": [*PACELINE, "run", "-n", "2", "--backend", "gloo", "--view", "batch", "--quiet", *same],
+    }
+    found = {side: largest_difference(plain, run(command, exact)) for side, command in commands.items()}
+    for side, difference in found.items():
+        print(f"  {side}: {difference:.1e}", flush=True)
+    return found
+
+
+def speed(name: str, rounds: int) -> dict[str, list[float]]:
+    """Samples/s of both sides in each round."""
+    same = script(name, steps=STEPS, epochs=EPOCHS[name])
+
+    def measure(command: list[str]) -> float:
+        return samples_per_s(run([*command, *same]), BATCH[name], STEPS, WARM_UP[name])
+
+    sides = {"paceline": [*PACELINE, "run", "-n", "1", "--quiet"], "python": [sys.executable]}
+    return in_turn({side: partial(measure, command) for side, command in sides.items()}, rounds, "samples/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Paceline against plain python on a GPU.")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", choices=("cnn", "gpt"))
+    parser.add_argument("--skip", choices=("numbers", "speed"))
+    args = parser.parse_args()
+    everything = {}
+    for name in [args.only] if args.only else ["cnn", "gpt"]:
+        told = everything[name] = {}
+        if args.skip != "numbers":
+            print(f"{name}: largest difference to the numbers of plain python", flush=True)
+            told["difference"] = numbers(name)
+        if args.skip != "speed":
+            print(f"{name}: samples/s of one worker", flush=True)
+            told["samples_per_s"] = figures = speed(name, args.rounds)
+            told["ratio"] = asdict(ratio(figures["paceline"], figures["python"]))
+            print(f"  paceline / python: {ratio(figures['paceline'], figures['python'])}", flush=True)
+    print(json.dumps(everything))
+
+
+if __name__ == "__main__":
+    main()

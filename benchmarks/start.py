@@ -1,0 +1,69 @@
+"""How soon a script runs: from the command to the script's first line on every one of 4 workers.
+
+    python benchmarks/start.py
+
+Compared, in turn: `paceline run -n 4 hello.py`, `torchrun --nproc-per-node 4 hello.py`, and `python -c "import torch"`
+from start to exit, which is the least that any single process needs. Every worker tells the time of its first line and
+the time at which it had imported torch; the last worker counts.
+
+Figures: not measured yet on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+
+from side_by_side import PACELINE, ROOT, TORCHRUN, in_turn, ratio, run
+
+HELLO = str(ROOT / "benchmarks" / "hello.py")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time to the first line of a script on all workers.")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    args = parser.parse_args()
+    with_torch: dict[str, list[float]] = {"paceline": [], "torchrun": []}
+
+    def to_first_line(name: str, command: list[str]) -> float:
+        with socket.socket(type=socket.SOCK_DGRAM) as inbox:
+            inbox.bind(("127.0.0.1", 0))
+            inbox.settimeout(5)
+            asked = time.time()
+            run([*command, HELLO, str(inbox.getsockname()[1])])
+            told = [inbox.recv(100).split() for _ in range(args.workers)]
+        with_torch[name].append(max(float(times[1]) for times in told) - asked)
+        return max(float(times[0]) for times in told) - asked
+
+    def import_torch() -> float:
+        asked = time.time()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        return time.time() - asked
+
+    n = str(args.workers)
+    sides = {
+        "paceline": lambda: to_first_line("paceline", [*PACELINE, "run", "-n", n, "--quiet", "--oversubscribe"]),
+        "torchrun": lambda: to_first_line("torchrun", [*TORCHRUN, "--nproc-per-node", n, "--standalone"]),
+        "import torch": import_torch,
+    }
+    import_torch()  # the files are in memory from here on
+    figures = in_turn(sides, args.rounds, "s")
+    print(f"first line on {n} workers")
+    print(f"  paceline / import torch: {ratio(figures['paceline'], figures['import torch'])}")
+    print(f"  torchrun / import torch: {ratio(figures['torchrun'], figures['import torch'])}")
+    print(f"torch imported on {n} workers")
+    print(f"  paceline / import torch: {ratio(with_torch['paceline'], figures['import torch'])}")
+    print(f"  torchrun / import torch: {ratio(with_torch['torchrun'], figures['import torch'])}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"first_line": figures, "with_torch": with_torch}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,557 @@
+"""The proof: a module's call in slices gives what the whole batch gives, or is refused. Never a wrong number.
+
+Every case is called on one process and on workers, forward and backward, with arguments whose sizes may coincide.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from staged import staged
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.errors import NotSplitError
+from paceline.script import streams, tree
+
+
+def rows(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Head(nn.Module):
+    """A layer of weights, and whatever `then` makes of its output."""
+
+    def __init__(self, then: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.then = then
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.then(self.layer(x), *args, **kwargs)
+
+
+class Masked(nn.Module):
+    """Attention over the sequence with a mask [T, T] as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ x.transpose(1, 2) + mask
+        return torch.softmax(scores, -1) @ self.value(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, batch_first: bool = True) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, num_layers=2, batch_first=batch_first)
+
+    def forward(self, x: torch.Tensor, state: Any = None) -> Any:
+        return self.lstm(x, state)
+
+
+class Named(NamedTuple):
+    logits: torch.Tensor
+    hidden: torch.Tensor
+    note: str = "fine"
+
+
+Classic = namedtuple("Classic", "a b")
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor
+    extra: Any = None
+
+
+def cut_at_random(y: torch.Tensor) -> torch.Tensor:
+    return y + torch.randn_like(y)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call. `make` gives the module and `args` the arguments, anew at each call."""
+
+    make: Callable[[], nn.Module]
+    args: Callable[[], tuple[Any, ...]]
+    kwargs: Callable[[], dict[str, Any]] = dict
+    batch_dim: int = 0
+    train: bool = True
+
+
+def head(then: Callable[..., Any], *args: Any, batch: int = 4, **kwargs: Any) -> Case:
+    return Case(lambda: Head(then), lambda: (rows(batch, 3), *fresh(args)), lambda: kwargs)
+
+
+def fresh(args: tuple[Any, ...]) -> list[Any]:
+    """Without the gradients of earlier calls."""
+    return [a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+STATE = lambda batch: (rows(2, batch, 4, seed=1), rows(2, batch, 4, seed=2))  # noqa: E731
+
+RIGHT = {
+    "rows": head(lambda y: y),
+    "a batch of one": head(lambda y: y, batch=1),
+    "fewer rows than workers": head(lambda y: y, batch=2),
+    "no rows": head(lambda y: y, batch=0),
+    "a tuple": head(lambda y: (y, y * 2)),
+    "a list": head(lambda y: [y, [y * 2]]),
+    "a dictionary": head(lambda y: {"logits": y, "aux": {"deep": y.sum(1)}}),
+    "an ordered dictionary": head(lambda y: OrderedDict(b=y, a=y + 1)),
+    "a named tuple": head(lambda y: Named(y, y.tanh())),
+    "a classic named tuple": head(lambda y: Classic(y, y + 1)),
+    "a dataclass": head(lambda y: Output(loss=y.mean(), logits=y)),
+    "a dataclass with nothing in a field": head(lambda y: Output(loss=y.mean(), logits=y, extra=[None, "text"])),
+    "a mean": head(lambda y: (y**2).mean()),
+    "a mean of an uneven batch": head(lambda y: (y**2).mean(), batch=5),
+    "a mean of fewer rows than workers": head(lambda y: (y**2).mean(), batch=2),
+    "a mean over the rows": head(lambda y: y.mean(0), batch=5),
+    "a sum": head(lambda y: (y**2).sum(), batch=5),
+    "a sum over the rows": head(lambda y: y.sum(0), batch=5),
+    "a mean beside rows": head(lambda y: (y.mean(), y)),
+    "a float": head(lambda y: (y, float((y**2).mean().detach())), batch=5),
+    "a count": head(lambda y: (y, int((y > 0).sum())), batch=5),
+    "a constant": head(lambda y: (y, 7)),
+    "a constant float": head(lambda y: (y, 0.5)),
+    "a constant tensor": head(lambda y: (y, torch.arange(6.0))),
+    "a text": head(lambda y: (y, "label")),
+    "nothing": head(lambda y: (y, None)),
+    "classes": head(lambda y: y.argmax(1), batch=5),
+    "a yes or no a row": head(lambda y: (y, y[:, 0] > 0), batch=5),
+    "counted classes": head(lambda y: (y, (y > 0).sum()), batch=5),
+    "a parameter": Case(lambda: Parameter(), lambda: (rows(4, 3),)),
+    "columns": head(lambda y: y.t(), batch=5),
+    "columns as many as rows": head(lambda y: y.t(), batch=3),
+    "rows in the middle": head(lambda y: y.unsqueeze(0).expand(2, -1, -1), batch=5),
+    "as many rows as features": head(lambda y: y, batch=3),
+    "two batches of rows": head(lambda y, z: y * z, rows(4, 3, seed=3)),
+    "rows by keyword": head(lambda y, *, weight: y * weight, weight=rows(4, 1, seed=3)),
+    "rows in a dictionary": Case(lambda: Head(lambda y: y), lambda: (), lambda: {"x": rows(5, 3)}),
+    "an argument without a batch": head(lambda y, scale: y * scale, rows(3, seed=3), batch=5),
+    "an argument without a batch of the batch's size": head(lambda y, scale: y * scale, rows(3, seed=3), batch=3),
+    "an argument without a batch that needs a gradient": head(
+        lambda y, scale: y * scale, rows(3, seed=3).requires_grad_(), batch=5
+    ),
+    "labels of the batch": head(
+        lambda y, labels: nn.functional.cross_entropy(y, labels), torch.tensor([0, 1, 2, 0, 1]), batch=5
+    ),
+    "flags, numbers and texts": head(
+        lambda y, flag, number, text: y * number if flag and text == "go" else y, True, 3, "go"
+    ),
+    "a mask": Case(Masked, lambda: (rows(5, 3, 3), rows(3, 3, seed=4))),
+    "a mask as large as the batch": Case(Masked, lambda: (rows(4, 4, 3), rows(4, 4, seed=4))),
+    "a mask of fewer rows than workers": Case(Masked, lambda: (rows(2, 2, 3), rows(2, 2, seed=4))),
+    "recurrent": Case(Recurrent, lambda: (rows(5, 3, 3),)),
+    "recurrent with as many layers as rows": Case(Recurrent, lambda: (rows(2, 3, 3),)),
+    "recurrent with a state": Case(Recurrent, lambda: (rows(5, 3, 3), STATE(5))),
+    "recurrent with as many steps as rows": Case(Recurrent, lambda: (rows(3, 3, 3), STATE(3))),
+    "sequence first": Case(lambda: Recurrent(False), lambda: (rows(3, 5, 3),), batch_dim=1),
+    "sequence first with a state": Case(lambda: Recurrent(False), lambda: (rows(3, 5, 3), STATE(5)), batch_dim=1),
+    "sequence first with as many steps as rows": Case(
+        lambda: Recurrent(False), lambda: (rows(4, 4, 3), STATE(4)), batch_dim=1
+    ),
+    "images": Case(lambda: nn.Conv2d(3, 3, 3).double(), lambda: (rows(5, 3, 6, 6),)),
+    "as many images as channels": Case(lambda: nn.Conv2d(3, 3, 3).double(), lambda: (rows(3, 3, 6, 6),)),
+    "evaluation": Case(lambda: Head(lambda y: y), lambda: (rows(5, 3),), train=False),
+    "an input that needs a gradient": Case(lambda: Head(lambda y: y), lambda: (rows(5, 3).requires_grad_(),)),
+}
+
+
+class Parameter(nn.Module):
+    """Gives back one of its parameters beside its output (tied weights, a learned temperature)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x), self.temperature, self.temperature.exp()
+
+
+class Centred(nn.Module):
+    """Mixes samples, also in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return y - y.mean(0)
+
+
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).reshape(4, 3)
+
+
+class Opaque:
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+REFUSED = {
+    "samples are mixed": Case(Centred, lambda: (rows(4, 3),)),
+    "samples are sorted": head(lambda y: y.sort(0).values),
+    "a mean over pairs": head(lambda y: (y @ y.t()).logsumexp(1).mean()),
+    "a maximum": head(lambda y: y.max()),
+    "pairs": head(lambda y: y @ y.t()),
+    "the batch is second": Case(lambda: Recurrent(False), lambda: (rows(3, 4, 3),)),
+    "it runs on four rows only": Case(Fixed, lambda: (rows(4, 3),)),
+    "an object of its own": head(lambda y: Opaque(y)),
+    "rows of the first only": head(lambda y: y[:1]),
+    "an order of rows": head(lambda y: y.sum(1).argsort()),
+    "a mean over labels that are not ignored": head(
+        lambda y, labels: nn.functional.cross_entropy(y, labels, ignore_index=-1), torch.tensor([0, 1, -1, 1])
+    ),
+}
+
+
+def called(case: Case) -> dict[str, Any]:
+    """The output, and every gradient of a loss that looks at all of it."""
+    torch.manual_seed(5)
+    module = case.make().double()
+    module.train(case.train)
+    args, kwargs = case.args(), case.kwargs()
+    output = module(*args, **kwargs)
+    pieces = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor)]
+    losses = [(piece.double() ** 3).sum() for piece in pieces if piece.requires_grad]
+    seen: dict[str, Any] = {f"output {i}": plain(leaf) for i, leaf in enumerate(tree.leaves(output))}
+    seen["made of"] = str(tree.structure(output))
+    if losses:
+        sum(losses).backward()
+        seen |= {name: plain(p.grad) for name, p in module.named_parameters()}
+        given = [leaf for leaf in tree.leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        seen |= {f"argument {i}": plain(leaf.grad) for i, leaf in enumerate(given)}
+    return seen
+
+
+def plain(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert type(found[name]) is type(value), f"{name}: {found[name]!r} is not {value!r}"
+        if isinstance(value, torch.Tensor | float):
+            torch.testing.assert_close(
+                found[name], value, rtol=1e-7, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}"
+            )
+        else:
+            assert found[name] == value, name
+
+
+def in_slices(group: Group, name: str) -> dict[str, Any]:
+    case = RIGHT[name]
+    with staged(group, batch_dim=case.batch_dim, view="batch"):
+        return called(case)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_call_in_slices_gives_what_the_whole_batch_gives(pool: Any, name: str, world: int) -> None:
+    expected = called(RIGHT[name])
+    for found in pool(world).run(in_slices, name):
+        same(found, expected)
+
+
+RIGHT_OR_REFUSED = {
+    # The state's first dimension, its layers, is as large as the batch.
+    "recurrent with a state and as many layers as rows": Case(Recurrent, lambda: (rows(2, 3, 3), STATE(2))),
+    "rows times steps": Case(lambda: Head(lambda y: y.flatten(0, 1)), lambda: (rows(4, 2, 3),)),
+    "a variance": head(lambda y: y.var(), batch=5),
+    "a list of rows": head(lambda y: list(y)),
+    "the first row": head(lambda y: (y, y[0])),
+    "the number of rows": head(lambda y: (y, len(y)), batch=5),
+    "the number of rows as a tensor": head(lambda y: (y, torch.tensor(len(y))), batch=5),
+    "the shape": head(lambda y: (y, y.shape)),
+}
+
+
+def right_or_refused(group: Group, name: str) -> dict[str, Any] | None:
+    with staged(group):
+        try:
+            return called(RIGHT_OR_REFUSED[name])
+        except NotSplitError:
+            return None
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", RIGHT_OR_REFUSED)
+def test_what_is_hard_to_tell_is_right_or_refused(pool: Any, name: str, world: int) -> None:
+    expected = called(RIGHT_OR_REFUSED[name])
+    for found in pool(world).run(right_or_refused, name):
+        if found is not None:
+            same(found, expected)
+
+
+def refused(group: Group, name: str) -> str:
+    with staged(group):
+        try:
+            called(REFUSED[name])
+        except NotSplitError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_cannot_be_computed_in_slices_is_refused_by_every_worker(pool: Any, name: str) -> None:
+    messages = pool(2).run(refused, name)
+    assert all("in slices" in message for message in messages), messages
+    assert messages[0] == messages[1]
+
+
+def test_the_refusal_names_the_module_the_argument_and_the_ways_out(pool: Any) -> None:
+    message = pool(2).run(refused, "samples are mixed")[0]
+    assert "module Centred" in message
+    assert "argument [0]" in message
+    assert "(4, 3)" in message
+    for way_out in ("--batch-dim", "--view slice", "--whole Centred"):
+        assert way_out in message
+
+
+def test_the_refusal_says_what_went_wrong_on_a_slice(pool: Any) -> None:
+    assert "invalid for input of size" in pool(2).run(refused, "it runs on four rows only")[0]
+
+
+# -- the same module, later --------------------------------------------------------------------------------------------
+
+
+def many_batches(group: Group | None, shapes: list[tuple[int, int]]) -> list[torch.Tensor]:
+    """A masked model on batches of (rows, steps): a plan that fits one may not fit the next."""
+    torch.manual_seed(0)
+    module = Masked().double()
+    return [module(rows(batch, steps, 3), rows(steps, steps, seed=7)).detach() for batch, steps in shapes]
+
+
+def many_batches_in_slices(group: Group, shapes: list[tuple[int, int]]) -> list[torch.Tensor]:
+    with staged(group):
+        return many_batches(group, shapes)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [[(5, 3), (4, 4), (5, 3)], [(4, 4), (5, 4), (3, 4), (4, 4)], [(4, 2), (1, 2), (2, 2), (4, 2)]],
+    ids=["coincides later", "coincides at first", "gets small"],
+)
+def test_a_later_batch_of_other_sizes(pool: Any, shapes: list[tuple[int, int]]) -> None:
+    expected = many_batches(None, shapes)
+    for found in pool(3).run(many_batches_in_slices, shapes):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+# -- random outputs ----------------------------------------------------------------------------------------------------
+
+
+class Sampled(nn.Module):
+    """A latent that is drawn at each call, in evaluation, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        mean = self.mean(x)
+        z = mean + torch.randn_like(mean)
+        return z, mean, (z**2).mean()
+
+
+def sampled(group: Group, batch: int) -> Any:
+    with staged(group):
+        module = Sampled().double()
+        z, mean, value = module(rows(batch, 3))
+        value.backward()
+        return plain(z), plain(mean), plain(value), plain(module.mean.weight.grad)
+
+
+@pytest.mark.parametrize("batch", [5, 2, 1])
+def test_random_outputs_are_judged_by_their_shapes(pool: Any, batch: int) -> None:
+    torch.manual_seed(0)
+    mean = plain(Sampled().double().mean(rows(batch, 3)))
+    first, *others = pool(3).run(sampled, batch)
+    z, found, value, _ = first
+    torch.testing.assert_close(found, mean)
+    assert z.shape == (batch, 2)
+    torch.testing.assert_close(value, (z**2).mean())
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    noise = z - mean
+    assert len(noise.unique()) == noise.numel(), "each slice draws its own"
+
+
+# -- nothing of the script's is changed --------------------------------------------------------------------------------
+
+
+class Stateful(nn.Module):
+    """Counts, remembers, draws and talks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("calls", torch.tensor(0))
+        self.history: list[int] = []
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.history = [*self.history, x.shape[0]]
+        self.calls += 1
+        self.seen = self.seen + 1
+        print("forward", random.random(), np.random.rand())
+        return self.dropout(self.layer(x))
+
+
+def disturbed(group: Group) -> dict[str, Any]:
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    with staged(group), redirect_stdout(StringIO()) as printed:
+        streams_before = None
+        module = Stateful()
+        module.dropout.eval()
+        random.seed(0)
+        np.random.seed(0)
+        streams_before = streams.snapshot()
+        module(rows(4, 3).float())
+        return {
+            "count": module.count,
+            "history": module.history,
+            "calls": int(module.calls),
+            "seen": module.seen.tolist(),
+            "training": [m.training for m in module.modules()],
+            "grads": [p.grad for p in module.parameters()],
+            "printed": printed.getvalue().count("forward"),
+            "torch drew": not torch.equal(streams_before[0][0], torch.get_rng_state()),
+        }
+
+
+def test_the_proof_leaves_no_trace(pool: Any) -> None:
+    for found in pool(2).run(disturbed):
+        assert found == {
+            "count": 1,
+            "history": [2],  # inside the call there are only the rows of the slice
+            "calls": 1,
+            "seen": [1.0, 1.0, 1.0],
+            "training": [True, True, False],
+            "grads": [None, None],
+            "printed": 1,
+            "torch drew": False,
+        }
+
+
+def times_called(group: Group) -> list[int]:
+    counts = []
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            counts.append(len(x))
+            return self.layer(x)
+
+    with staged(group):
+        module, seen = Counting(), []
+        for batch in (4, 4, 6, 2):
+            module(rows(batch, 3).float())
+            seen.append(len(counts))
+        module.eval()
+        module(rows(4, 3).float())
+        return [*seen, len(counts)]
+
+
+def test_it_is_made_once_for_each_kind_of_call(pool: Any) -> None:
+    for first, second, third, fourth, evaluated in pool(2).run(times_called):
+        assert first > 1
+        assert [second - first, third - second, fourth - third] == [1, 1, 1]
+        assert evaluated - fourth > 1, "evaluation is another kind of call"
+
+
+# -- modules that cannot be tried --------------------------------------------------------------------------------------
+
+
+class TrainingOnly(nn.Module):
+    """As detection models: in evaluation it wants other arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.training:
+            raise RuntimeError("evaluation wants images only")
+        y = self.layer(x)
+        return {"loss": (y**2).mean(), "rows": y}
+
+
+def training_only(group: Group | None) -> Any:
+    torch.manual_seed(0)
+    module = TrainingOnly()
+    out = module(rows(5, 3).float())
+    (out["loss"] + out["rows"].sum()).backward()
+    return plain(out["loss"]), plain(out["rows"]), plain(module.layer.weight.grad)
+
+
+def training_only_in_slices(group: Group) -> Any:
+    with staged(group):
+        return training_only(group)
+
+
+def test_a_module_that_runs_in_training_mode_only_is_judged_by_shapes(pool: Any) -> None:
+    expected = training_only(None)
+    for found in pool(2).run(training_only_in_slices):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def whole_by_name(group: Group, whole: str) -> torch.Tensor:
+    with staged(group, whole=(whole,)):
+        torch.manual_seed(5)
+        module = Centred().double()
+        loss = (module(rows(4, 3)) ** 2).sum()
+        loss.backward()
+        return plain(module.layer.weight.grad)
+
+
+def test_a_module_named_with_whole_is_computed_by_everybody(pool: Any) -> None:
+    torch.manual_seed(5)
+    module = Centred().double()
+    (module(rows(4, 3)) ** 2).sum().backward()
+    for found in pool(2).run(whole_by_name, "Centred"):
+        torch.testing.assert_close(found, module.layer.weight.grad)
+
+
+def mixed_in_evaluation(group: Group) -> tuple[torch.Tensor, list[str]]:
+    with staged(group) as stage, torch.no_grad():
+        torch.manual_seed(5)
+        return Centred().double().eval()(rows(4, 3)), stage.notices  # type: ignore[attr-defined]
+
+
+def test_an_evaluation_that_mixes_samples_is_computed_whole_by_everybody(pool: Any) -> None:
+    torch.manual_seed(5)
+    expected = Centred().double()(rows(4, 3)).detach()
+    for found, notices in pool(2).run(mixed_in_evaluation):
+        torch.testing.assert_close(found, expected)
+        assert any("Centred" in notice for notice in notices)
