@@ -106,6 +106,11 @@ def explain(failure: Failure, host: str, record: Path) -> str:
         return said  # what it wrote before it chose to exit has been read already
     lines = "".join(f"\n  {line}" for line in last_lines(record, failure.rank, _SHOWN))
     said += f"\nIts last lines:{lines}" if lines else "\nIt wrote nothing."
+    if failure.exit_code == 128 + signal.SIGABRT and "gloo::EnforceNotMet" in lines:
+        said += (
+            "\nThe workers entered different collectives: they no longer run the same lines. Look for a branch of the "
+            "script that depends on time, on unseeded randomness or on the process."
+        )
     if failure.exit_code == 128 + signal.SIGKILL:
         said += "\nIf nobody killed it, the machine ran out of memory: see dmesg, and try fewer workers."
     return f"{said}\n{log}"

@@ -205,9 +205,7 @@ def main() -> None:
     except OSError:
         os._exit(0)
     spawn, order, descriptors = Nursery(launcher).serve()
-    # From here on this is a worker, and it ends as every Python process does: SystemExit unwinds the stack,
-    # threads are joined, atexit handlers run, what the script left open is flushed.
-    sys.exit(worker.work(spawn, order, descriptors, parent))
+    worker.leave(worker.work(spawn, order, descriptors, parent))  # from here on this is a worker
 
 
 if __name__ == "__main__":

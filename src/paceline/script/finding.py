@@ -94,7 +94,7 @@ def _is_root(stage: Stage, module: nn.Module) -> bool:
 
 
 def _is_tracing() -> bool:
-    """The call is only looked at, to make a graph of it. (A script's compiled function breaks its graph here instead.)"""
+    """The call is only looked at, to make a graph of it."""
     return not torch.compiler.is_dynamo_compiling() and (
         torch._C._is_tracing()
         or getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)

@@ -2,7 +2,8 @@
 
 The sampler runs on every worker under the script's random streams, so all hold the same indices. Each batch's indices
 are dealt out: a worker fetches its own rows, and the batch is put together through shared memory (batch view) or is
-that slice (slice view). A dataset that draws from the script's random streams while it loads (augmentation) is
+that slice (slice view). The first batch is loaded whole by everybody: it proves that loading does nothing but load. A
+dataset that draws from the script's random streams while it loads (augmentation) is
 loaded whole by every worker instead, because only then are its draws the ones that one process would make. So is what
 is not cut by index: iterable datasets, loaders without batches, and in the batch view a collate function of the
 script's own, which may look at all samples of a batch (padding).
@@ -27,6 +28,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.comm.segments import Segments
+from paceline.errors import ScriptError
 from paceline.script import streams, tree
 from paceline.script.algebra import Split
 
@@ -58,10 +60,16 @@ class Dealt(list[Any]):
     use: Literal["share", "slice"]  # put the batch together, or keep the slice
 
 
-class Part:
-    """What was fetched for a `Dealt`: this worker's rows, or (`whole`) everything where rows alone would not do."""
+NO, PROOF, ALWAYS = 0, 1, 2  # whether everything was fetched
+PLAIN = (bool, int, float, str, type(None))
+_PROVEN: set[int] = set()  # datasets, by id, that did nothing but load when this process first fetched from them
 
-    def __init__(self, data: Any, dealt: Dealt, *, whole: bool, before: Any = None) -> None:
+
+class Part:
+    """What was fetched for a `Dealt`: this worker's rows, or everything: as the proof that rows will do, or because
+    they will not."""
+
+    def __init__(self, data: Any, dealt: Dealt, *, whole: int, before: Any = None) -> None:
         self.data, self.dealt, self.whole = data, dealt, whole
         self.before = before  # the random streams before it was fetched, in the script's own process
 
@@ -117,13 +125,30 @@ def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
         return plain(fetcher, index)
     rows = list(index[index.start : index.stop])
     if index.use == "slice":
-        return Part(plain(fetcher, rows or index[:1]), index, whole=False)
+        return Part(plain(fetcher, rows or index[:1]), index, whole=NO)
     before = streams.snapshot()
+    if id(fetcher.dataset) not in _PROVEN:
+        state = _state_of(fetcher.dataset)
+        data = plain(fetcher, list(index))
+        fine = not streams.drawn_since(before) and state == _state_of(fetcher.dataset)
+        if fine and all(map(_can_travel, tree.leaves(data))):
+            _PROVEN.add(id(fetcher.dataset))
+            return Part(data, index, whole=PROOF)
+        return Part(data, index, whole=ALWAYS)
     data = plain(fetcher, rows) if rows else None
-    if not streams.drawn_since(before) and all(map(_can_travel, tree.leaves(data))):
-        return Part(data, index, whole=False, before=None if get_worker_info() else before)
+    if not streams.drawn_since(before):
+        return Part(data, index, whole=NO, before=None if get_worker_info() else before)
     streams.restore(before)
-    return Part(plain(fetcher, list(index)), index, whole=True)
+    return Part(plain(fetcher, list(index)), index, whole=ALWAYS)
+
+
+def _state_of(dataset: Any, depth: int = 3) -> Any:
+    """What a dataset may count or keep while it loads: its numbers, and the sizes of its containers."""
+    if not hasattr(dataset, "__dict__") or not depth:
+        return (
+            len(dataset) if isinstance(dataset, (list, dict, set)) else dataset if isinstance(dataset, PLAIN) else None
+        )
+    return {name: _state_of(value, depth - 1) for name, value in vars(dataset).items()}
 
 
 def _can_travel(leaf: Any) -> bool:
@@ -180,18 +205,22 @@ class Dealer:
 
     def _put_together(self, iterator: Any, part: Part) -> Any:
         split = Split.of(self.group, len(part.dealt))
-        data = part.data
-        if part.whole:
-            data = tree.replace(data, lambda leaf: _to_host_rows(leaf, split)) if split.mine else None
-        parts, whole = self._segments.exchange(data, int(part.whole), "the samples of a batch")
-        if any(whole):
+        data = None if part.whole else part.data
+        parts, whole = self._segments.exchange(data, part.whole, "the samples of a batch")
+        if ALWAYS in whole:
             self._whole[self._loader(iterator)] = True
-            if part.whole:
-                return part.data
-            if iterator._num_workers == 0:
+            if part.whole == NO and iterator._num_workers:
+                raise ScriptError(
+                    "The dataset draws random numbers for some samples and not for others, in the loader's processes, "
+                    "where the workers cannot be kept equal.",
+                    advice="Load in the script's own process (num_workers=0), or use --view slice.",
+                )
+            if part.whole == NO:
                 # A peer's samples drew random numbers: so would one process, in the same order.
                 streams.restore(part.before)
                 return self._fetch(iterator._dataset_fetcher, list(part.dealt))
+        if part.whole:
+            return part.data
         return _join([piece for piece, size in zip(parts, split.sizes, strict=True) if size])
 
     def _cut(self, batch: Any) -> Any:
@@ -245,11 +274,6 @@ class Dealer:
 
 def _rows(leaf: Any, split: Split) -> Any:
     return leaf[split.start : split.start + split.mine] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf
-
-
-def _to_host_rows(leaf: Any, split: Split) -> Any:
-    rows = _rows(leaf, split)
-    return rows.cpu() if isinstance(rows, torch.Tensor) else rows
 
 
 def keeps_generator(dataset: Any) -> bool:

@@ -47,8 +47,8 @@ SEAMS = (
 )
 UNSPLIT_ADVICE = (
     "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
-    "`model.forward(x)`, not bare tensors; not inside a function under torch.compile: compile the model instead), or run "
-    "it on one worker: -n 1."
+    "`model.forward(x)`, not bare tensors, not inside a function under torch.compile: compile the model), or run it on "
+    "one worker: -n 1."
 )
 
 
