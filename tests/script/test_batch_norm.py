@@ -159,7 +159,7 @@ def test_a_single_value_per_channel_is_an_error_as_on_one_process(pool: Any) -> 
 
 def statistics_of_slices(group: Group) -> tuple[torch.Tensor, list[str]]:
     with staged(group) as stage:
-        from paceline.script.batch_norm import Notice
+        from paceline.script.notices import Notices
 
         stage.subscribe(Notice(stage))
         norm = nn.BatchNorm1d(2).double()

@@ -9,6 +9,7 @@ from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.record.writer import StepWriter
 from paceline.script import api, aside, batch_norm, finding, streams
+from paceline.script.notices import Notices
 from paceline.script.play import play
 from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.stage import Stage
@@ -26,8 +27,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
     if run.sync_bn:
         batch_norm.synchronise(stage)
-    elif group.world > 1:
-        stage.subscribe(batch_norm.Notice(stage))
+    stage.subscribe(Notices(stage))
     if settings.rank:
         Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
     finding.find(stage)

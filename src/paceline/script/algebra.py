@@ -72,8 +72,8 @@ def gather(rows: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
     return _Gather.apply(rows.narrow(dim, 0, split.mine), dim, split)
 
 
-def blend(value: torch.Tensor, weight: float, group: Group) -> torch.Tensor:
-    """The sum over workers of `weight · value`; a worker of weight zero adds nothing, whatever its value."""
+def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum over workers of `weight · value`; a worker of weight 0.0 adds nothing, whatever its value."""
     return _Blend.apply(value, weight, group)
 
 
@@ -122,10 +122,10 @@ class _Gather(Function):
 
 class _Blend(Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, weight: float, group: Group) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
         ctx.factor, ctx.group = weight * group.world, group
         exact = value.dtype if value.dtype.is_floating_point or value.is_complex() else torch.float64
-        total = value.to(exact) * weight if weight else torch.zeros_like(value, dtype=exact)
+        total = torch.zeros_like(value, dtype=exact) if _is_zero(weight) else value.to(exact) * weight
         group.all_reduce(total, "a model's returned value")
         if exact is not value.dtype:
             total = total.round().to(value.dtype)
@@ -174,3 +174,7 @@ class _ReduceInside(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _ReduceInside.apply(grad, ctx.group), None
+
+
+def _is_zero(weight: float | torch.Tensor) -> bool:
+    return not isinstance(weight, torch.Tensor) and weight == 0.0

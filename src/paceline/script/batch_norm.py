@@ -30,20 +30,6 @@ def synchronise(stage: Stage) -> None:
     _BatchNorm.forward = forward  # type: ignore[method-assign, assignment]
 
 
-class Notice:
-    """Says once that batch norm will see slices."""
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-
-    def on_model(self, module: torch.nn.Module) -> None:
-        if any(isinstance(m, _BatchNorm) and m.training for m in module.modules()):
-            self.stage.pulse.notice(
-                "Batch norm sees each worker's slice, as under DDP, so numbers differ from one process. "
-                "For the same numbers: --sync-bn"
-            )
-
-
 def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
     norm._check_input_dim(x)
     if norm.training and split.batch * x[:1].numel() == x.shape[1]:

@@ -38,6 +38,7 @@ def find(stage: Stage) -> Callable[[], None]:
         _patch(torch, "save", _saves(stage, torch.save)),
         *_slice_view_readings(stage),
         *loading.find(stage),
+        stage.views.averages.find(),
         register_optimizer_step_pre_hook(lambda optimizer, *_: _before_step(stage, optimizer)).remove,
         register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
     ]

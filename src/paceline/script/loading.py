@@ -3,10 +3,10 @@
 The sampler runs on every worker under the script's random streams, so all hold the same indices. Each batch's indices
 are dealt out: a worker fetches its own rows, and the batch is put together through shared memory (batch view) or is
 that slice (slice view). The first batch is loaded whole by everybody: it proves that loading does nothing but load. A
-dataset that draws from the script's random streams while it loads (augmentation) is
-loaded whole by every worker instead, because only then are its draws the ones that one process would make. So is what
-is not cut by index: iterable datasets, loaders without batches, and in the batch view a collate function of the
-script's own, which may look at all samples of a batch (padding).
+dataset that draws from the script's random streams while it loads (augmentation) is loaded whole by every worker
+instead, because only then are its draws the ones that one process would make. So is what is not cut by index: iterable
+datasets, loaders without batches, and in the batch view a collate function of the script's own, which may look at all
+samples of a batch (padding).
 
 Works in the script's process and, through the fork, in the loader's worker processes.
 """
@@ -18,6 +18,7 @@ import random
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -58,11 +59,19 @@ class Dealt(list[Any]):
     start: int
     stop: int
     use: Literal["share", "slice"]  # put the batch together, or keep the slice
+    proves: bool = False  # fetch everything, and see whether loading does nothing but load
 
 
 NO, PROOF, ALWAYS = 0, 1, 2  # whether everything was fetched
 PLAIN = (bool, int, float, str, type(None))
-_PROVEN: set[int] = set()  # datasets, by id, that did nothing but load when this process first fetched from them
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of a loader."""
+
+    whole: bool | None = None  # every worker must load everything
+    proven: bool = False  # loading does nothing but load
 
 
 class Part:
@@ -127,12 +136,11 @@ def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
     if index.use == "slice":
         return Part(plain(fetcher, rows or index[:1]), index, whole=NO)
     before = streams.snapshot()
-    if id(fetcher.dataset) not in _PROVEN:
+    if index.proves:
         state = _state_of(fetcher.dataset)
         data = plain(fetcher, list(index))
         fine = not streams.drawn_since(before) and state == _state_of(fetcher.dataset)
         if fine and all(map(_can_travel, tree.leaves(data))):
-            _PROVEN.add(id(fetcher.dataset))
             return Part(data, index, whole=PROOF)
         return Part(data, index, whole=ALWAYS)
     data = plain(fetcher, rows) if rows else None
@@ -163,7 +171,6 @@ class Dealer:
         self.grows = stage.run.batch == "scale" and self.group.world > 1
         self._fetch, self._index = fetch, index
         self._segments = Segments(self.group)
-        self._whole: dict[int, bool] = {}  # by loader: whether every worker must load everything
 
     def deal(self, iterator: Any) -> Any:
         """The next batch's indices, with this worker's part marked."""
@@ -179,6 +186,9 @@ class Dealer:
         dealt = Dealt(index)
         dealt.start, dealt.stop = split.start, split.start + split.mine
         dealt.use = "slice" if slices else "share"
+        # The first batch of each process that loads; what is known of a loader is known of its later iterators.
+        count = iterator.__dict__["_paceline_dealt"] = iterator.__dict__.get("_paceline_dealt", 0) + 1
+        dealt.proves = not self._known(iterator).proven and count <= max(1, iterator._num_workers)
         return dealt
 
     def receive(self, iterator: Any, following: Callable[[], Any]) -> Any:
@@ -208,7 +218,7 @@ class Dealer:
         data = None if part.whole else part.data
         parts, whole = self._segments.exchange(data, part.whole, "the samples of a batch")
         if ALWAYS in whole:
-            self._whole[self._loader(iterator)] = True
+            self._known(iterator).whole = True
             if part.whole == NO and iterator._num_workers:
                 raise ScriptError(
                     "The dataset draws random numbers for some samples and not for others, in the loader's processes, "
@@ -220,6 +230,7 @@ class Dealer:
                 streams.restore(part.before)
                 return self._fetch(iterator._dataset_fetcher, list(part.dealt))
         if part.whole:
+            self._known(iterator).proven = True
             return part.data
         return _join([piece for piece, size in zip(parts, split.sizes, strict=True) if size])
 
@@ -259,14 +270,17 @@ class Dealer:
         return _join(batches)
 
     def _must_load_whole(self, iterator: Any) -> bool:
-        loader = self._loader(iterator)
-        if loader not in self._whole:
+        known = self._known(iterator)
+        if known.whole is None:
             own_collate = iterator._collate_fn is not default_collate
-            self._whole[loader] = own_collate or keeps_generator(iterator._dataset)
-        return self._whole[loader]
+            known.whole = own_collate or keeps_generator(iterator._dataset)
+        return known.whole
 
-    def _loader(self, iterator: Any) -> int:
-        return id(getattr(iterator, "_paceline_loader", iterator._dataset))
+    def _known(self, iterator: Any) -> Known:
+        """Kept in the loader itself, so that it goes with it."""
+        home: Any = getattr(iterator, "_paceline_loader", iterator)
+        known: Known = home.__dict__.setdefault("_paceline", Known())
+        return known
 
     def _pinned(self, iterator: Any, batch: Any) -> Any:
         return pin_memory.pin_memory(batch) if iterator._pin_memory else batch

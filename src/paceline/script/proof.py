@@ -27,6 +27,7 @@ from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import streams, tree
 from paceline.script.algebra import Split
+from paceline.script.averages import Averages
 from paceline.script.sliced import Plan, Role, cut_leaves, role_by_shape
 
 # Rounding of the same sum in another order, relative to the largest value; far below what mixed samples change.
@@ -53,11 +54,16 @@ class Proof:
     """Learns plans. Every worker calls it at the same call, and all come to the same plan or the same error."""
 
     def __init__(
-        self, group: Group, batch_dim: int, split_for_norms: Callable[[Split], AbstractContextManager[None]]
+        self,
+        group: Group,
+        batch_dim: int,
+        split_for_norms: Callable[[Split], AbstractContextManager[None]],
+        averages: Averages,
     ) -> None:
         """`split_for_norms` tells synchronised batch norms, for a while, that they see a slice."""
         self.group, self.batch_dim, self._split_for_norms = group, batch_dim, split_for_norms
         self._all_eval = True
+        self._averages = averages
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Plan | None:
         """The plan for calls like this one; None where every worker is to compute it whole: no argument has a batch, or
@@ -108,10 +114,13 @@ class Proof:
             before = streams.snapshot()
             kept = {path: dict(m.__dict__) for path, m in module.named_modules()}
             old = {name: buffer.clone() for name, buffer in _own_buffers(module)}
+            self._averages.begin()
             try:
                 output = plain(module, *given[0], **given[1])
             except Exception as error:
                 return Seen(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
+            finally:
+                self._averages.end()
             states = {
                 (path, name): value
                 for path, m in module.named_modules()
@@ -138,7 +147,9 @@ class Proof:
                 rows = target.narrow(dim, split.start, split.mine) if split.mine else target.narrow(dim, 0, 1)
                 role = Role("rows", dim) if close(own, rows) else None
             roles.append(role)
-            values.append((_host(own), split.share, split.mine) if dim is None else None)
+            divisor = self._averages.divisor_of(own)  # of the last call observed: this worker's piece
+            counted = None if divisor is None else float(divisor) * (split.mine > 0)
+            values.append((_host(own), split.share, split.mine, counted) if dim is None else None)
         # What is not rows is the same on all workers, a mean or a sum: one exchange of the values tells.
         for i, column in enumerate(zip(*self.group.gather_objects(values, "the proof"), strict=True)):
             if roles[i] is None and None not in column:
@@ -338,7 +349,7 @@ def _host(value: Any) -> Any:
 
 
 def _blend_role(target: Any, column: list[Any]) -> Role | None:
-    values = [value for value, _, _ in column]
+    values, shares, mine, divisors = zip(*column, strict=True)
     if any(type(value) is not type(_host(target)) for value in values):
         return None
     if isinstance(target, (str, bytes, bool, type(None))):
@@ -346,7 +357,7 @@ def _blend_role(target: Any, column: list[Any]) -> Role | None:
     if isinstance(target, (int, float)):
         whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
     elif isinstance(target, torch.Tensor):
-        whole, pieces = target.detach().cpu(), values
+        whole, pieces = target.detach().cpu(), list(values)
     else:
         return None
     if any(piece.shape != whole.shape for piece in pieces):
@@ -354,8 +365,13 @@ def _blend_role(target: Any, column: list[Any]) -> Role | None:
     if all(close(piece, whole) for piece in pieces) and whole.dim():
         return Role("same")
     exact = torch.float64 if not whole.is_floating_point() else whole.dtype
-    mean = sum(piece.to(exact) * share for piece, (_, share, _) in zip(pieces, column, strict=True))
-    total = sum(piece.to(exact) * (mine > 0) for piece, (_, _, mine) in zip(pieces, column, strict=True))
+    pieces = [piece.to(exact) for piece in pieces]
+    if None not in divisors and sum(divisors):
+        average = sum(piece * d for piece, d in zip(pieces, divisors, strict=True) if d) / sum(divisors)
+        if close(average, whole.to(exact)):
+            return Role("average")
+    mean = sum(piece * share for piece, share in zip(pieces, shares, strict=True))
+    total = sum(piece * (rows > 0) for piece, rows in zip(pieces, mine, strict=True))
     if whole.is_floating_point() and close(mean, whole.to(exact)):
         return Role("mean")
     if close(total, whole.to(exact)):

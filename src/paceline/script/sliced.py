@@ -18,13 +18,15 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.script import algebra, tree
 from paceline.script.algebra import Split
+from paceline.script.averages import Averages, blend_average
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How an output is put together: from rows along `dim`, as the mean or sum over workers, or as it is."""
+    """How an output is put together: from rows along `dim`, as a mean over rows, as an average over what it was divided
+    by, as a sum, or as it is."""
 
-    kind: Literal["rows", "mean", "sum", "same"]
+    kind: Literal["rows", "mean", "average", "sum", "same"]
     dim: int = 0
 
 
@@ -51,10 +53,13 @@ class Plan:
 class SlicedCalls:
     """All sliced calls of a worker."""
 
-    def __init__(self, group: Group, prove: Callable[..., Plan | None], inside: Callable[[], Any]) -> None:
+    def __init__(
+        self, group: Group, prove: Callable[..., Plan | None], inside: Callable[[], Any], averages: Averages
+    ) -> None:
         self.group = group
         self.gathered, self.seconds = 0, 0.0  # bytes, and time taken, since the counters were last reset
         self.split: Split | None = None  # of the call under way
+        self.averages = averages
         self._prove, self._inside = prove, inside
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Plan | None]] = weakref.WeakKeyDictionary()
 
@@ -75,11 +80,13 @@ class SlicedCalls:
             if role.kind == "rows" and isinstance(value, torch.Tensor) and value.shape[role.dim] == split.batch:
                 setattr(owner, name, algebra.cut(value, role.dim, split))
         self.split = split
+        self.averages.begin()
         try:
             with self._inside(), _sharing(module, plan, self.group):
                 output = plain(module, *cut_args, **cut_kwargs)
         finally:
             self.split = None
+            self.averages.end()
         for owner, name, role in _states(module, plan):
             if isinstance(getattr(owner, name, None), torch.Tensor):
                 setattr(owner, name, self._join_leaf(getattr(owner, name), role, split))
@@ -102,7 +109,11 @@ class SlicedCalls:
             self.seconds += time.perf_counter() - began
             self.gathered += whole.numel() * whole.element_size()
             return whole
-        weight = split.share if role.kind == "mean" else float(split.mine > 0)
+        if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
+            return blend_average(piece, divisor, split.mine > 0, self.group)
+        if role.kind in ("mean", "average"):
+            self.averages.check_mean_over_rows()
+        weight = float(split.mine > 0) if role.kind == "sum" else split.share
         if isinstance(piece, torch.Tensor):
             return algebra.blend(piece, weight, self.group)
         value = algebra.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()

@@ -19,6 +19,7 @@ from torch import nn
 from paceline.errors import ScriptError
 from paceline.script import algebra, tree
 from paceline.script.algebra import Split
+from paceline.script.averages import Averages
 from paceline.script.proof import Proof, initialise_lazy
 from paceline.script.sliced import SlicedCalls
 from paceline.script.streams import OwnStream
@@ -40,9 +41,9 @@ class Views:
         self.rows = 0  # of the outermost call under way
         self._cut: Split | None = None  # how the batch that the script holds was cut, in the slice view
         self._stream = OwnStream(stage.run.seed, self.group.rank)
-        self._calls = SlicedCalls(
-            self.group, Proof(self.group, stage.run.batch_dim, self._split_for_norms), self._stream.inside
-        )
+        self.averages = Averages()
+        proof = Proof(self.group, stage.run.batch_dim, self._split_for_norms, self.averages)
+        self._calls = SlicedCalls(self.group, proof, self._stream.inside, self.averages)
         self._step = 0
         self._since = time.perf_counter()
         self._costs: list[tuple[float, float, int]] = []

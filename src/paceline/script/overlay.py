@@ -1,0 +1,336 @@
+"""A worker's own layer over the real files: what it writes, renames and deletes happens in a folder of its own.
+
+Whoever looks through the layer sees the real files as if that had happened to them. The real files may change under it
+at any moment, because rank 0 runs the same lines on them: where that leaves a doubt, an action succeeds. (A folder that
+is there already was made by rank 0 a moment ago; a file that is not there any more was deleted by it. If neither is
+so, rank 0 fails, and that ends the run.)
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any
+
+HOPS = 40  # symbolic links followed before it is a circle
+PATIENCE = 10.0  # seconds that rank 0 may take to make a folder that this worker has made in its layer
+
+
+class Overlay:
+    """The layer. Paths come in as the script wrote them; `own` ones lie in the layer's folder."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.gone: set[str] = set()  # real paths that are not seen any more, with all below them
+        # As they were before anybody put this layer in front of them.
+        self._open, self._os = builtins.open, {name: getattr(os, name) for name in dir(os)}
+        self._rmtree = shutil.rmtree
+
+    # -- where things are ------------------------------------------------------------------------------------------
+
+    def own(self, full: str) -> str:
+        return self.root + full
+
+    def where(self, full: str) -> str | None:
+        """Where that which the script sees under this path really is; None where it sees nothing."""
+        if self._there(self.own(full)):
+            return self.own(full)
+        return full if not self._hidden(full) and self._there(full) else None
+
+    def followed(self, path: Any) -> str:
+        """The full path behind the layer's own symbolic links; those of the real files are followed by the system."""
+        full = _full(path)
+        for _ in range(HOPS):
+            try:
+                target = self._os["readlink"](self.own(full))
+            except OSError:
+                return full
+            full = os.path.normpath(os.path.join(os.path.dirname(full), target))
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
+
+    def is_dir(self, full: str) -> bool:
+        where = self.where(full)
+        return where is not None and stat.S_ISDIR(self._os["stat"](where).st_mode)
+
+    def _hidden(self, full: str) -> bool:
+        while full not in self.gone:
+            above = os.path.dirname(full)
+            if above == full:
+                return False
+            full = above
+        return True
+
+    def _there(self, path: str) -> bool:
+        try:
+            self._os["lstat"](path)
+        except OSError:
+            return False
+        return True
+
+    def _found(self, path: Any, full: str) -> str:
+        where = self.where(full)
+        if where is None:
+            raise self._nothing_at(path, full)
+        return where
+
+    def _nothing_at(self, path: Any, full: str) -> OSError:
+        above = os.path.dirname(full)
+        while self.where(above) is None:
+            above = os.path.dirname(above)
+        return _error(errno.ENOENT if self.is_dir(above) else errno.ENOTDIR, path)
+
+    def _was_deleted_by_rank_0(self, path: Any, full: str) -> bool:
+        """Whether there is nothing to act on, and that is no mistake of the script's as far as can be told."""
+        if self.where(full) is not None:
+            return False
+        nothing = self._nothing_at(path, full)
+        if self._hidden(full) or nothing.errno == errno.ENOTDIR:
+            raise nothing
+        return True
+
+    # -- making room in the layer ----------------------------------------------------------------------------------
+
+    def ready(self, path: Any, full: str) -> str:
+        """The own path, in a folder that exists there, too."""
+        folder = os.path.dirname(full)
+        if not self.is_dir(self.followed(folder)):
+            raise self._nothing_at(path, full)
+        self._make_folders(os.path.dirname(self.own(full)))
+        return self.own(full)
+
+    def _make_folders(self, folder: str) -> None:
+        if not self._there(folder):
+            self._make_folders(os.path.dirname(folder))
+            self._os["mkdir"](folder)
+
+    def bring_up(self, path: Any, full: str) -> str:
+        """The own copy of a file, or of a folder with all that is seen in it, for what changes it."""
+        own = self.ready(path, full)
+        if self.is_dir(full):
+            self._make_folders(own)
+            for name in [entry.name for entry in self.entries(full, full)]:
+                self.bring_up(path, os.path.join(full, name))
+        elif not self._there(own) and not self._hidden(full):
+            try:
+                with self._open(full, "rb") as source, self._open(own, "wb") as target:
+                    shutil.copyfileobj(source, target)
+            except FileNotFoundError:
+                pass
+        return own
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def open(self, file: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        full = self.followed(file)
+        if not set(mode) & set("wax+"):
+            where = self._found(file, full)
+            return self._open(file if where == _full(file) else where, mode, *args, **kwargs)
+        own = self.for_writing(file, full, keep=not set(mode) & set("wx"))
+        if "r" in mode:
+            self._found(file, full)
+        return self._open(own, mode, *args, **kwargs)
+
+    def for_writing(self, path: Any, full: str, *, keep: bool) -> str:
+        """The own path of a file that is about to be written; with `keep` its content is still wanted."""
+        if self.is_dir(full):
+            raise _error(errno.EISDIR, path)
+        return self.bring_up(path, full) if keep else self.ready(path, full)
+
+    def descriptor(self, path: Any, flags: int, *args: Any) -> int:
+        full = self.followed(path)
+        if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+            return self._os["open"](self._found(path, full), flags, *args)
+        own = self.for_writing(path, full, keep=not flags & (os.O_TRUNC | os.O_EXCL))
+        return self._os["open"](own, flags, *args)
+
+    def remove(self, path: Any) -> None:
+        full = _full(path)
+        if self._was_deleted_by_rank_0(path, full):
+            return
+        if stat.S_ISDIR(self._os["lstat"](self._found(path, full)).st_mode):
+            raise _error(errno.EISDIR, path)
+        if self._there(self.own(full)):
+            self._os["unlink"](self.own(full))
+        self.gone.add(full)
+
+    def truncate(self, path: Any, length: int) -> None:
+        self._os["truncate"](self.bring_up(path, self.followed(path)), length)
+
+    def change(self, name: str, path: Any, *args: Any, **kwargs: Any) -> None:
+        """chmod, chown, utime …: of the own copy; a real folder's are rank 0's business."""
+        full = self.followed(path)
+        self._found(path, full)
+        if self._there(self.own(full)) or not self.is_dir(full):
+            self._os[name](self.bring_up(path, full), *args, **kwargs)
+
+    # -- links -----------------------------------------------------------------------------------------------------
+
+    def symlink(self, source: Any, path: Any, *args: Any) -> None:
+        self._os["symlink"](source, self.ready(path, _full(path)), *args)
+
+    def link(self, source: Any, path: Any) -> None:
+        own, where = self.ready(path, _full(path)), self._found(source, self.followed(source))
+        if self._there(own):
+            raise _error(errno.EEXIST, path)
+        with self._open(where, "rb") as content, self._open(own, "wb") as target:
+            shutil.copyfileobj(content, target)
+
+    def readlink(self, path: Any) -> Any:
+        target = self._os["readlink"](self._found(path, _full(path)))
+        return os.fsencode(target) if isinstance(path, bytes) else target
+
+    # -- folders ---------------------------------------------------------------------------------------------------
+
+    def mkdir(self, path: Any, mode: int) -> None:
+        full = _full(path)
+        if self._there(self.own(full)) or (self.where(full) is not None and not self.is_dir(full)):
+            raise _error(errno.EEXIST, path)
+        self._os["mkdir"](self.ready(path, full), mode)
+
+    def rmdir(self, path: Any) -> None:
+        full = _full(path)
+        if self._was_deleted_by_rank_0(path, full):
+            return
+        if not self.is_dir(full):
+            raise _error(errno.ENOTDIR, path)
+        if self.entries(full, full):
+            raise _error(errno.ENOTEMPTY, path)
+        if self._there(self.own(full)):
+            self._os["rmdir"](self.own(full))
+        self.gone.add(full)
+
+    def rmtree(self, path: Any) -> None:
+        full = _full(path)
+        if self._was_deleted_by_rank_0(path, full):
+            return
+        if not self.is_dir(full):
+            raise _error(errno.ENOTDIR, path)
+        self._rmtree(self.own(full), ignore_errors=True)
+        self.gone.add(full)
+
+    def chdir(self, path: Any) -> None:
+        """The working folder is a real one: rank 0 runs the same lines, and has made it or is about to."""
+        end = time.monotonic() + PATIENCE
+        while self.is_dir(_full(path)) and not self._there(_full(path)) and time.monotonic() < end:
+            time.sleep(0.005)
+        self._os["chdir"](path)
+
+    def entries(self, path: Any, full: str) -> list[Any]:
+        """What is in a folder, in the order of the disk, which is the one that rank 0 sees; own things come last."""
+        self._found(path, full)
+        found: dict[str, Any] = {}
+        own = self.own(full)
+        if not self._hidden(full) and (not self._there(own) or os.path.isdir(full)) and self._there(full):
+            with self._os["scandir"](path) as entries:
+                inside = [(os.fsdecode(entry.name), entry) for entry in entries]
+                found = {name: entry for name, entry in inside if os.path.join(full, name) not in self.gone}
+        if self._there(own):
+            with self._os["scandir"](own) as entries:
+                found |= {entry.name: Entry(path, entry) for entry in entries}
+        return list(found.values())
+
+    # -- renaming --------------------------------------------------------------------------------------------------
+
+    def rename(self, path: Any, target: Any) -> None:
+        full, new = _full(path), _full(target)
+        if self._was_deleted_by_rank_0(path, full):
+            self.gone.add(full)
+            return
+        if full == new:
+            return
+        folder = self.is_dir(full)
+        if self.where(new) is not None:
+            if self.is_dir(new) != folder:
+                raise _error(errno.ENOTDIR if folder else errno.EISDIR, target)
+            if folder and self.entries(new, new):
+                raise _error(errno.ENOTEMPTY, target)
+        if new.startswith(full + os.sep):
+            raise _error(errno.EINVAL, path)
+        self._os["rename"](self.bring_up(path, full), self.ready(target, new))
+        self.gone |= {full, new}
+
+    def move_in(self, path: Any, target: Any) -> None:
+        """From a place that is this process's own anyway."""
+        own = self.ready(target, _full(target))
+        try:
+            self._os["rename"](path, own)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            with self._open(path, "rb") as source, self._open(own, "wb") as copy:
+                shutil.copyfileobj(source, copy)
+            self._os["unlink"](path)
+        self.gone.add(_full(target))
+
+    def move_out(self, path: Any, target: Any) -> None:
+        """To such a place."""
+        full = _full(path)
+        if self.is_dir(full):
+            raise _error(errno.EXDEV, path)
+        with self._open(self._found(path, full), "rb") as source, self._open(target, "wb") as copy:
+            shutil.copyfileobj(source, copy)
+        self.remove(path)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def stat(self, path: Any, *, follow: bool) -> os.stat_result:
+        if follow:
+            return self._os["stat"](self._found(path, self.followed(path)))
+        return self._os["lstat"](self._found(path, _full(path)))
+
+    def look(self, name: str, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """listxattr, getxattr, statvfs …: of whatever is seen there."""
+        return self._os[name](self._found(path, self.followed(path)), *args, **kwargs)
+
+    def access(self, path: Any, *args: Any, **kwargs: Any) -> bool:
+        where = self.where(self.followed(path))
+        return where is not None and self._os["access"](where, *args, **kwargs)
+
+
+class Entry:
+    """What os.scandir gives for a file of the layer: it has the path that the script knows."""
+
+    def __init__(self, folder: Any, entry: os.DirEntry[str]) -> None:
+        as_bytes = isinstance(folder, bytes)
+        self.name: Any = os.fsencode(entry.name) if as_bytes else entry.name
+        self.path = os.path.join(folder, self.name)
+        self.is_dir, self.is_file, self.is_symlink = entry.is_dir, entry.is_file, entry.is_symlink
+        self.stat, self.inode = entry.stat, entry.inode
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+
+class Listing:
+    """What os.scandir returns: an iterator that can be closed."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Listing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+def _full(path: Any) -> str:
+    return os.path.abspath(os.fsdecode(path))
+
+
+def _error(number: int, path: Any) -> OSError:
+    return OSError(number, os.strerror(number), os.fsdecode(path))
