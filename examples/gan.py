@@ -6,8 +6,9 @@
     python examples/gan.py --epochs 2                                         # a few seconds
     python examples/gan.py --data DIR --adam --epochs 20 --save drawn.pt      # pictures of Fashion-MNIST
 
-By default the real points lie on a half circle. Two numbers say how well they are met: `off` is how far a
-generated point is from the nearest real one, `missed` how far a real point is from the nearest generated one.
+By default the real points lie on a half circle. Two numbers say how well they are met: `off` is how far a generated
+point is from the nearest real one, `missed` how far a real point is from the nearest generated one; `belief` is how
+real the critic finds the generated ones, 0 to 1.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def main():
         critic_optimizer = torch.optim.SGD(critic.parameters(), args.lr or 0.2)
 
     for epoch in range(1, args.epochs + 1):
-        critic_total = generator_total = fooled = seen = 0
+        critic_total = generator_total = belief = seen = 0
         for step, (real,) in enumerate(loader, 1):
             real = real.to(args.device)
             ones = torch.ones(len(real), 1, device=args.device)
@@ -93,7 +94,7 @@ def main():
 
             critic_total += critic_loss.item() * len(real)
             generator_total += generator_loss.item() * len(real)
-            fooled += (opinion > 0).sum().item()
+            belief += opinion.sigmoid().sum().item()
             seen += len(real)
             if step % args.log_every == 0:
                 print(
@@ -106,7 +107,7 @@ def main():
         off, missed = distances.amin(1).mean().item(), distances.amin(0).mean().item()
         print(
             f"epoch {epoch} critic {critic_total / seen:.6g} generator {generator_total / seen:.6g} "
-            f"fooled {fooled / seen:.6g} off {off:.6g} missed {missed:.6g}"
+            f"belief {belief / seen:.6g} off {off:.6g} missed {missed:.6g}"
         )
     if args.save:
         torch.save(drawn.cpu(), args.save)

@@ -11,6 +11,7 @@ A header is lines `# test: key=value`:
     expects one of these, and why (default: the same text and numbers as plain Python)
     refused=text           the run must be refused, with this text in the message
     right-or-refused=why   the same numbers, or a refusal before the first wrong one
+    noticed=text           numbers of a slice may be printed if a notice with this text says so
     different=why          numbers can't be the same; all else must be, and workers must agree among themselves
     agree=why              plain Python's numbers differ from run to run; workers must agree among themselves
     agree-or-refused=why
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "scripts"
-EXPECTATIONS = ("refused", "right-or-refused", "different", "agree", "agree-or-refused")
+EXPECTATIONS = ("refused", "right-or-refused", "noticed", "different", "agree", "agree-or-refused")
 _HEADER = re.compile(r"^# test: ([a-z-]+)=(.*)$", re.MULTILINE)
 _NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
 

@@ -161,7 +161,7 @@ def statistics_of_slices(group: Group) -> tuple[torch.Tensor, list[str]]:
     with staged(group) as stage:
         from paceline.script.notices import Notices
 
-        stage.subscribe(Notice(stage))
+        stage.subscribe(Notices(stage))
         norm = nn.BatchNorm1d(2).double()
         x = torch.arange(8, dtype=torch.float64).view(4, 2)
         return norm(x).detach(), stage.notices  # type: ignore[attr-defined]

@@ -174,34 +174,39 @@ def test_point_04_a_model_that_mixes_samples_is_refused(play: Play) -> None:
 # -- 5 -----------------------------------------------------------------------------------------------------------------
 
 
-class Counted(Dataset):
-    def __init__(self) -> None:
-        self.loaded: list[int] = []
+class Numbers(Dataset):
+    def __init__(self, loaded: Callable[[int], None]) -> None:
+        self.loaded = loaded
 
     def __len__(self) -> int:
         return 20
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        self.loaded.append(index)
+        self.loaded(index)
         return torch.tensor(float(index))
 
 
-def loaded(group: Group) -> tuple[list[int], list[list[float]], list[int]]:
+def epochs(loaded: list[int]) -> tuple[list[list[float]], list[int], list[int]]:
+    """Two epochs, what was loaded in the second, and the script's random state afterwards."""
+    torch.manual_seed(0)
+    loader = DataLoader(Numbers(lambda index: loaded.append(index)), batch_size=6, shuffle=True)
+    batches = [batch.tolist() for batch in loader]
+    loaded.clear()
+    batches += [batch.tolist() for batch in loader]
+    return batches, loaded, torch.randperm(5).tolist()
+
+
+def epochs_in_slices(group: Group) -> tuple[list[list[float]], list[int], list[int]]:
     with staged(group, view="batch"):
-        data = Counted()
-        batches = [batch.tolist() for batch in DataLoader(data, batch_size=6, shuffle=True)]
-        order = torch.randperm(5).tolist()
-    return data.loaded, batches, order
+        return epochs([])
 
 
 def test_point_05_each_sample_is_loaded_by_one_worker(pool: Any) -> None:
-    torch.manual_seed(0)
-    batches = [batch.tolist() for batch in DataLoader(Counted(), batch_size=6, shuffle=True)]
-    order = torch.randperm(5).tolist()
-    found = pool(3).run(loaded)
-    assert sorted(index for each, _, _ in found for index in each) == list(range(20))
-    assert all(each == batches for _, each, _ in found), "the order is the script's own"
-    assert all(each == order for _, _, each in found), "and so is its random state afterwards"
+    batches, _, order = epochs([])
+    found = pool(3).run(epochs_in_slices)
+    assert sorted(index for _, loaded, _ in found for index in loaded) == list(range(20))
+    assert all(theirs == batches for theirs, _, _ in found), "the order is the script's own"
+    assert all(theirs == order for _, _, theirs in found), "and so is its random state afterwards"
 
 
 # -- 6 -----------------------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ PATCHED: list[tuple[Any, str]] = [
     (_BaseDataLoaderIter, "_next_index"),
     (DataLoader, "__iter__"),
     (DataLoader, "__len__"),
+    (DataLoader, "check_worker_number_rationality"),
 ]
 
 

@@ -29,6 +29,7 @@ from torch.utils.data import (
 )
 
 from paceline.comm.group import Group
+from paceline.errors import ScriptError
 from paceline.script import streams, tree
 from paceline.script.loading import keeps_generator
 
@@ -45,13 +46,11 @@ class Samples(Dataset):
 
     def __init__(self, make: Callable[[int], Any], size: int = SIZE) -> None:
         self.make, self.size = make, size
-        self.loaded: list[int] = []
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        self.loaded.append(index)
         return self.make(index)
 
 
@@ -214,9 +213,6 @@ LOADERS: dict[str, Callable[[], DataLoader]] = {
     "two loader processes": rows(lambda i: (x(i), f"{i}"), num_workers=2, shuffle=True),
     "two loader processes that stay": rows(x, num_workers=2, persistent_workers=True),
     "two loader processes that draw": rows(lambda i: x(i) + torch.rand(3), num_workers=2),
-    "two loader processes that draw for some": rows(
-        lambda i: x(i) + (torch.rand(3) if i % 4 == 1 else 0), num_workers=2
-    ),
     "a loader process and an iterable dataset": lambda: DataLoader(Stream(), batch_size=4, num_workers=1),
 }
 
@@ -271,35 +267,106 @@ def test_every_worker_gets_the_batches_of_one_process(pool: Any, name: str, worl
 # -- who loads what ----------------------------------------------------------------------------------------------------
 
 
-def loaded_by(group: Group, shuffle: bool) -> list[int]:
-    data = Samples(x)
+def watched(make: Callable[[int], Any], loaded: list[int]) -> Samples:
+    """Writes down what is loaded, where the dataset itself doesn't know of it."""
+
+    def written_down(index: int) -> Any:
+        loaded.append(index)
+        return make(index)
+
+    return Samples(written_down)
+
+
+def loaded_by(group: Group, shuffle: bool, batches: int) -> list[int]:
+    """What a worker loads after the first batch of the first epoch, which is the proof."""
+    loaded: list[int] = []
     with staged(group, view="batch"):
-        for _ in DataLoader(data, batch_size=4, shuffle=shuffle):
-            pass
-    return data.loaded
+        loader = DataLoader(watched(x, loaded), batch_size=4, shuffle=shuffle)
+        next(iter(loader))
+        loaded.clear()
+        for _ in range(batches):
+            list(loader)
+    return loaded
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_each_sample_is_loaded_by_one_worker(pool: Any, shuffle: bool) -> None:
-    loaded = pool(3).run(loaded_by, shuffle)
+    loaded = pool(3).run(loaded_by, shuffle, 1)
     assert sorted(index for each in loaded for index in each) == list(range(SIZE))
     assert all(len(each) < SIZE / 2 for each in loaded)
 
 
-def loaded_whole_by(group: Group, name: str) -> int:
-    """After the first batch has shown that it must be."""
+def first_batch(group: Group) -> list[int]:
+    loaded: list[int] = []
     with staged(group, view="batch"):
-        loader = LOADERS[name]()
+        next(iter(DataLoader(watched(x, loaded), batch_size=4)))
+    return loaded
+
+
+def test_the_first_batch_is_loaded_by_everybody_as_the_proof(pool: Any) -> None:
+    assert pool(2).run(first_batch) == [[0, 1, 2, 3]] * 2
+
+
+def loaded_whole_by(group: Group, name: str) -> int:
+    loaded: list[int] = []
+    make, options = WHOLE[name]
+    with staged(group, view="batch"):
+        loader = DataLoader(watched(make, loaded), batch_size=4, **options)
         for _ in range(2):
             list(loader)
-        loader.dataset.loaded.clear()
+        loaded.clear()
         list(loader)
-        return len(loader.dataset.loaded)
+        return len(loaded)
 
 
-@pytest.mark.parametrize("name", ["drawn by torch", "some drawn", "padded by a collate function"])
+WHOLE: dict[str, tuple[Callable[[int], Any], dict[str, Any]]] = {
+    "it draws": (lambda i: x(i) + torch.rand(3), {}),
+    "it draws for some": (lambda i: x(i) + (torch.rand(1) if i % 4 == 1 else 0), {}),
+    "it is collated by the script": (lambda i: torch.ones(i % 3 + 1), {"collate_fn": pad}),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_what_cannot_be_dealt_out_is_loaded_whole_by_every_worker(pool: Any, name: str) -> None:
     assert pool(2).run(loaded_whole_by, name) == [SIZE, SIZE]
+
+
+class Counting(Dataset):
+    """Changes itself while it loads: its samples depend on how many were loaded before."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        self.count += 1
+        return self.count * 100 + index
+
+
+def counted(group: Group | None) -> list[list[int]]:
+    loader = DataLoader(Counting(), batch_size=4)
+    return [batch.tolist() for _ in range(2) for batch in loader]
+
+
+def test_a_dataset_that_counts_what_it_loads_counts_all_of_it(pool: Any) -> None:
+    assert pool(2).run(on_stage, counted) == [counted(None)] * 2
+
+
+def some_drawn_in_processes(group: Group) -> list[Any] | str:
+    with staged(group, view="batch"):
+        try:
+            return played(rows(lambda i: x(i) + (torch.rand(3) if i == 9 else 0), num_workers=2))
+        except ScriptError as error:
+            return str(error)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_loader_processes_that_draw_for_a_late_sample_only_are_right_or_refused(pool: Any, world: int) -> None:
+    expected = played(rows(lambda i: x(i) + (torch.rand(3) if i == 9 else 0), num_workers=2))
+    for found in pool(world).run(some_drawn_in_processes):
+        assert same(found, expected) if isinstance(found, list) else "num_workers=0" in found
 
 
 # -- iterators ---------------------------------------------------------------------------------------------------------

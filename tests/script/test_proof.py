@@ -147,6 +147,9 @@ RIGHT = {
     "labels of the batch": head(
         lambda y, labels: nn.functional.cross_entropy(y, labels), torch.tensor([0, 1, 2, 0, 1]), batch=5
     ),
+    "a mean over labels that are not ignored": head(
+        lambda y, labels: nn.functional.cross_entropy(y, labels, ignore_index=-1), torch.tensor([0, 1, -1, 1])
+    ),
     "flags, numbers and texts": head(
         lambda y, flag, number, text: y * number if flag and text == "go" else y, True, 3, "go"
     ),
@@ -218,9 +221,6 @@ REFUSED = {
     "an object of its own": head(lambda y: Opaque(y)),
     "rows of the first only": head(lambda y: y[:1]),
     "an order of rows": head(lambda y: y.sum(1).argsort()),
-    "a mean over labels that are not ignored": head(
-        lambda y, labels: nn.functional.cross_entropy(y, labels, ignore_index=-1), torch.tensor([0, 1, -1, 1])
-    ),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,31 @@ from paceline.comm.group import Group
 from paceline.script import streams
 from paceline.script.streams import OwnStream
 
+# What `start` puts something else in the place of.
+SEEDING: list[tuple[Any, str]] = [
+    (np.random, "default_rng"),
+    (np.random, "seed"),
+    (random, "seed"),
+    (torch, "seed"),
+    (torch.random, "seed"),
+]
+
+
+@contextmanager
+def seeding_as_before() -> Iterator[None]:
+    plain, before = [getattr(owner, name) for owner, name in SEEDING], streams.snapshot()
+    try:
+        yield
+    finally:
+        for (owner, name), value in zip(SEEDING, plain, strict=True):
+            setattr(owner, name, value)
+        streams.restore(before)
+
 
 @pytest.fixture(autouse=True)
 def streams_as_before() -> Iterator[None]:
-    plain, before = np.random.default_rng, streams.snapshot()
-    yield
-    np.random.default_rng = plain
-    streams.restore(before)
+    with seeding_as_before():
+        yield
 
 
 def draw() -> list[float]:
@@ -50,18 +69,41 @@ def test_a_scripts_own_seed_overrides() -> None:
     assert torch.equal(torch.rand(3), first)
 
 
-def test_unseeded_generators_of_numpy_are_equal_on_all_workers_and_differ_among_themselves() -> None:
-    plain = np.random.default_rng
-
-    def drawn(seed: int) -> list[float]:
-        np.random.default_rng = plain
+def unseeded(seed: int) -> list[Any]:
+    """What a script gets that asks the operating system for seeds."""
+    with seeding_as_before():
         streams.start(seed)
-        return [np.random.default_rng().random() for _ in range(3)]
+        found = [np.random.default_rng().random() for _ in range(3)]
+        for reseed in (random.seed, np.random.seed, torch.seed, torch.random.seed):
+            reseed()
+            found += draw()
+        return found
 
-    first = drawn(7)
-    assert len(set(first)) == 3
-    assert drawn(7) == first
-    assert drawn(8) != first
+
+def test_seeds_that_the_system_would_give_come_from_the_run() -> None:
+    first = unseeded(7)
+    assert len(set(first[:3])) == 3, "generators differ among themselves"
+    assert unseeded(7) == first
+    assert all(a != b for a, b in zip(unseeded(8), first, strict=True))
+
+
+def test_torch_says_which_seed_it_took() -> None:
+    streams.start(7)
+    seed = torch.seed()
+    assert torch.initial_seed() == seed
+
+
+def test_seeds_of_the_scripts_own_are_kept() -> None:
+    with seeding_as_before():
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        expected = draw()
+    streams.start(7)
+    random.seed(3)
+    np.random.seed(seed=3)
+    torch.manual_seed(3)
+    assert draw() == expected
 
 
 def test_seeded_generators_of_numpy_stay_as_they_are() -> None:
@@ -173,16 +215,13 @@ def test_nothing_drawn_is_nothing_drawn() -> None:
     assert not streams.drawn_since(before)
 
 
-def started(group: Group) -> list[float]:
-    plain = np.random.default_rng
-    try:
-        random.seed()
-        np.random.seed()
-        torch.seed()
+def started(group: Group) -> list[Any]:
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    with seeding_as_before():
         streams.start(11)
-        return [*draw(), np.random.default_rng().random()]
-    finally:
-        np.random.default_rng = plain
+        return [*draw(), *unseeded(11)]
 
 
 def test_all_workers_start_with_the_same_streams(pool: Any) -> None:

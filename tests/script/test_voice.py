@@ -15,12 +15,14 @@ import logging
 import os
 import pickle
 import shutil
+import sqlite3
 import tarfile
 import tempfile
 import threading
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,14 @@ from staged import staged
 from paceline.comm.group import Group
 from paceline.script.voice import Voice
 
-_taken_down: list[Any] = []  # stages that live as long as their process
+_in_force: list[Any] = []  # the stage and the voice of this process, as long as it lives
 
 
 def install(group: Group, scratch: Path) -> None:
     context = staged(group)
-    stage = context.__enter__()
-    _taken_down.append(context)
-    Voice(stage, scratch).install()
+    voice = Voice(context.__enter__(), scratch)
+    _in_force.extend([context, voice])
+    voice.install()
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +77,28 @@ def run_there(scenario: Callable[[], Any], folder: Path) -> Any:
         os.chdir(home)
 
 
-def run_silently(group: Group, scenario: Callable[[], Any], folder: Path) -> tuple[Any, str]:
+def run_silently(group: Group, scenario: Callable[[], Any], folder: Path, began: float) -> tuple[Any, str]:
     """What it gave, or how it failed: the process lives on for the next scenario."""
+    _in_force[1].overlay.began = began
     try:
         return run_there(scenario, folder), ""
     except Exception:
         return None, traceback.format_exc()
 
 
-def in_silence(silent: tuple[Pool, Path], scenario: Callable[[], Any], folder: Path) -> Any:
-    ((found, failure),) = silent[0].run(run_silently, scenario, folder)
+def the_run_begins(folder: Path) -> float:
+    """A moment after all that is there: the disk's clock goes in small steps, and what comes next is in a later one."""
+    last = max((path.lstat().st_ctime for path in folder.rglob("*")), default=0.0)
+    probe = folder.parent / "probe"
+    while True:
+        probe.touch()
+        if (now := probe.stat().st_ctime) > last:
+            probe.unlink()
+            return now
+
+
+def in_silence(silent: tuple[Pool, Path], scenario: Callable[[], Any], folder: Path, began: float = 0.0) -> Any:
+    ((found, failure),) = silent[0].run(run_silently, scenario, folder, began or the_run_begins(folder))
     assert not failure, failure
     return found
 
@@ -103,23 +117,34 @@ def check(silent: tuple[Pool, Path], tmp_path: Path, scenario: Callable[[], Any]
 # -- scenarios ---------------------------------------------------------------------------------------------------------
 
 
+SCENARIOS: list[Callable[[], Any]] = []
+
+
+def scenario(function: Callable[[], Any]) -> Callable[[], Any]:
+    SCENARIOS.append(function)
+    return function
+
+
 def text_of(name: str) -> str:
     with open(name) as file:
         return file.read()
 
 
+@scenario
 def write_and_read() -> Any:
     with open("new.txt", "w") as file:
         file.write("hello")
     return text_of("new.txt"), os.path.exists("new.txt"), os.path.getsize("new.txt"), os.path.isfile("new.txt")
 
 
+@scenario
 def write_over() -> Any:
     with open("old.txt", "w") as file:
         file.write("new")
     return text_of("old.txt")
 
 
+@scenario
 def append() -> Any:
     for text in ("1", "2"):
         with open("old.txt", "a") as file:
@@ -129,6 +154,7 @@ def append() -> Any:
     return text_of("old.txt"), text_of("fresh.txt")
 
 
+@scenario
 def exclusive() -> Any:
     with open("new.txt", "x") as file:
         file.write("once")
@@ -138,6 +164,25 @@ def exclusive() -> Any:
         return text_of("new.txt")
 
 
+@scenario
+def exclusive_over_real_things() -> Any:
+    seen = []
+    for make in (
+        lambda: Path("old.txt").open("x").close(),
+        lambda: os.close(os.open("old.txt", os.O_CREAT | os.O_EXCL | os.O_WRONLY)),
+        lambda: os.mkdir("data"),
+        lambda: os.mkdir("old.txt"),
+        lambda: os.symlink("data/a.txt", "old.txt"),
+        lambda: os.link("data/a.txt", "old.txt"),
+    ):
+        try:
+            seen.append(make())
+        except FileExistsError:
+            seen.append("it is there")
+    return seen
+
+
+@scenario
 def update_in_place() -> Any:
     with open("old.txt", "r+") as file:
         file.seek(1)
@@ -151,6 +196,7 @@ def update_in_place() -> Any:
         return text_of("old.txt"), file.read()
 
 
+@scenario
 def update_what_is_not_there() -> Any:
     try:
         Path("nothing.txt").open("r+").close()
@@ -158,6 +204,7 @@ def update_what_is_not_there() -> Any:
         return os.path.exists("nothing.txt")
 
 
+@scenario
 def write_into_a_folder_that_is_not_there() -> Any:
     try:
         Path("nowhere/new.txt").open("w").close()
@@ -165,6 +212,7 @@ def write_into_a_folder_that_is_not_there() -> Any:
         return os.path.exists("nowhere")
 
 
+@scenario
 def read_what_is_not_there() -> Any:
     seen = []
     for action in (open, os.stat, os.listdir, os.readlink, os.scandir):
@@ -175,10 +223,12 @@ def read_what_is_not_there() -> Any:
     return seen
 
 
+@scenario
 def read_real_files() -> Any:
     return text_of("old.txt"), sorted(os.listdir("data")), os.path.isdir("data/sub"), Path("data/sub/b.txt").read_text()
 
 
+@scenario
 def folders() -> Any:
     os.mkdir("out")
     os.makedirs("deep/er/est")
@@ -196,6 +246,7 @@ def folders() -> Any:
     return sorted(glob.glob("**", recursive=True)), os.path.isdir("out"), sorted(os.listdir("data"))
 
 
+@scenario
 def remove_then_look() -> Any:
     with open("new.txt", "w") as file:
         file.write("x")
@@ -216,6 +267,7 @@ def remove_then_look() -> Any:
     return [*seen, text_of("old.txt"), os.access("old.txt", os.R_OK)]
 
 
+@scenario
 def remove_folders() -> Any:
     os.mkdir("empty")
     os.rmdir("empty")
@@ -230,6 +282,7 @@ def remove_folders() -> Any:
     return [*seen, os.listdir("data/sub"), sorted(os.listdir("data"))]
 
 
+@scenario
 def rename() -> Any:
     with open("new.txt", "w") as file:
         file.write("new")
@@ -239,6 +292,7 @@ def rename() -> Any:
     return text_of("renamed.txt"), sorted(os.listdir(".")), os.path.exists("old.txt")
 
 
+@scenario
 def rename_a_folder() -> Any:
     os.mkdir("out")
     with open("out/f.txt", "w") as file:
@@ -247,11 +301,13 @@ def rename_a_folder() -> Any:
     return text_of("results/f.txt"), os.path.exists("out"), sorted(os.listdir("."))
 
 
+@scenario
 def rename_a_real_folder() -> Any:
     os.rename("data", "moved")
     return text_of("moved/sub/b.txt"), os.path.exists("data"), sorted(os.listdir("moved"))
 
 
+@scenario
 def atomic_save() -> Any:
     """As careful people write a checkpoint: to a temporary file beside it, then in its place."""
     for value in (1, 2):
@@ -265,6 +321,7 @@ def atomic_save() -> Any:
         return pickle.load(file), sorted(os.listdir("."))
 
 
+@scenario
 def named_temporary_file() -> Any:
     with tempfile.NamedTemporaryFile("w", dir="data", delete=False) as file:
         file.write("t")
@@ -275,6 +332,7 @@ def named_temporary_file() -> Any:
         return text_of("data/t.txt"), sorted(os.listdir("data")), file.read()
 
 
+@scenario
 def temporary_folder() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.txt"
@@ -283,6 +341,7 @@ def temporary_folder() -> Any:
     return seen, os.path.exists(folder)
 
 
+@scenario
 def move_out_of_a_temporary_folder() -> Any:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.txt").write_text("a")
@@ -294,6 +353,7 @@ def move_out_of_a_temporary_folder() -> Any:
     return seen, text_of("a.txt"), text_of("data/b.txt"), os.path.exists("old.txt"), sorted(os.listdir("."))
 
 
+@scenario
 def with_an_archive() -> Any:
     with tarfile.open("all.tar", "w") as archive:
         archive.add("data")
@@ -301,6 +361,7 @@ def with_an_archive() -> Any:
         return sorted(archive.getnames())
 
 
+@scenario
 def copy_and_move() -> Any:
     shutil.copy("old.txt", "copy.txt")
     shutil.copy2("old.txt", "data/copy.txt")
@@ -311,6 +372,7 @@ def copy_and_move() -> Any:
     return sorted(glob.glob("**", recursive=True)), text_of("moved.txt"), text_of("tree/sub/b.txt")
 
 
+@scenario
 def remove_trees() -> Any:
     shutil.rmtree("data")
     seen = [os.path.exists("data"), os.path.exists("data/sub/b.txt"), sorted(os.listdir("."))]
@@ -328,6 +390,7 @@ def remove_trees() -> Any:
     return [*seen, text_of("data/a.txt"), sorted(glob.glob("**", recursive=True))]
 
 
+@scenario
 def walk() -> Any:
     os.makedirs("data/new")
     Path("data/new/c.txt").write_text("c")
@@ -335,6 +398,7 @@ def walk() -> Any:
     return [(folder, sorted(names), sorted(files)) for folder, names, files in sorted(os.walk("."))]
 
 
+@scenario
 def with_pathlib() -> Any:
     path = Path("notes") / "n.txt"
     path.parent.mkdir()
@@ -350,6 +414,7 @@ def with_pathlib() -> Any:
     return [*seen, Path("notes/m.txt").resolve().relative_to(Path.cwd()).as_posix(), Path("notes").is_dir()]
 
 
+@scenario
 def with_torch() -> Any:
     torch.save({"a": torch.ones(2)}, "model.pt")
     torch.save([1, 2], Path("data") / "list.pt")
@@ -366,6 +431,7 @@ def with_torch() -> Any:
     return seen, os.path.exists("model.pt"), refused, len(memory.getvalue()) > 0
 
 
+@scenario
 def with_numpy() -> Any:
     np.save("array.npy", np.arange(3))
     np.savez("arrays.npz", x=np.ones(2))
@@ -374,6 +440,7 @@ def with_numpy() -> Any:
         return np.load("array.npy").tolist(), arrays["x"].tolist(), np.loadtxt("array.txt").tolist()
 
 
+@scenario
 def with_other_writers() -> Any:
     with open("d.json", "w") as file:
         json.dump({"a": 1}, file)
@@ -393,6 +460,19 @@ def with_other_writers() -> Any:
         return text_of("d.json"), text_of("d.csv"), file.read(), archive.namelist(), text_of("d.log")
 
 
+@scenario
+def with_a_database() -> Any:
+    """Metrics in SQLite, which opens its file past Python."""
+    for _ in range(2):
+        with closing(sqlite3.connect("runs.db")) as database, database:
+            database.execute("create table if not exists losses (value real)")
+            database.execute("insert into losses values (0.5)")
+    with closing(sqlite3.connect("runs.db")) as database, closing(sqlite3.connect(":memory:")) as memory:
+        memory.execute("create table x (y)")
+        return database.execute("select count(*), sum(value) from losses").fetchall(), os.path.exists("runs.db")
+
+
+@scenario
 def link_to_the_latest() -> Any:
     """As many training scripts name their last checkpoint."""
     for name in ("1.pt", "2.pt"):
@@ -405,6 +485,7 @@ def link_to_the_latest() -> Any:
     return text_of("latest.pt"), os.readlink("latest.pt"), text_of("also.pt"), sorted(os.listdir("."))
 
 
+@scenario
 def link_to_real_files() -> Any:
     os.symlink("old.txt", "link.txt")
     os.symlink(os.path.abspath("data/a.txt"), "far.txt")
@@ -417,6 +498,7 @@ def link_to_real_files() -> Any:
     return [*seen, text_of("old.txt"), os.path.lexists("link.txt"), os.path.realpath("far.txt")[-10:]]
 
 
+@scenario
 def hard_link() -> Any:
     with open("best.txt", "w") as file:
         file.write("best")
@@ -424,6 +506,7 @@ def hard_link() -> Any:
     return text_of("linked.txt")
 
 
+@scenario
 def cut_short() -> Any:
     with open("new.txt", "w") as file:
         file.write("12345")
@@ -432,6 +515,7 @@ def cut_short() -> Any:
     return text_of("new.txt"), text_of("old.txt")
 
 
+@scenario
 def low_level() -> Any:
     descriptor = os.open("raw.bin", os.O_WRONLY | os.O_CREAT, 0o600)
     os.write(descriptor, b"raw")
@@ -457,6 +541,7 @@ def low_level() -> Any:
     return text_of("raw.bin"), text_of("old.txt"), refused, gone
 
 
+@scenario
 def permissions_and_times() -> Any:
     with open("new.txt", "w") as file:
         file.write("x")
@@ -467,6 +552,7 @@ def permissions_and_times() -> Any:
     return os.stat("new.txt").st_mode & 0o777, os.path.getmtime("new.txt"), os.path.getmtime("old.txt")
 
 
+@scenario
 def bytes_and_descriptors() -> Any:
     with open(b"new.txt", "w") as file:
         file.write("x")
@@ -477,16 +563,12 @@ def bytes_and_descriptors() -> Any:
     return size, text, os.path.exists(b"new.txt"), sorted(os.listdir(b"data"))
 
 
+@scenario
 def list_with_scandir() -> Any:
     Path("data/new.txt").write_text("n")
     with os.scandir("data") as entries:
         seen = sorted((e.name, e.is_file(), e.is_dir(), e.path, e.stat().st_size) for e in entries if e.is_file())
     return seen, sorted(e.name for e in os.scandir())
-
-
-SCENARIOS = [value for name, value in list(globals().items()) if callable(value) and getattr(value, "__code__", None)]
-HELPERS = {"install", "silent", "populate", "content", "run_there", "run_silently", "in_silence", "check", "text_of"}
-SCENARIOS = [s for s in SCENARIOS if s.__module__ == __name__ and s.__name__ not in HELPERS]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
@@ -498,7 +580,6 @@ def test_the_script_sees_its_own_writes_and_the_real_files_stay(
 
 # -- any sequence of actions -------------------------------------------------------------------------------------------
 
-# Names that only actions make, and names that are there at the start.
 MADE, THERE = ["new", "new/f.txt", "new/deep", "x.txt", "y.txt"], ["data/a.txt", "data/sub/b.txt", "old.txt"]
 FOLDERS = ["data", "data/sub", "new", "new/deep", "."]
 names = st.sampled_from(MADE + THERE)
@@ -509,7 +590,7 @@ actions = st.one_of(
     st.tuples(st.just("exists"), st.sampled_from(MADE + THERE + FOLDERS)),
     st.tuples(st.just("isdir"), st.sampled_from(MADE + THERE + FOLDERS)),
     st.tuples(st.just("remove"), names),
-    st.tuples(st.just("mkdir"), st.sampled_from(MADE)),
+    st.tuples(st.just("mkdir"), st.sampled_from(MADE + FOLDERS)),
     st.tuples(st.just("makedirs"), st.sampled_from(MADE + FOLDERS)),
     st.tuples(st.just("rmdir"), st.sampled_from(FOLDERS[:-1])),
     st.tuples(st.just("rmtree"), st.sampled_from(FOLDERS[:-1])),
@@ -603,8 +684,9 @@ def test_a_folder_is_listed_in_the_order_that_rank_0_sees(silent: tuple[Pool, Pa
 def after_rank_0(silent: tuple[Pool, Path], folder: Path, scenario: Callable[[], Any]) -> Any:
     """Rank 0 has gone through the same lines already, on the real files."""
     populate(folder)
+    began = the_run_begins(folder)
     run_there(scenario, folder)
-    return in_silence(silent, scenario, folder)
+    return in_silence(silent, scenario, folder, began)
 
 
 def make_a_folder() -> Any:
@@ -642,9 +724,25 @@ def create_once() -> Any:
     return os.path.exists("lock")
 
 
+def append_to_a_new_file() -> Any:
+    for line in ("1\n", "2\n"):
+        with open("new.txt", "a") as file:
+            file.write(line)
+    return text_of("new.txt")
+
+
+def log_to_a_database() -> Any:
+    with closing(sqlite3.connect("new.db")) as database, database:
+        database.execute("create table losses (value real)")
+        database.execute("insert into losses values (1)")
+        return database.execute("select count(*) from losses").fetchone()
+
+
 @pytest.mark.parametrize(
     ("scenario", "expected"),
     [
+        (append_to_a_new_file, "1\n2\n"),
+        (log_to_a_database, (1,)),
         (make_a_folder, (True, "f")),
         (remove_an_old_file, False),
         (remove_an_old_tree, True),
@@ -672,10 +770,11 @@ def work_in_a_new_folder() -> Any:
 
 def test_a_worker_that_changes_into_a_folder_before_rank_0_has_made_it(silent: Any, tmp_path: Path) -> None:
     populate(tmp_path)
+    began = the_run_begins(tmp_path)
     rank_0 = threading.Timer(0.2, (tmp_path / "run1").mkdir)
     rank_0.start()
     try:
-        assert in_silence(silent, work_in_a_new_folder, tmp_path) == (("f", ["f.txt"], "run1"), "f", "old")
+        assert in_silence(silent, work_in_a_new_folder, tmp_path, began) == (("f", ["f.txt"], "run1"), "f", "old")
     finally:
         rank_0.join()
     assert list((tmp_path / "run1").iterdir()) == []
@@ -691,7 +790,7 @@ def use_devices() -> Any:
 
 
 def test_devices_are_no_files_of_the_scripts(silent: tuple[Pool, Path]) -> None:
-    assert in_silence(silent, use_devices, Path("/")) == (True, True)
+    assert in_silence(silent, use_devices, Path("/"), 1.0) == (True, True)
     assert not (silent[1] / "dev").exists()
 
 

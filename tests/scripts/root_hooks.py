@@ -1,6 +1,6 @@
-"""Hooks on the outermost module: pre-hook on inputs, forward hook on outputs, both see the batch."""
+"""Hooks on the outermost module, on its inputs and outputs: they may see a slice."""
 
-# test: right-or-refused=hooks of a sliced module may see a slice
+# test: noticed=hooks on Sequential
 import torch
 from torch import nn
 

@@ -5,7 +5,8 @@ answer that it would get alone, and one that makes its own group can. Small mess
 gradient buckets on another, so that a bucket that is ready early on one worker cannot be mistaken for a gather.
 
 Every method is called by every worker, in the same order. Each waits for all of them. When a peer is gone it raises
-`PeerLostError`; when the peers called something else, `PartedError`.
+`PeerLostError`; when the peers called something else, `PartedError`, unless Gloo notices first and ends the process,
+which the launcher explains.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ class Stopwatch:
         self._cuda = False
         self._mark: Any = time.perf_counter()
         self._open: list[tuple[str, Any, Any]] = []  # on CUDA: phase, from event, to event
+        self._spare: list[Any] = []  # events that have been read: making one costs more than using it again
         self._seconds: Lap = {}
         self._closed: deque[tuple[Lap, list[tuple[str, Any, Any]], Any]] = deque()
 
@@ -65,6 +66,7 @@ class Stopwatch:
                 last.synchronize()
                 for phase, start, end in marks:
                     seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1000.0
+                self._spare += [start for _, start, _ in marks]  # the last end is the next lap's start
             self._closed.popleft()
             done.append((seconds, note))
         return done
@@ -72,7 +74,7 @@ class Stopwatch:
     def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

@@ -15,6 +15,7 @@ from paceline.launch import wire
 from paceline.record.folder import last_lines, log_path
 
 _SHOWN = 10  # lines of a log
+_SEARCHED = 300  # … and looked through
 
 
 class Kind(enum.IntEnum):
@@ -106,7 +107,9 @@ def explain(failure: Failure, host: str, record: Path) -> str:
         return said  # what it wrote before it chose to exit has been read already
     lines = "".join(f"\n  {line}" for line in last_lines(record, failure.rank, _SHOWN))
     said += f"\nIts last lines:{lines}" if lines else "\nIt wrote nothing."
-    if failure.exit_code == 128 + signal.SIGABRT and "gloo::EnforceNotMet" in lines:
+    # Said before the stacks that a crash leaves in the log.
+    said_before = "".join(last_lines(record, failure.rank, _SEARCHED))
+    if failure.exit_code == 128 + signal.SIGABRT and "gloo::EnforceNotMet" in said_before:
         said += (
             "\nThe workers entered different collectives: they no longer run the same lines. Look for a branch of the "
             "script that depends on time, on unseeded randomness or on the process."

@@ -99,7 +99,7 @@ def _is_tracing() -> bool:
     return not torch.compiler.is_dynamo_compiling() and (
         torch._C._is_tracing()
         or getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
-        or detect_fake_mode() is not None
+        or (torch._C._len_torch_dispatch_stack() > 0 and detect_fake_mode() is not None)
     )
 
 

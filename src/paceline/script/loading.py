@@ -14,6 +14,7 @@ Works in the script's process and, through the fork, in the loader's worker proc
 from __future__ import annotations
 
 import functools
+import os
 import random
 import threading
 import types
@@ -90,7 +91,7 @@ def find(stage: Stage) -> list[Callable[[], None]]:
         _BaseDataLoaderIter.__next__,
         _BaseDataLoaderIter._next_index,
     )
-    length, begin = DataLoader.__len__, DataLoader.__iter__
+    length, begin, advice = DataLoader.__len__, DataLoader.__iter__, DataLoader.check_worker_number_rationality
     dealer = Dealer(stage, fetch, index)
 
     def __next__(self: Any) -> Any:
@@ -118,24 +119,33 @@ def find(stage: Stage) -> list[Callable[[], None]]:
     _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
     _BaseDataLoaderIter._next_index = lambda self: dealer.deal(self)  # type: ignore[method-assign]
     DataLoader.__iter__, DataLoader.__len__ = __iter__, __len__  # type: ignore[method-assign]
+    # It counts the worker's own cores, and the loader's processes are not held to them.
+    DataLoader.check_worker_number_rationality = lambda self: None  # type: ignore[method-assign]
 
     def lose() -> None:
         _MapDatasetFetcher.fetch = fetch  # type: ignore[method-assign]
         _BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
         _BaseDataLoaderIter._next_index = index  # type: ignore[method-assign]
         DataLoader.__iter__, DataLoader.__len__ = begin, length  # type: ignore[method-assign]
+        DataLoader.check_worker_number_rationality = advice  # type: ignore[method-assign]
 
     return [lose]
 
 
 def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
     """In whatever process loads: fetches what was dealt to this worker."""
+    if get_worker_info() is not None:
+        _spread_out()
     if not isinstance(index, Dealt):
         return plain(fetcher, index)
     rows = list(index[index.start : index.stop])
-    if index.use == "slice":
-        return Part(plain(fetcher, rows or index[:1]), index, whole=NO)
     before = streams.snapshot()
+    if index.use == "slice":
+        data = plain(fetcher, rows or index[:1])
+        if streams.drawn_since(before):
+            streams.restore(before)
+            data = tree.replace(plain(fetcher, list(index)), lambda leaf: _own_rows(leaf, index))
+        return Part(data, index, whole=NO)
     if index.proves:
         state = _state_of(fetcher.dataset)
         data = plain(fetcher, list(index))
@@ -148,6 +158,18 @@ def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
         return Part(data, index, whole=NO, before=None if get_worker_info() else before)
     streams.restore(before)
     return Part(plain(fetcher, list(index)), index, whole=ALWAYS)
+
+
+@functools.cache
+def _spread_out() -> None:
+    """A loader's process need not stay on the cores that its worker computes on. Once a process."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def _own_rows(leaf: Any, index: Dealt) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == len(index):
+        return leaf[index.start : index.stop] if index.stop > index.start else leaf[:1]
+    return leaf
 
 
 def _state_of(dataset: Any, depth: int = 3) -> Any:
@@ -219,7 +241,7 @@ class Dealer:
         parts, whole = self._segments.exchange(data, part.whole, "the samples of a batch")
         if ALWAYS in whole:
             self._known(iterator).whole = True
-            if part.whole == NO and iterator._num_workers:
+            if NO in whole and iterator._num_workers:
                 raise ScriptError(
                     "The dataset draws random numbers for some samples and not for others, in the loader's processes, "
                     "where the workers cannot be kept equal.",

@@ -1,14 +1,15 @@
 """A worker's own layer over the real files: what it writes, renames and deletes happens in a folder of its own.
 
 Whoever looks through the layer sees the real files as if that had happened to them. The real files may change under it
-at any moment, because rank 0 runs the same lines on them: where that leaves a doubt, an action succeeds. (A folder that
-is there already was made by rank 0 a moment ago; a file that is not there any more was deleted by it. If neither is
-so, rank 0 fails, and that ends the run.)
+at any moment, because rank 0 runs the same lines on them: what is there and was not when the run began was made by
+rank 0 and is no obstacle, and what is not there any more was deleted by it. (If it never was there, rank 0 fails, and
+that ends the run.)
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import os
 import shutil
@@ -26,6 +27,7 @@ class Overlay:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.began = process_start()  # rank 0 begins its script when all workers are there: later
         self.gone: set[str] = set()  # real paths that are not seen any more, with all below them
         # As they were before anybody put this layer in front of them.
         self._open, self._os = builtins.open, {name: getattr(os, name) for name in dir(os)}
@@ -64,6 +66,10 @@ class Overlay:
                 return False
             full = above
         return True
+
+    def _is_old(self, full: str) -> bool:
+        """Whether a real thing has been there, unchanged, since before the run."""
+        return not self._hidden(full) and self._there(full) and self._os["lstat"](full).st_ctime < self.began
 
     def _there(self, path: str) -> bool:
         try:
@@ -106,16 +112,17 @@ class Overlay:
     def _make_folders(self, folder: str) -> None:
         if not self._there(folder):
             self._make_folders(os.path.dirname(folder))
-            self._os["mkdir"](folder)
+            with contextlib.suppress(FileExistsError):  # above its root the layers of several workers meet
+                self._os["mkdir"](folder)
 
-    def bring_up(self, path: Any, full: str) -> str:
+    def bring_up(self, path: Any, full: str, *, only_old: bool = False) -> str:
         """The own copy of a file, or of a folder with all that is seen in it, for what changes it."""
         own = self.ready(path, full)
         if self.is_dir(full):
             self._make_folders(own)
             for name in [entry.name for entry in self.entries(full, full)]:
                 self.bring_up(path, os.path.join(full, name))
-        elif not self._there(own) and not self._hidden(full):
+        elif not self._there(own) and (self._is_old(full) if only_old else not self._hidden(full)):
             try:
                 with self._open(full, "rb") as source, self._open(own, "wb") as target:
                     shutil.copyfileobj(source, target)
@@ -130,22 +137,30 @@ class Overlay:
         if not set(mode) & set("wax+"):
             where = self._found(file, full)
             return self._open(file if where == _full(file) else where, mode, *args, **kwargs)
-        own = self.for_writing(file, full, keep=not set(mode) & set("wx"))
         if "r" in mode:
             self._found(file, full)
+            return self._open(self.bring_up(file, full), mode, *args, **kwargs)
+        own = self.for_writing(file, full, keep="a" in mode, new="x" in mode)
         return self._open(own, mode, *args, **kwargs)
 
-    def for_writing(self, path: Any, full: str, *, keep: bool) -> str:
-        """The own path of a file that is about to be written; with `keep` its content is still wanted."""
+    def for_writing(self, path: Any, full: str, *, keep: bool = False, new: bool = False) -> str:
+        """The own path of a file that is about to be written: with `keep` after what is in it, with `new` for the first
+        time."""
         if self.is_dir(full):
             raise _error(errno.EISDIR, path)
-        return self.bring_up(path, full) if keep else self.ready(path, full)
+        if new and self._is_old(full):
+            raise _error(errno.EEXIST, path)
+        return self.bring_up(path, full, only_old=True) if keep else self.ready(path, full)
 
     def descriptor(self, path: Any, flags: int, *args: Any) -> int:
         full = self.followed(path)
         if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
             return self._os["open"](self._found(path, full), flags, *args)
-        own = self.for_writing(path, full, keep=not flags & (os.O_TRUNC | os.O_EXCL))
+        if not flags & os.O_CREAT:
+            self._found(path, full)
+            return self._os["open"](self.bring_up(path, full), flags, *args)
+        new = bool(flags & os.O_EXCL)
+        own = self.for_writing(path, full, keep=not flags & os.O_TRUNC and not new, new=new)
         return self._os["open"](own, flags, *args)
 
     def remove(self, path: Any) -> None:
@@ -170,12 +185,14 @@ class Overlay:
 
     # -- links -----------------------------------------------------------------------------------------------------
 
-    def symlink(self, source: Any, path: Any, *args: Any) -> None:
-        self._os["symlink"](source, self.ready(path, _full(path)), *args)
+    def symlink(self, source: Any, path: Any) -> None:
+        if self._is_old(_full(path)):
+            raise _error(errno.EEXIST, path)
+        self._os["symlink"](source, self.ready(path, _full(path)))
 
     def link(self, source: Any, path: Any) -> None:
         own, where = self.ready(path, _full(path)), self._found(source, self.followed(source))
-        if self._there(own):
+        if self._there(own) or self._is_old(_full(path)):
             raise _error(errno.EEXIST, path)
         with self._open(where, "rb") as content, self._open(own, "wb") as target:
             shutil.copyfileobj(content, target)
@@ -188,7 +205,7 @@ class Overlay:
 
     def mkdir(self, path: Any, mode: int) -> None:
         full = _full(path)
-        if self._there(self.own(full)) or (self.where(full) is not None and not self.is_dir(full)):
+        if self._there(self.own(full)) or self._is_old(full):
             raise _error(errno.EEXIST, path)
         self._os["mkdir"](self.ready(path, full), mode)
 
@@ -238,20 +255,21 @@ class Overlay:
 
     def rename(self, path: Any, target: Any) -> None:
         full, new = _full(path), _full(target)
+        own = self.ready(target, new)
         if self._was_deleted_by_rank_0(path, full):
             self.gone.add(full)
             return
         if full == new:
             return
         folder = self.is_dir(full)
+        if folder and new.startswith(full + os.sep):
+            raise _error(errno.EINVAL, path)
         if self.where(new) is not None:
             if self.is_dir(new) != folder:
                 raise _error(errno.ENOTDIR if folder else errno.EISDIR, target)
             if folder and self.entries(new, new):
                 raise _error(errno.ENOTEMPTY, target)
-        if new.startswith(full + os.sep):
-            raise _error(errno.EINVAL, path)
-        self._os["rename"](self.bring_up(path, full), self.ready(target, new))
+        self._os["rename"](self.bring_up(path, full), own)
         self.gone |= {full, new}
 
     def move_in(self, path: Any, target: Any) -> None:
@@ -326,6 +344,14 @@ class Listing:
 
     def close(self) -> None:
         self._entries = iter(())
+
+
+def process_start() -> float:
+    """When this process was forked, in seconds since the epoch, a little early rather than late."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - since_boot
 
 
 def _full(path: Any) -> str:

@@ -30,6 +30,7 @@ class Recorder:
         self.steps = 0
         self._primary: Any = None  # the optimizer whose step ends a step
         self._loss: torch.Tensor | None = None
+        self._pinned: list[torch.Tensor] = []
         self._delivered = 0  # samples handed out by a loader and not yet trained on
         self._samples = 0
         self._rows = 0  # of the first model call of the step: the samples, where there is no loader
@@ -48,11 +49,12 @@ class Recorder:
         self._rows = self._rows or self.stage.views.rows
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
-        site = call_site()
-        self._sites[site] = self._sites.get(site, 0) + 1
+        if not self._samples:
+            site = call_site()
+            self._sites[site] = self._sites.get(site, 0) + 1
         loss = losses[0].detach()
         if loss.dim() == 0 and loss.is_floating_point():
-            self._loss = _to_host(loss)
+            self._loss = self._to_host(loss)
         if not self.stage.has_optimizer:
             self._end_step()
 
@@ -77,6 +79,16 @@ class Recorder:
         if self.steps == self.stage.run.steps:
             raise EnoughSteps
 
+    def _to_host(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss's value for later: from a GPU it is copied behind the work that computes it, without waiting."""
+        if loss.device.type == "cpu":
+            return loss.clone()
+        if not self._pinned:
+            self._pinned = list(torch.empty(PINNED, dtype=loss.dtype, pin_memory=True).unbind())
+        # Taken in turn: by the time that one is due again its step has been written, or the oldest loss is lost.
+        self._pinned.append(self._pinned.pop(0))
+        return self._pinned[-1].copy_(loss, non_blocking=True)
+
     def _write(self, *, wait: bool) -> None:
         for seconds, (number, at, samples, loss) in self.watch.laps(wait=wait):
             step = Step(
@@ -91,11 +103,5 @@ class Recorder:
             self.stage.pulse.latest = step
 
 
+PINNED = 256  # losses on their way from a GPU
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
-
-
-def _to_host(loss: torch.Tensor) -> torch.Tensor:
-    """The loss's value for later: from a GPU it is copied behind the work that computes it, without waiting."""
-    if loss.device.type == "cpu":
-        return loss.clone()
-    return torch.empty((), dtype=loss.dtype, pin_memory=True).copy_(loss, non_blocking=True)

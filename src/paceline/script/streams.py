@@ -23,17 +23,27 @@ def start(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    _seed_default_rng(seed % 2**32)
+    _seed_what_asks_the_system(seed % 2**32)
 
 
-def _seed_default_rng(run_seed: int) -> None:
-    """`numpy.random.default_rng()` without a seed asks the operating system, which answers each worker differently."""
-    plain, calls = np.random.default_rng, iter(range(2**31))
+def _seed_what_asks_the_system(run_seed: int) -> None:
+    """Seeding without a seed asks the operating system, which answers each worker differently. Here it asks the run."""
+    calls = iter(range(2**31))
 
-    def default_rng(seed: Any = None) -> np.random.Generator:
-        return plain([run_seed, next(calls)] if seed is None else seed)
+    def new_seed() -> int:
+        return (run_seed + RANK_STRIDE * (1000 + next(calls))) % 2**32
 
-    np.random.default_rng = default_rng
+    default_rng, python_seed, numpy_seed = np.random.default_rng, random.seed, np.random.seed
+
+    def seed_torch() -> int:
+        torch.manual_seed(seed := new_seed())
+        return seed
+
+    modules: Any = (np.random, random, torch, torch.random)
+    modules[0].default_rng = lambda seed=None: default_rng(new_seed() if seed is None else seed)
+    modules[0].seed = lambda seed=None: numpy_seed(new_seed() if seed is None else seed)
+    modules[1].seed = lambda a=None, version=2: python_seed(new_seed() if a is None else a, version)
+    modules[2].seed = modules[3].seed = seed_torch
 
 
 class OwnStream:

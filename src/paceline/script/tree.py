@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
+
+import torch
 
 
 def leaves(value: Any) -> list[Any]:
@@ -34,6 +36,23 @@ def replace(value: Any, put: Callable[[Any], Any]) -> Any:
             object.__setattr__(changed, field.name, replace(getattr(value, field.name), put))
         return changed
     return put(value)
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """The first tensor that has a dimension, in the order of `leaves`; looks no further."""
+    if isinstance(value, torch.Tensor):
+        return value if value.dim() else None
+    inner: Iterable[Any] = ()
+    if isinstance(value, (tuple, list)):
+        inner = value
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inner = (getattr(value, field.name) for field in dataclasses.fields(value))
+    for item in inner:
+        if (tensor := first_tensor(item)) is not None:
+            return tensor
+    return None
 
 
 def rebuild(value: Any, new_leaves: Iterator[Any]) -> Any:

@@ -84,7 +84,8 @@ class Views:
 
     def expect(self, args: Any, kwargs: Any) -> None:
         """A call is about to be made with these arguments."""
-        self.rows = self._cut.batch if self._cut else self._size((args, kwargs))
+        if not self.stage.loaders:  # else the loader counts
+            self.rows = self._size((args, kwargs))
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module, in this view."""
@@ -190,11 +191,8 @@ class Views:
             self.split_of_call = None
 
     def _size(self, value: Any) -> int:
-        dim = self.stage.run.batch_dim
-        for leaf in tree.leaves(value):
-            if isinstance(leaf, torch.Tensor) and leaf.dim():
-                return int(leaf.shape[dim if leaf.dim() > dim else 0])
-        return 0
+        dim, leaf = self.stage.run.batch_dim, tree.first_tensor(value)
+        return 0 if leaf is None else int(leaf.shape[dim if leaf.dim() > dim else 0])
 
     def _own_stream(self) -> AbstractContextManager[None]:
         return self._stream.inside()

@@ -4,8 +4,8 @@ To the script on such a rank the disk looks as if its own writes had happened: w
 and delete again, and what it deleted is gone (see `overlay`); the real files are rank 0's business. So `torch.save`
 followed by `torch.load`, or `if os.path.exists(checkpoint)`, go the same way on every worker, whoever is first.
 
-Covers what goes through Python's `open`, `os` and `shutil`, and `torch.save`. Libraries that write by themselves
-(HDF5, Parquet, SQLite, safetensors) and child processes are not seen.
+Covers what goes through Python's `open`, `os`, `shutil` and `sqlite3`, and `torch.save`. Libraries that write by
+themselves (HDF5, Parquet, safetensors) and child processes are not seen.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import functools
 import io
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable
@@ -69,6 +70,8 @@ class Voice:
             setattr(os, name, self._links(getattr(os, name), new))
         shutil.rmtree = self._removes_trees(shutil.rmtree)  # type: ignore[assignment]
         tempfile.mkdtemp = self._makes_private(tempfile.mkdtemp)
+        connect: Any = self._connects(sqlite3.connect)
+        sqlite3.connect = sqlite3.dbapi2.connect = connect
         self.stage.voice = self.save_path
 
     def ours(self, path: Any) -> bool:
@@ -84,7 +87,7 @@ class Voice:
         """Where `torch.save` is to write."""
         if not self.ours(target):
             return target
-        return self.overlay.for_writing(target, self.overlay.followed(target), keep=False)
+        return self.overlay.for_writing(target, self.overlay.followed(target))
 
     # -- what takes the place of what the script calls ---------------------------------------------------------------
 
@@ -152,6 +155,18 @@ class Voice:
                 new(src, dst)
 
         return link
+
+    def _connects(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """SQLite writes by itself, but says where."""
+
+        @functools.wraps(plain)
+        def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("uri") or database in ("", ":memory:") or not self.ours(database):
+                return plain(database, *args, **kwargs)
+            full = self.overlay.followed(database)
+            return plain(self.overlay.for_writing(database, full, keep=True), *args, **kwargs)
+
+        return connect
 
     def _removes_trees(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
