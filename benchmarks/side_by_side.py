@@ -6,6 +6,7 @@ not favour one. The verdict is the median of the rounds' ratios, with the smalle
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import statistics
@@ -83,16 +84,22 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[Li
 
 
 def samples_per_s(lines: Sequence[Line], batch: int, steps_per_epoch: int, warm_up: int) -> float:
-    """From the lines "epoch E step S …" that a script prints as it goes, those of the first `warm_up` steps left out.
+    """From the lines "epoch E step S …" that a script prints as it goes, those of the first `warm_up` steps left out:
+    the median over the spans between two of them that lie in one epoch.
 
-    So neither the start nor the end of a run counts, and no side has to be edited to be measured."""
+    So neither the start nor the end of a run counts, a span that the machine spent elsewhere does not either, and no
+    side has to be edited to be measured."""
     found = []
     for line in lines:
         if match := STEP.match(line.text):
             found.append(((int(match[1]) - 1) * steps_per_epoch + int(match[2]), line.at))
     kept = [(step, at) for step, at in found if step >= warm_up]
-    (first, began), (last, ended) = kept[0], kept[-1]
-    return (last - first) * batch / (ended - began)
+    rates = [
+        (step - before) * batch / (at - began)
+        for (before, began), (step, at) in itertools.pairwise(kept)
+        if (before - 1) // steps_per_epoch == (step - 1) // steps_per_epoch
+    ]
+    return statistics.median(rates)
 
 
 def largest_difference(lines: Sequence[Line], others: Sequence[Line]) -> float:

@@ -151,18 +151,6 @@ def alone(world: int) -> Iterator[Pool]:
         pool.close()
 
 
-def settings_of(group: Group, **run: Any) -> WorkerSettings:
-    """Settings for a worker of this group, for what wants them without connecting again."""
-    return WorkerSettings(
-        run=RunSettings(**{"script": "", "workers": group.world} | run),
-        record="",
-        rank=group.rank,
-        world=group.world,
-        local_rank=group.rank,
-        local_world=group.world,
-    )
-
-
 def _become_worker(rank: int, world: int, listening: socket.socket, pipe: Connection) -> None:
     try:
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)

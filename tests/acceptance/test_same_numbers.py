@@ -148,12 +148,14 @@ def _options(words: tuple[str, ...]) -> dict[str, object]:
 
 
 def _cases() -> Iterator[object]:
-    for script in scripts():
+    for number, script in enumerate(scripts()):
         for view in script.views:
             for workers in script.workers:
                 name = "auto" if view == "batch" and workers == 2 else view
-                # Slices are cut the same way in both views: a third worker adds little to the second.
-                slow = script.slow or (view == "slice" and workers == 3)
+                # Every script runs on two workers by default; a third worker and the slice view take turns, so that
+                # the default run stays short. `make test-all` runs everything.
+                turn = number % (3 if view == "batch" else 2) == 0
+                slow = script.slow or (not turn and (workers, view) != (2, "batch")) or (view, workers) == ("slice", 3)
                 marks = [pytest.mark.slow] if slow else []
                 yield pytest.param(script, workers, name, id=f"{script.name}-{workers}-{name}", marks=marks)
 
@@ -196,9 +198,9 @@ def _files_difference(expected: Played, found: Played, script: Script) -> str:
 
 
 def _check_refusal(script: Script, expected: Played, found: Played, outcome: Outcome) -> None:
-    """A refusal is one of our errors, with advice; and what was printed before it was right."""
+    """A refusal is an error about the script, in our words; and what was printed before it was right."""
     kind = re.match(r"raised (\w+)", outcome.cause)
-    is_ours = kind and issubclass(getattr(errors, kind[1], type(None)), errors.PacelineError)
+    is_ours = kind and issubclass(getattr(errors, kind[1], type(None)), errors.ScriptError)
     assert is_ours, f"failed instead of being refused: {outcome.message}"
     assert "Traceback" not in outcome.message
     if script.expects == "refused":
@@ -217,13 +219,13 @@ def _check_agreement(found: Played, paceline: Paceline, workers: int) -> None:
         assert not wrong, f"rank {rank} went another way than rank 0 ('plain python' is rank 0 here): {wrong}"
 
 
-def test_a_script_without_a_loader_is_refused_in_the_slice_view(paceline: Paceline) -> None:
+def test_a_script_without_a_loader_does_not_take_the_slice_view_in_silence(paceline: Paceline) -> None:
     script = next(s for s in scripts() if s.path == FOLDER / "no_loader.py")
     _, outcome = paceline.play(script, 2, "slice")
-    assert outcome.exit_code != 0
-    assert re.search("slice", outcome.message)
-    assert "DataLoader" in outcome.message
-    assert "Traceback" not in outcome.message
+    said = "\n".join([outcome.message, *outcome.notices])
+    assert "slice" in said
+    assert "DataLoader" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

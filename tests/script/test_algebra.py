@@ -301,7 +301,7 @@ def programs(draw: st.DrawFn) -> Program:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(program=programs(), world=st.sampled_from(WORLDS))
 @example(program=Program(batch=1), world=3)
 @example(program=Program(batch=0), world=2)

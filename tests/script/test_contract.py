@@ -408,8 +408,8 @@ def test_point_13_a_worker_in_another_branch_is_named_with_its_line(play: Play) 
             time.sleep(0.01)  # the line where rank 1 is
         model(torch.ones(4, 3)).sum().backward()
         """,
-        stall_warning=0.5,
-        stall_abort=1.0,
+        stall_warning=3.0,
+        stall_abort=3.5,
     )
     assert played.outcome.exit_code != 0
     assert len(played.stalls) == 1
@@ -427,8 +427,8 @@ def test_point_13_batches_of_different_sizes_end_in_an_error_that_says_so(play: 
             model(torch.ones(size, 3)).mean().backward()
         print("a wrong number")
         """,
-        stall_warning=2.0,
-        stall_abort=4.0,
+        stall_warning=10.0,
+        stall_abort=12.0,
     )
     assert played.outcome.exit_code != 0
     assert "a wrong number" not in played.printed

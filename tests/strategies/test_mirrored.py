@@ -137,7 +137,7 @@ def test_under_paceline_run_it_is_there_already() -> None:
             compare(found, expected)
 
 
-def distributed_one_by_one(group: Group) -> list[int]:
+def distributed_one_by_one(group: Group) -> list[bool]:
     """Modules that are handed over later are distributed, too; others are not."""
     first, second, other = (nn.Linear(3, 1).double() for _ in range(3))
     stage = Stage(RunSettings(script="", workers=group.world), group, only=[])
@@ -145,23 +145,18 @@ def distributed_one_by_one(group: Group) -> list[int]:
     lose = finding.find(stage)
     api.take_stage(stage)
     try:
-        seen: list[int] = []
-        for module in (first, second, other):
-            module.register_forward_hook(lambda m, args, out: seen.append(len(args[0])))
-        assert pl.Mirrored().distribute(first) is first
+        pl.Mirrored().distribute(first)
         pl.Mirrored().distribute(second, torch.optim.SGD(second.parameters(), lr=0.1))
         for module in (first, second, other):
             module(rows(4))
-            seen = seen[-1:] if module is first else [*seen[:-1], seen[-1]]
-            seen = [*seen]
-        return [len(rows(4)) // 2 if m in stage.roots else 4 for m in (first, second, other)]
+        return [module in stage.roots for module in (first, second, other)]
     finally:
         lose()
 
 
 def test_only_what_is_handed_over_is_distributed() -> None:
     with alone(2) as pool:
-        assert pool.run(distributed_one_by_one) == [[2, 2, 4]] * 2
+        assert pool.run(distributed_one_by_one) == [[True, True, False]] * 2
 
 
 # -- hooks of the script -----------------------------------------------------------------------------------------------
@@ -384,6 +379,41 @@ def clipped_by_value() -> list[Any]:
     return seen
 
 
+def accumulated_and_thrown_away() -> list[Any]:
+    """In the middle of an accumulation the script gives up (a loss that is no number) and begins again."""
+    torch.manual_seed(0)
+    one, other, seen = nn.Linear(3, 2).double(), nn.Linear(3, 2).double(), []
+    optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.05, momentum=0.9)
+    for step in range(8):
+        for part in range(2):
+            x = rows(4, seed=step * 2 + part)
+            loss = (one(x) ** 2).mean()
+            if not (step == 6 and part == 1):
+                loss = loss + (other(x) ** 2).mean()
+            loss.backward()
+            if step == 6 and part == 0:
+                optimizer.zero_grad()
+        seen += [torch.zeros(1) if p.grad is None else p.grad.clone() for p in other.parameters() if step == 6]
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += [one.weight.detach().clone(), other.weight.detach().clone()]
+    return seen
+
+
+def accumulated_with_unused() -> list[Any]:
+    """Each backward of a step reaches another part of the model."""
+    torch.manual_seed(0)
+    parts, seen = [nn.Linear(3, 2).double() for _ in range(3)], []
+    optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=0.05)
+    for step in range(5):
+        for number in range(3):
+            (parts[(number + step) % 3](rows(4, seed=step)) ** 2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += [part.weight.detach().clone() for part in parts]
+    return seen
+
+
 SCRIPTS = [
     frozen_then_not,
     tied,
@@ -396,6 +426,8 @@ SCRIPTS = [
     accumulated,
     accumulated_in_changing_numbers,
     clipped_by_value,
+    accumulated_and_thrown_away,
+    accumulated_with_unused,
 ]
 
 

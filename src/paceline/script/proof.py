@@ -1,9 +1,10 @@
 """Proves that a module may be computed in slices, and learns how its outputs are put together.
 
-At the first call of its kind the module is run twice without gradients, in eval mode: on the whole batch, and on the
-worker's slice. Where they agree, the comparison says what each output is (rows of the batch, a mean, a sum, the same
-everywhere). Where no way of cutting the arguments makes them agree, samples are mixed or the batch is not where it was
-looked for, and the run stops before a wrong number is printed.
+At the first call of its kind the module is run twice without gradients, with batch norm and dropout in eval mode (or
+all of it, where it draws random numbers): on the whole batch, and on the worker's slice. Where they agree, the
+comparison says what each output is (rows of the batch, a mean, a sum, the same everywhere). Where no way of cutting
+the arguments makes them agree, samples are mixed or the batch is not where it was looked for, and the run stops before
+a wrong number is printed.
 
 Nothing of the script's state is changed by it: random streams, buffers, attributes and training flags are put back.
 """

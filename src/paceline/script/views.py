@@ -96,6 +96,12 @@ class Views:
                 self._warn("A call in eval mode inside the training loop saw its worker's slice only (slice view).")
             with self._own_stream():
                 return plain(module, *args, **kwargs)
+        if self.stage.run.view == "slice" and not self.stage.loaders and torch.is_grad_enabled() and module.training:
+            raise ScriptError(
+                "The slice view was asked for, and the script trains without a DataLoader: there is nothing that hands "
+                "out slices.",
+                advice="Use the batch view, which needs none: --view batch",
+            )
         return self._calls.call(plain, module, args, kwargs)
 
     def hand_out(self, cut: Split | None) -> None:
@@ -158,8 +164,9 @@ class Views:
         self.name = self.stage.pulse.view = "slice"
         because = f" ({why}; --view batch to stay)" if why else ""
         self.stage.pulse.notice(
-            f"Slice view{because}: each worker sees its slice of a training batch. Losses and gradients are of the "
-            "whole batch; other numbers that the script computes from a training batch are of worker 0's slice."
+            f"Slice view{because}: each worker sees its slice of a training batch. Losses that are means over "
+            "samples, and gradients, are of the whole batch; other numbers that the script computes from a training "
+            "batch are of worker 0's slice."
         )
 
     def _is_whole(self, module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from paceline.record.schema import Step
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 
 # Step 1 pays for the set-up before it, allocates, picks kernels and proves the slicing; the next ones fill
-# buckets in a new order; with --view auto the view is chosen after the seventh. By the ninth, all has happened.
+# buckets in a new order; with --view auto the view is chosen after the third. By the ninth, all has happened.
 WARM_UP = 8
 
 
