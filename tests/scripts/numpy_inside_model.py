@@ -1,6 +1,6 @@
 """The model draws per row from numpy's and Python's global streams, which the script uses, too."""
 
-# test: different=noise is drawn for slices
+# test: agree-or-refused=noise is drawn row by row, from a stream that the script uses, too
 # test: workers=2,3
 import random
 

@@ -6,6 +6,7 @@ always the cause; `Failures` waits a moment for a better one.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import signal
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ from paceline.record.folder import last_lines, log_path
 
 _SHOWN = 10  # lines of a log
 _SEARCHED = 300  # … and looked through
+
+
+_PARTED = (
+    "Another worker came to the end of the script while worker {rank} was waiting for it: they made different numbers "
+    "of steps.\nLook for a branch of the script that depends on time, on unseeded randomness or on the process."
+)
 
 
 class Kind(enum.IntEnum):
@@ -88,6 +95,9 @@ class Failures:
     def cause(self) -> Failure:
         """The likeliest cause: by kind, then by time; of workers that failed alike, the lowest rank."""
         first = min(self._of.values(), key=lambda failure: (failure.kind, failure.at))
+        if first.kind is Kind.CONSEQUENCE:
+            # Nobody was killed and nobody raised: the peer that is missed came to the script's end.
+            return dataclasses.replace(first, cause="raised PartedError", text=_PARTED.format(rank=first.rank))
         alike = (f for f in self._of.values() if (f.kind, f.cause) == (first.kind, first.cause))
         return min(alike, key=lambda failure: failure.rank)
 

@@ -30,7 +30,7 @@ class Role:
     dim: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What is known of one kind of call: which arguments are cut, along which dimension, and each output's role.
 
@@ -41,6 +41,7 @@ class Plan:
     cuts: dict[int, int]  # leaf → dim
     outputs: tuple[Role, ...] | None
     states: tuple[tuple[str, str, Role], ...] = ()  # attributes that the call leaves a tensor in: module, name, role
+    calls: int = 1  # made by it
 
     def batch(self, leaves: list[Any]) -> int:
         return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
@@ -69,8 +70,11 @@ class SlicedCalls:
         kind = (module.training, tree.structure(given), tuple(map(_kind, leaves)))
         plans = self._plans.setdefault(module, {})
         plan = plans.get(kind)
-        if kind not in plans or (plan is not None and not plan.fits(leaves)):
+        if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan))):
+            calls = 1 if plan is None else plan.calls
             plan = plans[kind] = self._prove(plain, module, given, leaves)
+            if plan is not None:
+                plan.calls = calls
         if plan is None:  # every worker computes it whole, with the script's own random numbers
             return plain(module, *args, **kwargs)
         split = Split.of(self.group, plan.batch(leaves))
@@ -91,6 +95,13 @@ class SlicedCalls:
             if isinstance(getattr(owner, name, None), torch.Tensor):
                 setattr(owner, name, self._join_leaf(getattr(owner, name), role, split))
         return self._join(output, plan, split)
+
+    def _is_due(self, plan: Plan) -> bool:
+        """A mean or a sum that held for one batch may not for the next (a mask): it is proven again at the 2nd, 4th,
+        8th … call."""
+        plan.calls += 1
+        shaky = any(role.kind in ("mean", "sum") for role in plan.outputs or ())
+        return shaky and plan.calls & (plan.calls - 1) == 0
 
     def _join(self, output: Any, plan: Plan, split: Split) -> Any:
         pieces = tree.leaves(output)
