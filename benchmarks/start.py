@@ -6,7 +6,8 @@ Compared, in turn: `paceline run -n 4 hello.py`, `torchrun --nproc-per-node 4 he
 from start to exit, which is the least that any single process needs. Every worker tells the time of its first line and
 the time at which it had imported torch; the last worker counts.
 
-Figures: not measured yet on a quiet machine.
+Figures, 2 cores, loaded: paceline 1.16 × (1.15 – 1.18) of `import torch`, 2 rounds; 0.99 × in 6 earlier pairs. The aim
+is 1.5. To be measured on a quiet machine.
 """
 
 from __future__ import annotations
