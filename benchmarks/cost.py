@@ -12,8 +12,8 @@ How: the script prints its loss every few steps; the benchmark reads the pipe an
 are from the line of step 20 to the last one, so start-up and end don't count, and no side is edited. Sides run in
 turn; a ratio is the median over rounds (smallest – largest).
 
-Figures, 2 cores, a machine that others were using (plain python alone changed by 60 % between rounds), so no more than a
-first sight: `one` 1.064 (0.677 – 1.114), 3 rounds; `ddp` 0.78 and 1.17, 2 rounds. To be measured on a quiet machine.
+Figures, 2 cores, a machine that others were using (plain python alone changed by 60 % between rounds), so no more than
+a first sight: `one` 1.064 (0.677 – 1.114), 3 rounds; `ddp` 0.78 and 1.17, 2 rounds. To be measured on a quiet machine.
 """
 
 from __future__ import annotations
