@@ -42,7 +42,7 @@ def pool() -> Iterator[Pools]:
 @pytest.fixture(autouse=True)
 def no_worker_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """After a test that used workers there is no process of its own and no shared memory left."""
-    if request.path.parent.name not in WITH_WORKERS:
+    if request.path.relative_to(Path(__file__).parent).parts[0] not in WITH_WORKERS:
         yield
         return
     pools: Pools = request.getfixturevalue("pool")

@@ -1,0 +1,138 @@
+"""What the network leg is made of: messages between two workers, started now and waited for later.
+
+A `Wire` knows nothing of sums. The algorithms (`algorithms.py`) are written on it, so that they run over whatever can
+carry bytes; here it is Gloo. A wire belongs to one thread at a time. Its workers call the algorithms on it in the same
+order.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections import Counter
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from paceline.errors import PeerLostError
+
+FOREVER = datetime.timedelta(days=30)  # the stall inspector decides when waiting is too long
+AT_ONCE = datetime.timedelta(milliseconds=1)
+TAGS = 1 << 30
+
+
+class Transfer(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Returns when a receive has filled its tensor, or when a sent tensor may be changed again."""
+
+
+class Wire(Protocol):
+    """Messages between `world` workers, of which this one is `rank`.
+
+    Between two workers messages arrive in the order in which they were started on each side, and the receiver knows how
+    long each is. Neither call waits. The tensor is contiguous, on the host, and left alone until `wait()` has returned.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world(self) -> int: ...
+
+    def send(self, tensor: torch.Tensor, to: int) -> Transfer: ...
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Transfer: ...
+
+    def close(self) -> None:
+        """Gives up, from any thread: what is under way raises `PeerLostError`, here and on the peers."""
+
+
+class GlooWire:
+    """A wire over TCP by Gloo.
+
+    A peer that is gone makes every `wait()` raise `PeerLostError`, whichever peer it waits for: who has noticed closes
+    its own connections, so that those who wait for it notice too.
+    """
+
+    def __init__(self, group: Any) -> None:
+        """Of a `ProcessGroupGloo` that nobody else uses."""
+        self._group = group
+        self.rank: int = group.rank()
+        self.world: int = group.size()
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+        self._closing = threading.Lock()
+
+    def send(self, tensor: torch.Tensor, to: int) -> Transfer:
+        tag = self._sent[to] % TAGS  # both sides count alike
+        self._sent[to] += 1
+        try:
+            return _GlooTransfer(self, self._group.send([tensor], to, tag), f"for worker {to} to take a message")
+        except RuntimeError as error:
+            raise self.lost(error, f"sending to worker {to}") from error
+
+    def receive(self, tensor: torch.Tensor, source: int) -> Transfer:
+        tag = self._received[source] % TAGS
+        self._received[source] += 1
+        try:
+            return _GlooTransfer(self, self._group.recv([tensor], source, tag), f"for a message of worker {source}")
+        except RuntimeError as error:
+            raise self.lost(error, f"receiving from worker {source}") from error
+
+    def close(self) -> None:
+        if not self._closing.acquire(blocking=False):  # once
+            return
+        # Gloo has no way to close a connection, but a receive that times out breaks all of them, at both ends.
+        never = torch.empty(1, dtype=torch.uint8)
+        for peer in range(self.world):
+            if peer != self.rank:
+                try:
+                    self._group.recv([never], peer, TAGS).wait(AT_ONCE)
+                except RuntimeError:
+                    continue  # as meant
+
+    def lost(self, error: RuntimeError, doing: str) -> PeerLostError:
+        """Nothing but a broken connection can fail here. Closes all others."""
+        self.close()
+        return PeerLostError(
+            f"Worker {self.rank} of {self.world} on the network lost a peer while {doing}: {_reason(error)}."
+        )
+
+
+class _GlooTransfer:
+    __slots__ = ("_doing", "_wire", "_work")
+
+    def __init__(self, wire: GlooWire, work: Any, doing: str) -> None:
+        self._wire, self._work, self._doing = wire, work, doing
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._wire.lost(error, f"waiting {self._doing}") from error
+
+
+def connect(store: Any, name: str, rank: int, world: int, *, address: str | None = None) -> GlooWire:
+    """A wire between `world` workers that agree on `name`. Each of them calls it; it waits for all of them.
+
+    `address`: of this host, by which the others reach it. Without one it is what the host's name resolves to."""
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = FOREVER
+    if address is None:
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    else:
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    try:
+        return GlooWire(dist.ProcessGroupGloo(PrefixStore(f"paceline/wire/{name}", store), rank, world, options))
+    except RuntimeError as error:
+        reason = _reason(error)
+        raise PeerLostError(f"Worker {rank} of {world} could not join the network leg {name}: {reason}.") from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """Gloo's own words, without the place in its source and its good wishes."""
+    return str(error).splitlines()[0].split(". This is")[0].split(".cc:", 1)[-1].partition("] ")[2] or str(error)
