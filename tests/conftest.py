@@ -59,8 +59,13 @@ def no_worker_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _children() -> set[int]:
     # Not by psutil, which reads all of /proc: this is asked a thousand times.
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+    found = set()
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        try:
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+        except OSError:
+            continue  # a thread that has ended just now
+    return found
 
 
 def _shared_memory() -> set[str]:
