@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.comm import stopwatch
-from paceline.comm.stopwatch import Stopwatch
+from paceline.comm.stopwatch import UNSPLIT, Stopwatch
 
 
 class Clock:
@@ -109,7 +109,7 @@ class Event:
     device: Clock
     passed: float
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
         self.at = Event.device.now
 
     def query(self) -> bool:
@@ -126,6 +126,9 @@ class Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> Clock:
     Event.device, Event.passed = Clock(), 0.0
     monkeypatch.setattr(stopwatch.torch.cuda, "Event", lambda enable_timing: Event())
+    monkeypatch.setattr(stopwatch.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(stopwatch.torch.cuda, "current_stream", lambda device: "stream")
+    monkeypatch.setattr(stopwatch.torch._C, "_cuda_getCurrentStream", lambda device: (0, 0, 1), raising=False)
     return Event.device
 
 
@@ -150,3 +153,36 @@ def test_on_a_device_the_end_waits_for_the_last_lap(clock: Clock, device: Clock)
     device.now += 5
     watch.lap("last")
     assert watch.laps(wait=True) == [({"other": 0.0, "backward": 5.0}, "last")]
+
+
+def test_of_short_laps_on_a_device_one_in_ten_is_split_and_evaluation_always(clock: Clock, device: Clock) -> None:
+    watch = Stopwatch()
+    watch.use_cuda()
+
+    def step(seconds: float) -> None:
+        watch.enter("forward")
+        clock.now += seconds
+        device.now += seconds
+        watch.leave()
+
+    for number in range(22):
+        step(0.001)
+        if number == 5:
+            watch.enter("evaluation")
+            device.now += 7.0
+            watch.leave()
+        watch.lap(number)
+    laps = watch.laps(wait=True)
+    # The first ones come before anything is known of their length.
+    assert [number for seconds, number in laps if UNSPLIT not in seconds] == [0, 10, 20]
+    assert laps[5][0] == pytest.approx({UNSPLIT: 0.001, "evaluation": 7.0})
+    assert all(sum(s.values()) == pytest.approx(0.001 + 7.0 * (n == 5)) for s, n in laps)
+
+
+def test_long_laps_on_a_device_are_all_split(clock: Clock, device: Clock) -> None:
+    watch = Stopwatch()
+    watch.use_cuda()
+    for number in range(5):
+        clock.now += 1.0
+        watch.lap(number)
+    assert all(UNSPLIT not in seconds for seconds, _ in watch.laps(wait=True))

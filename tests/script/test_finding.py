@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torch.utils.checkpoint
 from staged import lone_group, staged
 from torch import nn
@@ -105,9 +106,16 @@ def test_listeners_get_what_stands_at_the_seam() -> None:
     assert given["on_save"] == (target,)
 
 
+def group_of_two() -> Group:
+    """Whose other worker does not exist: enough to see which seams are put in."""
+    group = lone_group()
+    group.world = 2
+    return group
+
+
 def test_every_patch_is_taken_out_again() -> None:
     before = [getattr(owner, name) for owner, name in PATCHED]
-    with staged(lone_group()):
+    with staged(group_of_two()):
         during = [getattr(owner, name) for owner, name in PATCHED]
     after = [getattr(owner, name) for owner, name in PATCHED]
     assert all(a is not b for a, b in zip(before, during, strict=True)), "the list of patches above is out of date"
@@ -118,11 +126,18 @@ def test_nothing_else_of_torch_is_patched() -> None:
     """Attributes that this test doesn't know would not be taken out either."""
     owners = {id(owner): owner for owner, _ in PATCHED}.values()
     before = [dict(vars(owner)) for owner in owners]
-    with staged(lone_group()):
+    with staged(group_of_two()):
         during = [dict(vars(owner)) for owner in owners]
     for owner, old, new in zip(owners, before, during, strict=True):
         changed = {name for name in new if new[name] is not old.get(name)}
         assert changed == {name for o, name in PATCHED if o is owner}
+
+
+def test_one_worker_does_not_pay_for_what_is_between_workers() -> None:
+    between = [(torch.autograd, "grad"), (torch.Tensor, "item"), (F, "cross_entropy"), (DataLoader, "__len__")]
+    before = [getattr(owner, name) for owner, name in between]
+    with staged(lone_group()):
+        assert [getattr(owner, name) for owner, name in between] == before
 
 
 def test_step_hooks_are_taken_out_again() -> None:

@@ -104,6 +104,8 @@ class LiveLine:
         own: dict[int, list[float]] = {}
         for seen in self._seen:
             for rank, step in seen.items():
+                if not step.split:
+                    continue
                 own.setdefault(rank, []).append(step.total - step.communication)
         means = {rank: fmean(values) for rank, values in own.items()}
         if len(means) < 2 or min(means.values()) <= 0:

@@ -43,4 +43,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     except SystemExit:
         stage.end()
         raise
+    except BaseException:
+        recorder.write()
+        raise
     stage.end()

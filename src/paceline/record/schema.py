@@ -15,7 +15,8 @@ SCHEMA = 1
 
 class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
     """One optimizer step of one worker. The parts add up to `total`; all but `communication` is the
-    worker's own doing, so `total - communication` is how long it kept its peers waiting."""
+    worker's own doing, so `total - communication` is how long it kept its peers waiting. Short steps on a
+    GPU are `split` one in ten: of the others only `total` and `evaluation` are known, the parts are zero."""
 
     step: int
     at: float  # unix time at its end
@@ -29,6 +30,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
     evaluation: float = 0.0  # calls in eval mode since the step before
     other: float = 0.0
     loss: float | None = None
+    split: bool = True
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True):

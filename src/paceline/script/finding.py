@@ -31,14 +31,12 @@ def find(stage: Stage) -> Callable[[], None]:
     undo = [
         _patch(nn.Module, "__call__", _calls(stage, nn.Module.__call__)),
         _patch(torch.autograd, "backward", _backwards(stage, torch.autograd.backward)),
-        _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         _patch(torch.optim.Optimizer, "__init__", _optimizers(stage, torch.optim.Optimizer.__init__)),
         _patch(torch, "compile", _compiles(stage, torch.compile)),
         _patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
         _patch(torch, "save", _saves(stage, torch.save)),
-        *_slice_view_readings(stage),
-        *loading.find(stage),
-        stage.views.averages.find(),
+        loading.find(stage),
+        *(_between_workers(stage) if stage.group.world > 1 else ()),
         register_optimizer_step_pre_hook(lambda optimizer, *_: _before_step(stage, optimizer)).remove,
         register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
     ]
@@ -48,6 +46,15 @@ def find(stage: Stage) -> Callable[[], None]:
             remove()
 
     return lose
+
+
+def _between_workers(stage: Stage) -> list[Callable[[], None]]:
+    """What only matters where work is split. One worker does not pay for it."""
+    return [
+        _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
+        *_slice_view_readings(stage),
+        stage.views.averages.find(),
+    ]
 
 
 def _patch(owner: Any, name: str, new: Any) -> Callable[[], None]:
@@ -131,7 +138,7 @@ def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.backward_depth or stage.aside or stage.group.world == 1:
+        if stage.depth or stage.backward_depth or stage.aside:
             return plain(outputs, inputs, *args, **kwargs)
         crossed = stage.group.crossed
         stage.views.refuse_gradients()

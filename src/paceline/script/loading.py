@@ -84,7 +84,7 @@ class Part:
         self.before = before  # the random streams before it was fetched, in the script's own process
 
 
-def find(stage: Stage) -> list[Callable[[], None]]:
+def find(stage: Stage) -> Callable[[], None]:
     """Installs the loader's seams. Gives back what takes them out."""
     fetch, following, index = (
         _MapDatasetFetcher.fetch,
@@ -93,11 +93,12 @@ def find(stage: Stage) -> list[Callable[[], None]]:
     )
     length, begin, advice = DataLoader.__len__, DataLoader.__iter__, DataLoader.check_worker_number_rationality
     dealer = Dealer(stage, fetch, index)
+    alone = stage.group.world == 1
 
     def __next__(self: Any) -> Any:
         stage.watch.enter("data")
         try:
-            batch = dealer.receive(self, lambda: following(self))
+            batch = following(self) if alone else dealer.receive(self, lambda: following(self))
         finally:
             stage.watch.leave()
         stage.emit("on_batch", batch)
@@ -115,10 +116,12 @@ def find(stage: Stage) -> list[Callable[[], None]]:
         whole = length(self)
         return -(-whole // stage.group.world) if dealer.grows else whole
 
-    _MapDatasetFetcher.fetch = lambda self, index: _fetch(fetch, self, index)  # type: ignore[method-assign]
     _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
-    _BaseDataLoaderIter._next_index = lambda self: dealer.deal(self)  # type: ignore[method-assign]
-    DataLoader.__iter__, DataLoader.__len__ = __iter__, __len__  # type: ignore[method-assign]
+    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+    _MapDatasetFetcher.fetch = lambda self, index: _fetch(fetch, self, index)  # type: ignore[method-assign]
+    if not alone:
+        _BaseDataLoaderIter._next_index = lambda self: dealer.deal(self)  # type: ignore[method-assign]
+        DataLoader.__len__ = __len__  # type: ignore[method-assign]
     # It counts the worker's own cores, and the loader's processes are not held to them.
     DataLoader.check_worker_number_rationality = lambda self: None  # type: ignore[method-assign]
 
@@ -129,7 +132,7 @@ def find(stage: Stage) -> list[Callable[[], None]]:
         DataLoader.__iter__, DataLoader.__len__ = begin, length  # type: ignore[method-assign]
         DataLoader.check_worker_number_rationality = advice  # type: ignore[method-assign]
 
-    return [lose]
+    return lose
 
 
 def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:

@@ -6,12 +6,15 @@ A step ends with the step of the script's first optimizer; in a script that has 
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import torch
 
+from paceline.comm.stopwatch import UNSPLIT, Lap
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
+from paceline.script.losses import Losses, Ticket
 from paceline.script.stage import Stage, call_site
 
 
@@ -29,12 +32,14 @@ class Recorder:
         self.stage, self.watch, self.writer = stage, stage.watch, writer
         self.steps = 0
         self._primary: Any = None  # the optimizer whose step ends a step
-        self._loss: torch.Tensor | None = None
-        self._pinned: list[torch.Tensor] = []
+        self._losses = Losses()
+        self._loss: Ticket | None = None  # of the last backward
+        self._laps: deque[tuple[Lap, Any]] = deque()  # whose losses are still on their way
         self._delivered = 0  # samples handed out by a loader and not yet trained on
         self._samples = 0
         self._rows = 0  # of the first model call of the step: the samples, where there is no loader
         self._sites: dict[int, int] = {}  # backwards of this step, by place
+        self._written = 0.0
         stage.subscribe(self)
 
     def on_batch(self, batch: Any) -> None:
@@ -52,9 +57,7 @@ class Recorder:
         if not self._samples:
             site = call_site()
             self._sites[site] = self._sites.get(site, 0) + 1
-        loss = losses[0].detach()
-        if loss.dim() == 0 and loss.is_floating_point():
-            self._loss = self._to_host(loss)
+        self._loss = self._losses.take(losses[0]) or self._loss
         if not self.stage.has_optimizer:
             self._end_step()
 
@@ -65,7 +68,7 @@ class Recorder:
             self._end_step()
 
     def on_end(self) -> None:
-        self._write(wait=True)
+        self.write(wait=True)
         self.writer.close()
 
     def _end_step(self) -> None:
@@ -74,34 +77,36 @@ class Recorder:
         samples = self._samples or self._rows * next(iter(self._sites.values()), 1)
         self.watch.lap((self.steps, time.time(), samples, self._loss))
         self._samples = self._rows = 0
-        self._sites.clear()
-        self._write(wait=False)
+        if self._sites:
+            self._sites.clear()
+        now = time.monotonic()
+        if now - self._written > FLUSH:
+            self._written = now
+            self.write()
         if self.steps == self.stage.run.steps:
             raise EnoughSteps
 
-    def _to_host(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss's value for later: from a GPU it is copied behind the work that computes it, without waiting."""
-        if loss.device.type == "cpu":
-            return loss.clone()
-        if not self._pinned:
-            self._pinned = list(torch.empty(PINNED, dtype=loss.dtype, pin_memory=True).unbind())
-        # Taken in turn: by the time that one is due again its step has been written, or the oldest loss is lost.
-        self._pinned.append(self._pinned.pop(0))
-        return self._pinned[-1].copy_(loss, non_blocking=True)
-
-    def _write(self, *, wait: bool) -> None:
-        for seconds, (number, at, samples, loss) in self.watch.laps(wait=wait):
+    def write(self, *, wait: bool = False) -> None:
+        """Writes the steps whose times and losses are known; with `wait`, all of them."""
+        self._losses.send()
+        self._laps.extend(self.watch.laps(wait=wait))
+        while self._laps:
+            seconds, (number, at, samples, loss) = self._laps[0]
+            if loss is not None and not loss.is_here(wait=wait):
+                break
+            self._laps.popleft()
             step = Step(
                 step=number,
                 at=at,
                 samples=samples,
                 total=sum(seconds.values()),
-                loss=None if loss is None else float(loss),
+                loss=None if loss is None else loss.value,
+                split=UNSPLIT not in seconds,
                 **{phase: seconds.get(phase, 0.0) for phase in PHASES},
             )
             self.writer.append(step)
             self.stage.pulse.latest = step
 
 
-PINNED = 256  # losses on their way from a GPU
+FLUSH = 0.02  # seconds: steps shorter than this are written several at a time
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")

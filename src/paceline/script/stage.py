@@ -95,6 +95,8 @@ class Stage:
         try:
             if module not in self.roots:
                 self.roots.add(module)
+                if any(parameter.is_cuda for parameter in module.parameters()):
+                    self.watch.use_cuda()
                 self.views.prepare(plain, module, args, kwargs)
                 self.emit("on_model", module)
             if learning and module not in self.trained:

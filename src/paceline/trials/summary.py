@@ -67,7 +67,12 @@ def busy(steps: Sequence[Step]) -> float:
 
     The median, so that one garbage collection or page fault does not name a worker.
     """
-    return median(step.total - step.communication for step in steps)
+    return median(step.total - step.communication for step in split(steps))
+
+
+def split(steps: Sequence[Step]) -> Sequence[Step]:
+    """Those whose time was split into parts; all of them if none was."""
+    return [step for step in steps if step.split] or steps
 
 
 def slowest(by_rank: Sequence[Sequence[Step]]) -> Slowest | None:
@@ -82,7 +87,7 @@ def slowest(by_rank: Sequence[Sequence[Step]]) -> Slowest | None:
 
 def mean_step(by_rank: Sequence[Sequence[Step]]) -> dict[str, float]:
     """Mean seconds of each part of a step, over steps and workers. The parts add up to `total`."""
-    everything = [step for steps in by_rank for step in steps]
+    everything = split([step for steps in by_rank for step in steps])
     return {
         part: fmean(getattr(step, part) for step in everything) if everything else 0.0 for part in ("total", *PARTS)
     }

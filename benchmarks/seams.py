@@ -1,0 +1,92 @@
+"""What the seams and the recorder add to a step: the loop of examples/cnn.py, with and without them, in one process.
+
+    python benchmarks/seams.py                               # on CPUs with a small model, so that the step is short
+    PYTHONPATH=src:.gpu-site python3 benchmarks/seams.py     # on a GPU, the example's own sizes
+    python benchmarks/seams.py --profile                     # which functions of ours the time goes to
+
+Two processes never get the same machine, and a step here is short: so one process trains all the time, and the seams
+are put in and taken out again every few steps. The medians of both kinds of block are compared, block by block with its
+neighbour: nothing else differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from side_by_side import ROOT, ratio
+
+sys.path.insert(0, str(ROOT / "examples"))
+import cnn
+import pictures
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.comm.group import Group
+from paceline.record.writer import StepWriter
+from paceline.script import finding
+from paceline.script.notices import Notices
+from paceline.script.recorder import Recorder
+from paceline.script.stage import Stage
+from paceline.settings import RunSettings, WorkerSettings
+from paceline.strategies.mirrored import Mirrored
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The cost of the seams, in microseconds a step.")
+    parser.add_argument("--blocks", type=int, default=60, help="of each kind")
+    parser.add_argument("--steps", type=int, default=25, help="in a block")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    batch = args.batch_size or (256 if args.device == "cuda" else 4)
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    x, y, *_ = pictures.load("fashion", None, args.steps * batch, 10)
+    loader = DataLoader(TensorDataset(x, y), batch, shuffle=True)
+    model = cnn.CNN(x.shape[1], x.shape[2], 10, 0.0).to(args.device)
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunSettings(script=cnn.__file__)
+        stage = Stage(run, Group(WorkerSettings(run=run, record=folder)))
+        Mirrored().on_stage(stage)
+        Recorder(stage, StepWriter(Path(folder) / "steps.jsonl"))
+        stage.subscribe(Notices(stage))
+        stage.has_optimizer = True
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+
+        def block() -> float:
+            began = time.perf_counter()
+            cnn.train(model, loader, optimizer, args.device, 1, 1000)
+            return (time.perf_counter() - began) / args.steps
+
+        profile = cProfile.Profile()
+        with_seams, without = [], []
+        for number in range(args.blocks + 4):
+            without.append(block())
+            lose = finding.find(stage)
+            if args.profile:
+                profile.enable()
+            with_seams.append(block())
+            profile.disable()
+            lose()
+            if number < 4:  # warm-up
+                with_seams.clear()
+                without.clear()
+    added = [(a - b) * 1e6 for a, b in zip(with_seams, without, strict=True)]
+    print(f"a step without: {statistics.median(without) * 1e6:.0f} µs; added: {statistics.median(added):.0f} µs")
+    print(f"speed with / without: {ratio([1 / s for s in with_seams], [1 / s for s in without])}")
+    if args.profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats("paceline|cuda", 25)
+
+
+if __name__ == "__main__":
+    main()
