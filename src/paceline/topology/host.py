@@ -10,6 +10,7 @@ import math
 import os
 import re
 import socket
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,10 +64,43 @@ def parse_list(text: str) -> list[int]:
     return numbers
 
 
+def format_list(numbers: Iterable[int]) -> str:
+    """The kernel list of these numbers: 0, 1, 2, 5 is "0-2,5"."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def control_groups(controller: str, *, sys: Path, proc: Path) -> Iterator[Path]:
+    """The folders of this process's control groups, from its own up to the root, both versions."""
+    for line in read(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = sys / "fs/cgroup" / (controller if controllers else "")
+        here = root / path.lstrip("/")
+        for folder in (here, *here.parents):
+            if not folder.is_relative_to(root):
+                break
+            yield folder
+
+
+def read(path: Path) -> str:
+    """What the kernel says there; nothing where it says nothing."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
 def _nodes(sys: Path) -> dict[int, int]:
     found = {}
     for folder in (sys / "devices/system/node").glob("node[0-9]*"):
-        for cpu in parse_list(_read(folder / "cpulist")):
+        for cpu in parse_list(read(folder / "cpulist")):
             found[cpu] = int(folder.name.removeprefix("node"))
     return found
 
@@ -74,32 +108,21 @@ def _nodes(sys: Path) -> dict[int, int]:
 def _physical(sys: Path, cpu: int) -> tuple[int, int]:
     topology = sys / f"devices/system/cpu/cpu{cpu}/topology"
     try:
-        return int(_read(topology / "physical_package_id")), int(_read(topology / "core_id"))
+        return int(read(topology / "physical_package_id")), int(read(topology / "core_id"))
     except ValueError:
         return 0, cpu
 
 
 def _quota(sys: Path, proc: Path) -> float | None:
-    """The tightest CPU limit on the way from this process's control group up to the root, both versions."""
-    limits = []
-    for line in _read(proc / "self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = sys / "fs/cgroup" / ("cpu" if controllers else "")
-        here = root / path.lstrip("/")
-        for folder in (here, *here.parents):
-            if not folder.is_relative_to(root):
-                break
-            limits.append(_limit(folder))
-    found = [limit for limit in limits if limit is not None]
-    return min(found) if found else None
+    """The tightest CPU limit on the way up."""
+    found = [limit for folder in control_groups("cpu", sys=sys, proc=proc) if (limit := _limit(folder)) is not None]
+    return min(found, default=None)
 
 
 def _limit(folder: Path) -> float | None:
-    both = _read(folder / "cpu.max").split()
+    both = read(folder / "cpu.max").split()
     if not both:
-        both = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+        both = [read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us")]
     try:
         quota, period = float(both[0]), float(both[1])
     except (ValueError, IndexError):
@@ -116,10 +139,3 @@ def _gpus(*, proc: Path, dev: Path) -> tuple[str, ...]:
     # A container may show the driver's list of every GPU and device files of its own only.
     files = sum(1 for path in dev.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", path.name))
     return tuple(str(index) for index in range(min(count, files) if count and files else max(count, files)))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

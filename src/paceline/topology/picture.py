@@ -1,0 +1,218 @@
+"""A machine as a picture: an SVG of its GPUs and links, and of what hangs on each NUMA node.
+
+GPUs stand on a circle, so that no link runs through a third one; those of a NUMA node stand side by side in its
+colour. Drawn are the links that matter: NVLinks (thicker the more), and PCIe within a switch. GPUs that all
+hang on one NVLink switch are drawn so.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from html import escape
+
+from paceline.topology import links as kinds
+from paceline.topology.choosing import Choice
+from paceline.topology.host import parse_list
+from paceline.topology.machine import Gpu, Node, Topology
+from paceline.topology.rings import links_of
+from paceline.topology.usage import Flag
+
+_NODES = ("#4477aa", "#ee8866", "#44aa99", "#aa4499", "#999933", "#66ccee", "#cc6677", "#777777")
+_NVLINK, _PCIE, _CHOSEN, _IDLE = "#5a9e1b", "#bbbbbb", "#d55e00", "#cc0000"
+_WIDTH, _RADIUS, _GPU = 720, 200, 27
+_PANEL, _LINE = 340, 17
+
+
+def draw(topology: Topology, *, choice: Choice | None = None, flags: Sequence[Flag] = ()) -> str:
+    """The SVG. A choice's GPUs and ring stand out; so do pairs whose NVLinks lie idle."""
+    parts = [_text(_WIDTH / 2, 28, _title(topology), size=17, anchor="middle", bold=True)]
+    top = 48.0
+    if topology.packages:
+        parts.append(_text(_WIDTH / 2, top, _processors(topology), size=12, anchor="middle"))
+        top += _LINE
+    if topology.devices:
+        places = _places(topology.devices, (_WIDTH / 2, top + _RADIUS + _GPU + 22))
+        parts += _links(topology, places, choice, flags)
+        parts += [_gpu(gpu, places[gpu.index], topology, choice) for gpu in topology.devices]
+        top += 2 * (_RADIUS + _GPU) + 50
+        parts.append(_key(top, topology, choice, flags))
+        top += 22
+        if choice:
+            for line in textwrap.wrap(f"chosen: {', '.join(f'GPU{i}' for i in choice.devices)}: {choice.why}", 95):
+                parts.append(_text(24, top, line, size=12, fill=_CHOSEN))
+                top += _LINE
+        for flag in flags:
+            for line in textwrap.wrap(flag.message, 95):
+                parts.append(_text(24, top, line, size=12, fill=_IDLE))
+                top += _LINE
+    panels, height = _panels(topology, top + 6)
+    parts += panels
+    bottom = top + 6 + height + 16
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{bottom:.0f}" '
+        f'viewBox="0 0 {_WIDTH} {bottom:.0f}" font-family="sans-serif">\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _title(topology: Topology) -> str:
+    name = topology.host or topology.source or "a machine"
+    models = sorted({gpu.name for gpu in topology.devices if gpu.name})
+    if not topology.devices:
+        return name
+    return f"{name}: {len(topology.devices)} × {' / '.join(models) or 'GPU'}"
+
+
+def _processors(topology: Topology) -> str:
+    models = sorted({package.model for package in topology.packages if package.model})
+    cores = sum(package.cores for package in topology.packages)
+    last = topology.caches[-1] if topology.caches else None
+    cache = f", L{last.level} {len(last.cpus)} × {last.size / 2**20:g} MiB" if last else ""
+    return f"{len(topology.packages)} × {' / '.join(models) or 'CPU'}, cores in all: {cores}{cache}"
+
+
+def _places(gpus: Sequence[Gpu], centre: tuple[float, float]) -> dict[int, tuple[float, float]]:
+    order = sorted(gpus, key=lambda gpu: (-1 if gpu.node is None else gpu.node, gpu.index))
+    radius = _RADIUS if len(order) > 2 else _RADIUS * 0.6
+    found = {}
+    for number, gpu in enumerate(order):
+        # Half a step past the top: the first node's GPUs on the right, the second's on the left.
+        angle = 2 * math.pi * (number + 0.5) / len(order) - math.pi / 2
+        found[gpu.index] = (centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle))
+    return found if len(order) > 1 else {order[0].index: centre}
+
+
+def _links(
+    topology: Topology, places: dict[int, tuple[float, float]], choice: Choice | None, flags: Sequence[Flag]
+) -> list[str]:
+    idle = {(flag.a, flag.b) for flag in flags}
+    ring = {tuple(sorted(pair)) for pair in links_of(choice.ring)} if choice else set()
+    parts = []
+    counts = [kinds.nvlinks(link.kind) for link in topology.links]
+    if switched := len(places) > 2 and len(set(counts)) == 1 and counts[0] > 0:
+        parts += _switch(counts[0], places)
+    for link in sorted(topology.links, key=lambda link: link.gb_per_s):
+        pair, count = (link.a, link.b), kinds.nvlinks(link.kind)
+        label = f"GPU{link.a}–GPU{link.b}: {link.kind}, {link.gb_per_s:g} GB/s"
+        line = (places[link.a], places[link.b])
+        if count and not switched:
+            parts.append(_line(*line, _NVLINK, 1.5 + 1.6 * min(count, 6), label))
+        elif link.kind in ("PIX", "PXB") and not count:
+            parts.append(_line(*line, _PCIE, 1.5, label))
+        if pair in ring:
+            parts.append(_line(*line, _CHOSEN, 2.5, label))
+        if pair in idle:
+            parts.append(_line(*line, _IDLE, 3, f"{label}, not used", dashes=True))
+    return parts
+
+
+def _switch(count: int, places: dict[int, tuple[float, float]]) -> list[str]:
+    x = sum(place[0] for place in places.values()) / len(places)
+    y = sum(place[1] for place in places.values()) / len(places)
+    parts = [_line((x, y), place, _NVLINK, 1.5 + 1.6 * min(count, 6), f"NV{count}") for place in places.values()]
+    return [
+        *parts,
+        f'<rect x="{x - 48:.1f}" y="{y - 17:.1f}" width="96" height="34" rx="6" fill="{_NVLINK}"/>',
+        _text(x, y + 5, f"NVLink × {count}", size=13, anchor="middle", fill="white", bold=True),
+    ]
+
+
+def _gpu(gpu: Gpu, place: tuple[float, float], topology: Topology, choice: Choice | None) -> str:
+    x, y = place
+    chosen = choice is not None and gpu.index in choice.devices
+    ring = f'stroke="{_CHOSEN}" stroke-width="5"' if chosen else 'stroke="white" stroke-width="2"'
+    facts = [f"GPU{gpu.index}", gpu.name, gpu.bus, "" if gpu.node is None else f"NUMA node {gpu.node}"]
+    return (
+        f"<g><title>{escape(', '.join(filter(None, facts)))}</title>"
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_GPU}" fill="{_colour(gpu.node, topology)}" {ring}/>'
+        + _text(x, y + 5, f"GPU{gpu.index}", size=13, anchor="middle", fill="white", bold=True)
+        + "</g>"
+    )
+
+
+def _key(y: float, topology: Topology, choice: Choice | None, flags: Sequence[Flag]) -> str:
+    """What the lines mean: only those that are there."""
+    entries = []
+    if any(kinds.nvlinks(link.kind) for link in topology.links):
+        entries.append((_NVLINK, "NVLink (thicker: more)"))
+    if any(link.kind in ("PIX", "PXB") for link in topology.links):
+        entries.append((_PCIE, "PCIe switch"))
+    if choice and len(choice.ring) > 1:
+        entries.append((_CHOSEN, "chosen ring"))
+    if flags:
+        entries.append((_IDLE, "NVLink that NCCL does not use"))
+    x, parts = 24.0, []
+    for colour, words in entries:
+        parts.append(_line((x, y - 4), (x + 22, y - 4), colour, 4, words))
+        parts.append(_text(x + 28, y, words, size=12))
+        x += 46 + 6.6 * len(words)
+    return "\n".join(parts)
+
+
+def _panels(topology: Topology, top: float) -> tuple[list[str], float]:
+    """A box for each NUMA node, two a row: its CPUs, memory and NICs."""
+    parts: list[str] = []
+    boxes = [(_colour(node.id, topology), _node_lines(node, topology)) for node in topology.numa]
+    rest = [nic for nic in topology.nics if nic.node not in {node.id for node in topology.numa}]
+    if rest:
+        boxes.append(("#777777", ["elsewhere", *(_nic_line(nic.label, nic.name, nic.gbit_per_s) for nic in rest)]))
+    y = top
+    for first in range(0, len(boxes), 2):
+        row = boxes[first : first + 2]
+        height = max(len(lines) for _, lines in row) * _LINE + 16
+        for column, (colour, lines) in enumerate(row):
+            x = 16 + column * (_PANEL + 8)
+            parts.append(
+                f'<rect x="{x}" y="{y:.1f}" width="{_PANEL}" height="{height}" rx="6" fill="{colour}" '
+                f'fill-opacity="0.08" stroke="{colour}"/>'
+            )
+            for number, line in enumerate(lines):
+                parts.append(_text(x + 12, y + 21 + number * _LINE, line, size=12, bold=number == 0))
+        y += height + 8
+    return parts, y - top
+
+
+def _node_lines(node: Node, topology: Topology) -> list[str]:
+    lines = [f"NUMA node {node.id}"]
+    if node.cpus:
+        lines.append(f"CPUs {_cut(node.cpus, 34)} ({len(parse_list(node.cpus))})")
+    if node.memory:
+        lines.append(f"{node.memory / 2**30:,.0f} GiB")
+    gpus = [f"GPU{gpu.index}" for gpu in topology.devices if gpu.node == node.id]
+    lines += [" ".join(gpus)] if gpus else []
+    return lines + [_nic_line(nic.label, nic.name, nic.gbit_per_s) for nic in topology.nics if nic.node == node.id]
+
+
+def _nic_line(label: str, name: str, speed: float | None) -> str:
+    return f"{label}{f' {name}' if name != label else ''}{f', {speed:g} Gbit/s' if speed else ''}"
+
+
+def _colour(node: int | None, topology: Topology) -> str:
+    known = sorted({each.id for each in topology.numa} | {gpu.node for gpu in topology.devices if gpu.node is not None})
+    return "#555555" if node is None else _NODES[known.index(node) % len(_NODES)]
+
+
+def _line(
+    a: tuple[float, float], b: tuple[float, float], colour: str, width: float, title: str, *, dashes: bool = False
+) -> str:
+    dashed = ' stroke-dasharray="7 5"' if dashes else ""
+    return (
+        f'<line x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}" stroke="{colour}" '
+        f'stroke-width="{width:.1f}"{dashed}><title>{escape(title)}</title></line>'
+    )
+
+
+def _text(
+    x: float, y: float, words: str, *, size: int, anchor: str = "start", fill: str = "#222222", bold: bool = False
+) -> str:
+    weight = ' font-weight="bold"' if bold else ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}>'
+        f"{escape(words)}</text>"
+    )
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
