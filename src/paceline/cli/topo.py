@@ -1,0 +1,145 @@
+"""`paceline topo`: the machine, or another one from a file: its matrix, its picture, and which GPUs to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from paceline.cli import options
+from paceline.cli.example_first import verb
+from paceline.cli.session import Session
+from paceline.cli.topo_tables import show
+from paceline.errors import UsageError
+from paceline.topology import discover
+from paceline.topology.choosing import Choice, choose
+from paceline.topology.machine import Gpu, Topology
+from paceline.topology.nccl_log import NcclLog
+from paceline.topology.nccl_log import read as read_log
+from paceline.topology.reading import read_file, read_text
+from paceline.topology.survey import survey
+from paceline.topology.usage import flags, uses
+
+From = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Another machine: the text of nvidia-smi topo -m, NCCL's topology XML, or what --json printed there.",
+        show_default="this machine",
+    ),
+]
+ChooseOption = Annotated[
+    int | None,
+    typer.Option("--choose", metavar="K", help="The best K GPUs for a ring, and why.", show_default=False),
+]
+NcclLogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--nccl-log",
+        metavar="FILE",
+        help="A log of NCCL's: what each pair speaks over, and NVLinks that lie idle.",
+        show_default=False,
+    ),
+]
+Svg = Annotated[
+    Path | None,
+    typer.Option("--svg", metavar="FILE", help="Draw it.", show_default=False, rich_help_panel=options.OUTPUT),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command(
+        "topo",
+        cls=verb(
+            "paceline topo",
+            "paceline topo --from dgx1.txt --choose 4 --svg dgx1.svg",
+            "paceline topo --nccl-log nccl.log",
+        ),
+    )(topo)
+
+
+def topo(
+    context: typer.Context,
+    source: From = None,
+    k: ChooseOption = None,
+    nccl_log: NcclLogOption = None,
+    svg: Svg = None,
+    json: options.Json = False,
+) -> None:
+    """Shows the machine: devices, links, NUMA nodes, NICs; and which GPUs to put workers on."""
+    session = Session.of(context, json=json)
+    notes: list[str] = []
+    topology = _look(notes) if source is None else read_file(source)
+    log = _read_log(nccl_log) if nccl_log else None
+    if log is not None:
+        topology = _under(log, topology, notes, from_file=source is not None)
+    choice = None if k is None else choose(topology, k)
+    if svg is not None:
+        _draw(svg, topology, choice, log)
+    if json:
+        session.print_document(document(topology, choice, log, notes, svg))
+        return
+    console = Console(highlight=False, markup=False)
+    show(console, topology, choice=choice, log=log, notes=notes)
+    if svg is not None:
+        console.print(f"picture: {svg}", soft_wrap=True)
+
+
+def document(
+    topology: Topology, choice: Choice | None, log: NcclLog | None, notes: list[str], svg: Path | None
+) -> dict[str, Any]:
+    """What --json prints; `--from` reads it again."""
+    told: dict[str, Any] = msgspec.to_builtins(topology)
+    told |= {"choice": msgspec.to_builtins(choice), "notes": notes, "svg": str(svg) if svg else None}
+    if log is not None:
+        told["nccl"] = msgspec.to_builtins(log) | {
+            "uses": msgspec.to_builtins(uses(log, topology)),
+            "flags": msgspec.to_builtins(flags(log, topology)),
+        }
+    return told
+
+
+def _look(notes: list[str]) -> Topology:
+    topology = survey()
+    there = len(discover().gpus)
+    if there and not topology.devices:
+        notes.append(
+            f"{there} GPU{'' if there == 1 else 's'} in the machine, of which nothing is known without the driver's "
+            "library. Type: pip install nvidia-ml-py"
+        )
+    return topology
+
+
+def _read_log(path: Path) -> NcclLog:
+    try:
+        return read_log(read_text(path, "--nccl-log"))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}", advice=error.advice) from None
+
+
+def _under(log: NcclLog, topology: Topology, notes: list[str], *, from_file: bool) -> Topology:
+    """The topology to lay the log over: the given one, or, where this machine has no GPU, the log's own GPUs."""
+    used = sorted({gpu for use in uses(log, topology) for gpu in (use.a, use.b)})
+    if not topology.devices and not from_file:
+        notes.append("The links of the machine that wrote the log are not known here. Add its matrix: --from FILE")
+        return Topology(source="NCCL log", devices=tuple(Gpu(index=index) for index in used))
+    unknown = [f"GPU{index}" for index in used if topology.gpu(index) is None]
+    if unknown:
+        notes.append(f"The log speaks of {', '.join(unknown)}, which this topology does not have: another machine's?")
+    return topology
+
+
+def _draw(path: Path, topology: Topology, choice: Choice | None, log: NcclLog | None) -> None:
+    from paceline.topology.picture import draw
+
+    try:
+        path.write_text(draw(topology, choice=choice, flags=flags(log, topology) if log else ()))
+    except OSError as error:
+        raise UsageError(
+            f"--svg {path}: {error.strerror or error}.", advice="Type the path of a file that can be written."
+        ) from None
