@@ -23,8 +23,9 @@ import paceline
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import placement, wire
 from paceline.launch.control import Channel
-from paceline.launch.events import Event
+from paceline.launch.events import Event, Notice
 from paceline.launch.failure import explain
+from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.watch import Signals, Watch
 from paceline.launch.zygote import Zygote
 from paceline.record import Outcome, Run, WorkerInfo, last_step, prepare, write_run
@@ -52,6 +53,9 @@ def launch(
     """
     host = discover()
     check(run, host, oversubscribe=oversubscribe)
+    placed = choose_gpus(run.workers, host)
+    if placed is not None:
+        host = placed.host
     prepare(record)
     record = record.resolve()
     entry = Run(
@@ -61,16 +65,21 @@ def launch(
         arguments=list(run.arguments),
         settings=dataclasses.asdict(run),
         versions=_versions(),
-        topology=dataclasses.asdict(host),
+        topology=dataclasses.asdict(host) | (placed.recorded if placed else {}),
         started=time.time(),
     )
     write_run(record, entry)
+    if placed is not None:
+        on_event(Notice(placed.notice))
+    near = placed.near if placed else ()
     try:
         with Signals() as signals:
-            outcome = _watched(run, host, entry, zygote=zygote, record=record, signals=signals, on_event=on_event)
+            outcome = _watched(run, host, entry, near, zygote=zygote, record=record, signals=signals, on_event=on_event)
     except PacelineError as error:
         _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=error.message, message=str(error)))
         raise
+    if placed is not None:
+        outcome.notices.insert(0, placed.notice)
     _conclude(record, entry, outcome)
     return outcome
 
@@ -112,6 +121,7 @@ def _watched(
     run: RunSettings,
     host: Host,
     entry: Run,
+    near: tuple[int | None, ...],
     *,
     zygote: Zygote,
     record: Path,
@@ -144,7 +154,7 @@ def _watched(
                 listening = rank_0s.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
                 watch.until_ready()
                 if watch.interrupted is None and zygote.ready is not None:
-                    orders = _orders(run, host, zygote.ready.threads, record, listening, channel)
+                    orders = _orders(run, host, near, zygote.ready.threads, record, listening, channel)
                     spawn = wire.Spawn(orders, os.getcwd(), scratch)
                     pids = watch.begin(spawn, [listening.fileno(), rank_0_out, rank_0_err])
                     entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
@@ -158,11 +168,17 @@ def _watched(
 
 
 def _orders(
-    run: RunSettings, host: Host, own_threads: int, record: Path, listening: socket.socket, channel: Channel
+    run: RunSettings,
+    host: Host,
+    near: tuple[int | None, ...],
+    own_threads: int,
+    record: Path,
+    listening: socket.socket,
+    channel: Channel,
 ) -> list[wire.Order]:
     ports = placement.free_ports(run.workers + 1)
     orders = []
-    for worker in placement.place(run, host, own_threads=own_threads):
+    for worker in placement.place(run, host, own_threads=own_threads, near=near):
         settings = dataclasses.replace(
             worker,
             record=str(record),

@@ -9,12 +9,11 @@ from paceline.settings import RunSettings, WorkerSettings, asked_threads
 from paceline.topology import Core, Host
 
 
-def place(run: RunSettings, host: Host, *, own_threads: int) -> list[WorkerSettings]:
+def place(run: RunSettings, host: Host, *, own_threads: int, near: tuple[int | None, ...] = ()) -> list[WorkerSettings]:
     """The workers of a run on this host, in order of rank. `own_threads` is how many torch takes by
-    itself."""
+    itself; `near` the NUMA node that each worker is best on, where that is known."""
     workers = []
-    for rank in range(run.workers):
-        share = _share(host.cores, rank, run.workers)
+    for rank, share in enumerate(_shares(host.cores, run.workers, near)):
         threads = run.threads or asked_threads() or _threads(run.workers, host, share, own_threads)
         # A lone worker is left alone, as plain Python would be; so is one whose threads don't fit into its
         # share.
@@ -76,6 +75,14 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def _shares(cores: tuple[Core, ...], workers: int, near: tuple[int | None, ...]) -> list[tuple[Core, ...]]:
+    """Each worker's cores: those of its own node, where every worker has one with cores enough for all on it."""
+    local = {node: tuple(core for core in cores if core.node == node) for node in set(near)}
+    if len(near) != workers or any(node is None or len(local[node]) < near.count(node) for node in near):
+        return [_share(cores, rank, workers) for rank in range(workers)]
+    return [_share(local[node], near[:rank].count(node), near.count(node)) for rank, node in enumerate(near)]
 
 
 def _share(cores: tuple[Core, ...], rank: int, workers: int) -> tuple[Core, ...]:
