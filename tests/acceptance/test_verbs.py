@@ -224,3 +224,18 @@ def test_doctor(paceline_):
     assert checks["ports"]["ok"]
     assert all(check["advice"] for check in checks.values() if not check["ok"])
     assert done.returncode == int(any(check["prevents"] and not check["ok"] for check in checks.values()))
+
+
+def test_topo(paceline_, folder):
+    done = paceline_("topo", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert document["packages"]
+    assert document["limits"]["cpus"]
+    (folder / "machine.txt").write_text(
+        "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tSYS\tNV2\nGPU1\tSYS\t X \tPIX\nGPU2\tNV2\tPIX\t X \n"
+    )
+    done = paceline_("topo", "--from", "machine.txt", "--choose", "2", "--svg", "machine.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "best 2: GPU0 GPU2" in done.stdout
+    assert (folder / "machine.svg").read_text().startswith("<svg")
