@@ -91,6 +91,16 @@ def test_idle_nvlinks_are_flagged(paceline_):
     assert nccl["uses"][0]["transport"] == "SHM"
 
 
+def test_the_logs_of_a_record_are_read_together(paceline_, tmp_path):
+    lines = (TEXTS / "nccl_p2p_off.log").read_text().splitlines(keepends=True)
+    for rank in (0, 1):
+        (tmp_path / f"log.rank{rank}.txt").write_text("".join(line for line in lines if f":20{rank} " in line))
+    _, out, _ = paceline_("topo", "--from", text("dgx1.txt"), "--nccl-log", str(tmp_path))
+    assert "SHM/direct/direct: 0→1, 1→0" in out
+    code, _, err = paceline_("topo", "--nccl-log", str(TEXTS))
+    assert (code, "no log.rank*.txt there" in err) == (2, True)
+
+
 def test_a_log_of_another_machine_is_shown_without_its_links(paceline_, monkeypatch):
     monkeypatch.setattr("paceline.cli.topo.survey", lambda: Topology(host="here"))
     code, out, _ = paceline_("topo", "--nccl-log", text("nccl_two_hosts.log"))

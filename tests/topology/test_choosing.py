@@ -57,6 +57,22 @@ def test_no_ring_is_worth_more_than_the_bound(topology: Topology) -> None:
     assert sorted(ring.order) == indices
 
 
+@given(st.integers(3, 6), st.data())
+def test_no_other_ring_is_better(count: int, data: st.DataObject) -> None:
+    """With all sorts of rates, a quick look is seldom enough."""
+    rates = [[0.0] * count for _ in range(count)]
+    for a in range(count):
+        for b in range(a):
+            rates[a][b] = rates[b][a] = float(data.draw(st.integers(1, 12)))
+
+    def worth(order: tuple[int, ...]) -> tuple[float, float]:
+        carried = [rates[a][b] for a, b in zip(order, order[1:] + order[:1], strict=True)]
+        return min(carried), sum(carried)
+
+    ring = best_ring(rates)
+    assert ring.worth == worth(ring.order) == max(worth((0, *rest)) for rest in itertools.permutations(range(1, count)))
+
+
 @pytest.mark.parametrize("name", ["dgx1.txt", "dgx1.xml"])
 def test_dgx_1(name: str) -> None:
     topology = read(text(name))

@@ -74,6 +74,18 @@ def test_buses_in_their_order_are_gpus_in_theirs() -> None:
     assert [(use.a, use.b) for use in found] == [(0, 1), (0, 7), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]
 
 
+def test_a_bus_may_be_short() -> None:
+    """On some machines all GPUs hang on bus 0."""
+    log = nccl_log.read("h:1:1 [0] NCCL INFO Channel 00 : 0[c0] -> 1[160] via P2P/IPC\n")
+    assert [(rank.gpu, rank.bus) for rank in log.ranks] == [(None, "0000:00:0c.0"), (None, "0000:00:16.0")]
+
+
+def test_a_pair_is_as_slow_as_its_slower_way() -> None:
+    lines = "h:1:1 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/CUMEM\n" + ROUTE
+    assert [use.transport for use in uses(nccl_log.read(lines), DGX_1)] == ["SHM"]
+    assert [(flag.a, flag.b) for flag in flags(nccl_log.read(lines), DGX_1)] == [(0, 1)]
+
+
 def test_two_hosts() -> None:
     log = nccl_log.read(text("nccl_two_hosts.log"))
     assert [(rank.host, rank.gpu) for rank in log.ranks] == [("node1", 0), ("node1", 1), ("node2", 0), ("node2", 1)]

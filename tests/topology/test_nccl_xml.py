@@ -34,6 +34,11 @@ def test_nvlinks_to_a_switch_join_everybody() -> None:
     assert topology.kinds()["NIC0", "GPU0"] == "PHB"
 
 
+def test_a_pair_on_a_switch_has_the_links_of_the_one_with_fewer() -> None:
+    topology = read(text("switch.xml").replace('count="2"', 'count="1"', 6))
+    assert [link.kind for link in topology.links] == ["NV6", "NV6", "NV6", "NV12", "NV12", "NV12"]
+
+
 def pci(bus: str, inner: str) -> str:
     return f'<pci busid="0000:{bus}:00.0" link_speed="16.0 GT/s PCIe" link_width="16">{inner}</pci>'
 

@@ -89,6 +89,7 @@ def test_how_far_devices_are_apart(sys: Path) -> None:
     first = device(sys, f"{switch}/0000:12:00.0/0000:13:00.0")
     second = device(sys, f"{switch}/0000:12:01.0/0000:14:00.0")
     cascaded = device(sys, f"{switch}/0000:12:02.0/0000:15:00.0/0000:16:00.0/0000:17:00.0")
+    behind_bridge = device(sys, f"{switch}/0000:12:03.0/0000:18:00.0/0000:19:00.0")
     same_bridge = device(sys, "pci0000:10/0000:10:02.0/0000:20:00.0")
     same_node = device(sys, "pci0000:30/0000:30:01.0/0000:31:00.0")
     other_node = device(sys, "pci0000:80/0000:80:01.0/0000:81:00.0", node=1)
@@ -96,6 +97,7 @@ def test_how_far_devices_are_apart(sys: Path) -> None:
     others = (second, cascaded, same_bridge, same_node, other_node)
     assert [pci.kind_between(first, other, sys=sys) for other in others] == ["PIX", "PXB", "PHB", "NODE", "SYS"]
     assert [pci.kind_between(other, first, sys=sys) for other in others] == ["PIX", "PXB", "PHB", "NODE", "SYS"]
+    assert pci.kind_between(first, behind_bridge, sys=sys) == "PXB"
     assert pci.kind_between(other_node, port, sys=sys) == "PIX"
     assert pci.kind_between(first, "0000:ff:00.0", sys=sys) is None
 

@@ -40,8 +40,8 @@ NcclLogOption = Annotated[
     Path | None,
     typer.Option(
         "--nccl-log",
-        metavar="FILE",
-        help="A log of NCCL's: what each pair speaks over, and NVLinks that lie idle.",
+        metavar="LOG",
+        help="A log of NCCL's, or the record of a run: what each pair speaks over, and NVLinks that lie idle.",
         show_default=False,
     ),
 ]
@@ -58,7 +58,7 @@ def add_to(app: typer.Typer) -> None:
         cls=verb(
             "paceline topo",
             "paceline topo --from dgx1.txt --choose 4 --svg dgx1.svg",
-            "paceline topo --nccl-log nccl.log",
+            "paceline topo --nccl-log paceline-runs/2026-11-15T10-22-31-train",
         ),
     )(topo)
 
@@ -116,8 +116,12 @@ def _look(notes: list[str]) -> Topology:
 
 
 def _read_log(path: Path) -> NcclLog:
+    # Of a record: what each of its workers said.
+    files = sorted(path.glob("log.rank*.txt")) if path.is_dir() else [path]
+    if not files:
+        raise UsageError(f"--nccl-log {path}: no log.rank*.txt there.", advice="Type a record's folder, or a log file.")
     try:
-        return read_log(read_text(path, "--nccl-log"))
+        return read_log("\n".join(read_text(file, "--nccl-log") for file in files))
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}", advice=error.advice) from None
 

@@ -17,7 +17,7 @@ from paceline.topology import pci
 
 Transport = Literal["P2P", "SHM", "NET", "other"]
 
-ADVICE = "Write one: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV paceline run … 2> nccl.log"
+ADVICE = "Have a run write them, and give its record: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV paceline run …"
 _LINE = re.compile(
     r"(?:(?P<host>\S+):(?P<process>\d+):(?P<thread>\d+)\s+)?\[(?P<device>\d+)\] NCCL (?:INFO|WARN) (?P<said>.*)"
 )
@@ -33,7 +33,7 @@ _HOSTS = re.compile(r"\bnNodes (\d+)\b")
 _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"Using network (.+?)\.?$")
 _REFUSED = re.compile(r"(P2P is disabled between connected GPUs .*|Could not enable P2P between .*)")
-_SMALLEST_BUS = 0x1000  # brackets hold a device's number, or (before 2.17) its bus
+_SMALLEST_BUS = 0x100  # brackets hold a device's number, or (before 2.17) its bus
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ def bus_name(text: str) -> str:
     if found := re.fullmatch(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-9a-f]))?", text):
         domain, bus, device, function = (int(part or "0", 16) for part in found.groups())
         return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
-    if re.fullmatch(r"[0-9a-f]{4,9}", text):
+    if re.fullmatch(r"[0-9a-f]{2,9}", text):
         packed = int(text, 16)
         return f"{packed >> 20:04x}:{packed >> 12 & 0xFF:02x}:{packed >> 4 & 0xFF:02x}.{packed & 0xF:x}"
     return text
