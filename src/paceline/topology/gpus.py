@@ -63,10 +63,8 @@ class _Card:
 
     def _follow_nvlinks(self) -> None:
         for number in range(_MOST_NVLINKS):
-            state = self.ask("nvmlDeviceGetNvLinkState", number)
-            if state is None:
-                break  # no NVLinks at all, or no more
-            if not state:
+            # No answer: no such link. One that is there may follow, so none ends the search.
+            if not self.ask("nvmlDeviceGetNvLinkState", number):
                 continue
             self.nvlink = self.nvlink or _GENERATIONS.get(self.ask("nvmlDeviceGetNvLinkVersion", number) or 0)
             remote = self.ask("nvmlDeviceGetNvLinkRemotePciInfo", number)
@@ -112,13 +110,13 @@ def read_gpus(nvml: Any, *, sys: Path) -> tuple[tuple[Gpu, ...], tuple[Link, ...
 
 def _describe(card: _Card, sys: Path) -> Gpu:
     memory = card.ask("nvmlDeviceGetMemoryInfo")
-    node = pci.node_of(card.bus, sys=sys) if card.bus else None
     return Gpu(
         index=card.index,
         name=_text(card.ask("nvmlDeviceGetName")),
         uuid=_text(card.ask("nvmlDeviceGetUUID")),
         bus=card.bus,
-        node=card.ask("nvmlDeviceGetNumaNodeId") if node is None else node,
+        # Not asked of the driver, which on some machines names the node of the GPU's own memory.
+        node=pci.node_of(card.bus, sys=sys) if card.bus else None,
         cpus=pci.cpus_of(card.bus, sys=sys) if card.bus else "",
         memory=int(memory.total) if memory is not None else None,
         # The most that card and slot can do: an idle card shows a lower generation.
