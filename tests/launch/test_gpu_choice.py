@@ -46,7 +46,7 @@ def placed(workers: int, on: Host) -> Placed:
 
 def test_two_workers_get_the_pair_with_two_nvlinks_and_the_cores_next_to_it() -> None:
     found = placed(2, host())
-    assert found.notice.startswith("2 workers on GPUs 0, 3 of 8: joined by 2 NVLinks")
+    assert found.notice.startswith("2 workers on GPUs 0, 3, chosen from 8: joined by 2 NVLinks")
     run = RunSettings(script="train.py", workers=2)
     workers = place(run, found.host, own_threads=16, near=found.near)
     assert [worker.gpus[0] for worker in workers] == ["0", "3"]
@@ -76,7 +76,7 @@ def test_where_a_node_has_too_few_cores_they_are_shared_as_before() -> None:
 def test_the_users_own_choice_of_gpus_is_chosen_among() -> None:
     found = placed(2, host(("7", "1", "4")))
     assert found.host.gpus == ("4", "7", "1")
-    assert "GPUs 4, 7 of 3" in found.notice
+    assert "GPUs 4, 7, chosen from 3" in found.notice
     by_identifier = placed(2, host(("GPU-1", "GPU-7abc", "GPU-4ab")))
     assert by_identifier.host.gpus == ("GPU-4ab", "GPU-7abc", "GPU-1")
 
@@ -136,7 +136,7 @@ def test_a_run_is_placed_by_it_and_says_so(play: Play, monkeypatch: pytest.Monke
     assert launched.output() == "0,3,1,2,4,5,6,7\n"
     assert launched.log(1) == "3,1,2,4,5,6,7,0\n"
     [notice] = launched.notices
-    assert notice.startswith("2 workers on GPUs 0, 3 of 8: joined by 2 NVLinks")
+    assert notice.startswith("2 workers on GPUs 0, 3, chosen from 8: joined by 2 NVLinks")
     run = read_run(launched.record)
     assert run.topology["choice"]["devices"] == [0, 3]
     assert run.outcome is not None

@@ -58,7 +58,7 @@ def choose_gpus(workers: int, host: Host, *, look: Callable[[], Topology] = look
     return Placed(
         host=dataclasses.replace(host, gpus=(*chosen, *(name for name in host.gpus if name not in chosen))),
         near=tuple(nodes[index] for index in choice.devices),
-        notice=f"{workers} workers on GPUs {', '.join(chosen)} of {len(host.gpus)}: {choice.why}",
+        notice=f"{workers} workers on GPUs {', '.join(chosen)}, chosen from {len(host.gpus)}: {choice.why}",
         recorded=_recorded(choice, [link for link in topology.links if {link.a, link.b} <= names.keys()]),
     )
 
