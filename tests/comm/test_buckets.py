@@ -161,9 +161,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def start_all_reduce(self, tensor: torch.Tensor, shared: Any = None) -> Pending:
         self.log.append(("sent", tensor.numel()))
-        return self._group.start_all_reduce(tensor)
+        return self._group.start_all_reduce(tensor, shared)
 
 
 def sending(group: Group, sizes: tuple[int, ...], first: int, size: int, steps: int) -> list[Any]:

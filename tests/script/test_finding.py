@@ -17,9 +17,10 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.comm.group import Group
+from paceline.comm.places import script_line
 from paceline.errors import NotSplitError
 from paceline.script import finding
-from paceline.script.stage import SEAMS, Stage, call_site, script_line
+from paceline.script.stage import SEAMS, Stage, call_site
 from paceline.settings import RunSettings
 
 PATCHED: list[tuple[Any, str]] = [

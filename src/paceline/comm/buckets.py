@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from paceline.comm.group import Group, Pending
+from paceline.comm.memory.reductions import Shared
 from paceline.errors import ScriptError
 
 FIRST = 1 << 20  # bytes: a small first bucket, so that sending begins early
@@ -41,6 +42,7 @@ class Bucket:
 
     slots: list[Slot]
     flat: torch.Tensor
+    shared: Shared | None = None  # its memory, where the workers share it
     uses: int = 0  # of its memory while nobody but us holds it
     missing: int = 0
     pending: Pending | None = None
@@ -107,6 +109,7 @@ class Buckets:
         while self._sent < len(self._sending) and not self._sending[self._sent].missing:
             self._send(self._sending[self._sent])
             self._sent += 1
+        self.group.progress()
 
     def finish(self, loss: float, share: float) -> list[tuple[float, float]]:
         """Sends the rest and waits: then all known parameters that were reached on any worker have the global gradient.
@@ -165,7 +168,7 @@ class Buckets:
                 parameter.grad = slot.view
 
     def _send(self, bucket: Bucket) -> None:
-        bucket.pending = self.group.start_all_reduce(bucket.flat)
+        bucket.pending = self.group.start_all_reduce(bucket.flat, bucket.shared)
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
@@ -211,7 +214,10 @@ class Buckets:
     def _build(self, slots: list[Slot]) -> None:
         parameters = [p for slot in slots if (p := slot.parameter()) is not None]
         total = sum(p.numel() for p in parameters)
-        bucket = Bucket(slots, torch.zeros(total, dtype=parameters[0].dtype, device=parameters[0].device))
+        dtype, device = parameters[0].dtype, parameters[0].device
+        shared = self.group.allocate(total, dtype) if device.type == "cpu" else None
+        flat = shared.flat if shared is not None else torch.zeros(total, dtype=dtype, device=device)
+        bucket = Bucket(slots, flat, shared)
         for slot in slots:
             slot.bucket = bucket
         self._lay_views(bucket)
@@ -262,7 +268,11 @@ class Buckets:
         if not parted or not (any(sys.getrefcount(s.view) > 2 for s in parted) or _uses(bucket.flat) > bucket.uses):
             return
         old = [slot.view for slot in bucket.slots]
-        bucket.flat = torch.zeros_like(bucket.flat)
+        if bucket.shared is not None:
+            bucket.shared.renew()
+            bucket.flat = bucket.shared.flat
+        else:
+            bucket.flat = torch.zeros_like(bucket.flat)
         self._lay_views(bucket)
         for slot, view in zip(bucket.slots, old, strict=True):
             parameter = slot.parameter()

@@ -1,8 +1,8 @@
 """The workers of a run, and the collectives between them.
 
-Made on torch's own process groups, but never the default one: a script that asks `dist.is_initialized()` gets the
-answer that it would get alone, and one that makes its own group can. Small messages and rows travel on one channel,
-gradient buckets on another, so that a bucket that is ready early on one worker cannot be mistaken for a gather.
+Never torch's default process group: a script that asks `dist.is_initialized()` gets the answer that it would get alone,
+and one that makes its own group can. Tensors in host memory go through memory that the workers share where they are on
+one host, and over Gloo elsewhere; tensors in GPUs over NCCL, or through the host where workers share a GPU.
 
 Every method is called by every worker, in the same order. Each waits for all of them. When a peer is gone it raises
 `PeerLostError`; when the peers called something else, `PartedError`, unless Gloo notices first and ends the process,
@@ -11,22 +11,23 @@ which the launcher explains.
 
 from __future__ import annotations
 
-import datetime
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
+from paceline.comm.memory.reductions import Shared
+from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError
 from paceline.settings import WorkerSettings
 
-# The stall inspector decides when waiting is too long, with both sides' stacks in hand; a time-out knows neither.
-FOREVER = datetime.timedelta(days=30)
 GONE = (
     "closed by peer",
     "connection reset",
@@ -51,26 +52,57 @@ class Group:
         self._store: Any = None
         if self.world > 1:
             self._store = connect_store(settings)
-            self._rows = self._gloo("rows")
-            self._buckets = self._gloo("buckets")
+            self._channel = self._open_channel()
 
     # -- collectives ----------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: torch.Tensor, what: str) -> None:
         """Sums `tensor` over the workers, in place."""
-        if self.world > 1:
-            self._await(self._start_all_reduce(tensor, self._rows), what)
+        if self.world == 1:
+            return
+        if self._on_gpus(tensor):
+            with self._waiting(what):
+                self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait()
+            return
+        host, is_copy = _summable(tensor)
+        with self._waiting(what):
+            self._channel.all_reduce(host.view(-1), what)
+            if is_copy:
+                _copy_back(tensor, host)
 
-    def start_all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
+        """Memory for a bucket on the host that is summed where it lies; None where there is no such thing. Every worker
+        allocates the same ones in the same order."""
+        return self._channel.allocate(numel, dtype)
+
+    def start_all_reduce(self, tensor: torch.Tensor, shared: Shared | None = None) -> Pending:
         """Begins to sum a gradient bucket in place; `finish` waits for it. Order is the order of starting."""
-        return Pending(self, self._start_all_reduce(tensor, self._buckets))
+        if self._on_gpus(tensor):
+            return Pending(self, self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait)
+        if shared is not None:
+            begun = self._channel.start(tensor, shared, "gradients")
+            return Pending(self, lambda: self._channel.finish(begun))
+        host, is_copy = _summable(tensor)
+        begun = self._channel.start(host.view(-1), None, "gradients")
+
+        def finish() -> None:
+            self._channel.finish(begun)
+            if is_copy:
+                _copy_back(tensor, host)
+
+        return Pending(self, finish)
+
+    def progress(self) -> None:
+        """A moment to get on with what was started. Does not wait."""
+        self._channel.progress()
 
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Gives every worker rank 0's values, in place."""
         if self.world == 1 or not tensor.numel():
             return
         host = as_bytes(tensor)
-        self._await(self._rows.broadcast([host], _options(dist.BroadcastOptions, rootRank=0)), what)
+        with self._waiting(what):
+            self._channel.broadcast(host, what)
         with torch.no_grad():
             tensor.copy_(host.view(tensor.dtype).view(tensor.shape))
 
@@ -79,18 +111,14 @@ class Group:
         if self.world == 1:
             return rows
         mine = rows.movedim(dim, 0).contiguous()
-        longest = max(sizes)
-        if mine.shape[0] < longest:
-            mine = torch.cat([mine, mine.new_zeros((longest - mine.shape[0], *mine.shape[1:]))])
-        if rows.is_cuda and self.backend != "gloo" and self._nccl() is not None:
-            out = mine.new_empty((self.world * longest, *mine.shape[1:]))
-            self._await(self._nccl()._allgather_base(out, mine), what)
+        if self._on_gpus(rows):
+            out = self._gather_on_gpus(mine, sizes, what)
         else:
-            out = torch.empty((self.world * longest, *mine.shape[1:]), dtype=mine.dtype)
-            self._await(self._rows._allgather_base(as_bytes(out), as_bytes(mine)), what)
-            out = out.to(rows.device)
-        if any(size != longest for size in sizes):
-            out = torch.cat([out[r * longest : r * longest + size] for r, size in enumerate(sizes)])
+            host = torch.empty((sum(sizes), *mine.shape[1:]), dtype=mine.dtype)
+            into = [as_bytes(part) for part in host.split(list(sizes))]
+            with self._waiting(what):
+                self._channel.all_gather(as_bytes(mine), into, what)
+            out = host.to(rows.device)
         # Not a view: the script may change it in place.
         return out.movedim(0, dim).contiguous() if dim else out
 
@@ -99,7 +127,8 @@ class Group:
         if self.world == 1:
             return vector.unsqueeze(0)
         out = vector.new_empty((self.world, vector.numel()))
-        self._await(self._rows._allgather_base(out, vector.unsqueeze(0)), what)
+        with self._waiting(what):
+            self._channel.all_gather(vector, list(out.unbind()), what)
         return out
 
     def gather_objects(self, value: Any, what: str) -> list[Any]:
@@ -113,18 +142,20 @@ class Group:
 
     # -- underneath -----------------------------------------------------------------------------------------------
 
-    def _gloo(self, channel: str) -> Any:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = FOREVER
-        if self._local_world == self.world:
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        else:
-            options._devices = [dist.ProcessGroupGloo.create_default_device()]
-        store = PrefixStore(f"paceline/{channel}", self._store)
+    def _open_channel(self) -> Channel:
+        """Through shared memory if all workers are on one host, unless Gloo was asked for."""
+        store = PrefixStore("paceline", self._store)
+        store.set(f"host{self.rank}", host_of_this_process())
+        local = len({store.get(f"host{rank}") for rank in range(self.world)}) == 1
         try:
-            return dist.ProcessGroupGloo(store, self.rank, self.world, options)
+            if local and self.backend != "gloo":
+                return MemoryChannel(store, self.rank, self.world)
+            return GlooChannel(store, self.rank, self.world, local=local)
         except RuntimeError as error:
             raise self._explain(error, "start") from error
+
+    def _on_gpus(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and self.backend != "gloo" and self._nccl() is not None
 
     def _nccl(self) -> Any:
         """The GPUs' own group, made when the first CUDA tensor comes; None where workers share a GPU."""
@@ -137,33 +168,30 @@ class Group:
                 self._cuda = False
                 self.pulse.notice(
                     f"{self._local_world} workers share {torch.cuda.device_count()} GPU(s): "
-                    "collectives go through the host (gloo)."
+                    "collectives go through the host."
                 )
         return self._cuda or None
 
-    def _start_all_reduce(self, tensor: torch.Tensor, channel: Any) -> list[Any]:
-        """A list of (work, host copy or None, tensor)."""
-        if tensor.is_cuda and self.backend != "gloo" and self._nccl() is not None:
-            return [(self._nccl().allreduce([tensor], dist.AllreduceOptions()), None, tensor)]
-        # Half types are summed in float32: no backend of the host does it otherwise, and it is more exact.
-        small = tensor.dtype in (torch.float16, torch.bfloat16)
-        if tensor.is_cuda or small or not tensor.is_contiguous():
-            host = tensor.detach().to("cpu", torch.float32 if small else tensor.dtype).contiguous()
-            return [(channel.allreduce([host], dist.AllreduceOptions()), host, tensor)]
-        return [(channel.allreduce([tensor], dist.AllreduceOptions()), None, tensor)]
+    def _gather_on_gpus(self, mine: torch.Tensor, sizes: Sequence[int], what: str) -> torch.Tensor:
+        longest = max(sizes)
+        if mine.shape[0] < longest:
+            mine = torch.cat([mine, mine.new_zeros((longest - mine.shape[0], *mine.shape[1:]))])
+        out = mine.new_empty((self.world * longest, *mine.shape[1:]))
+        with self._waiting(what):
+            self._nccl()._allgather_base(out, mine).wait()
+        if all(size == longest for size in sizes):
+            return out
+        return torch.cat([out[r * longest : r * longest + size] for r, size in enumerate(sizes)])
 
-    def _await(self, works: Any, what: str) -> None:
-        """Waits, on the clock of exposed communication and in sight of the stall inspector."""
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """On the clock of exposed communication and in sight of the stall inspector."""
         self.pulse.enter(what)
         timed = self.watch.phase != "evaluation"
         if timed:
             self.watch.enter("communication")
         try:
-            for work, host, tensor in works if isinstance(works, list) else [(works, None, torch.empty(0))]:
-                work.wait()
-                if host is not None:
-                    with torch.no_grad():
-                        tensor.copy_(host)
+            yield
         except RuntimeError as error:
             raise self._explain(error, what) from error
         finally:
@@ -184,11 +212,12 @@ class Group:
 class Pending:
     """A collective under way."""
 
-    def __init__(self, group: Group, works: list[Any]) -> None:
-        self._group, self._works = group, works
+    def __init__(self, group: Group, wait: Callable[[], Any]) -> None:
+        self._group, self._wait = group, wait
 
     def finish(self, what: str) -> None:
-        self._group._await(self._works, what)
+        with self._group._waiting(what):
+            self._wait()
 
 
 def connect_store(settings: WorkerSettings) -> Any:
@@ -214,8 +243,15 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return host.as_strided((host.numel(),), (1,)).view(torch.uint8)  # a size of 1 may come with any stride
 
 
-def _options(kind: Any, **fields: Any) -> Any:
-    options = kind()
-    for name, value in fields.items():
-        setattr(options, name, value)
-    return options
+def _summable(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The tensor on the host, contiguous, and whether that is a copy. Half types are summed in float32: it is more
+    exact, and Gloo does not do it otherwise."""
+    small = tensor.dtype in (torch.float16, torch.bfloat16)
+    if tensor.is_cuda or small or not tensor.is_contiguous():
+        return tensor.detach().to("cpu", torch.float32 if small else tensor.dtype).contiguous(), True
+    return tensor.detach(), False
+
+
+def _copy_back(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(host)

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from paceline.comm.group import Group
+from paceline.comm.places import script_line
 from paceline.errors import NotSplitError
 from paceline.settings import RunSettings
 
@@ -163,17 +164,6 @@ class Stage:
             f"that could be split: every worker would do all of the work.",
             advice=UNSPLIT_ADVICE,
         )
-
-
-def script_line() -> str:
-    """The innermost line of the script (not of torch or Paceline) that is running, as file:line."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("paceline", "torch", "importlib", "runpy", "contextlib")):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "the script's end"
 
 
 def call_site() -> int:

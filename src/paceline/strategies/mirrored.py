@@ -17,9 +17,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.buckets import Buckets
 from paceline.comm.group import Group
+from paceline.comm.places import script_line
 from paceline.errors import PartedError
 from paceline.script import algebra
-from paceline.script.stage import Stage, call_site, script_line
+from paceline.script.stage import Stage, call_site
 from paceline.strategies.accumulation import Accumulation
 
 SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most

@@ -1,0 +1,148 @@
+"""How the workers' tensors in host memory travel: through memory that they share, or over Gloo.
+
+Both offer the same few collectives. Rows and small messages go one way, gradient buckets another, so that a bucket that
+is ready early on one worker cannot be mistaken for a gather. Tensors are flat and contiguous.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
+
+from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.reductions import Reductions, Shared, Sum
+
+# The stall inspector decides when waiting is too long, with both sides' stacks in hand; a time-out knows neither.
+FOREVER = datetime.timedelta(days=30)
+
+
+class Channel(Protocol):
+    """Every worker calls the same methods in the same order; all but `start` and `progress` wait for all of them."""
+
+    name: str
+
+    def all_reduce(self, flat: torch.Tensor, what: str) -> None:
+        """Sums, in place."""
+
+    def broadcast(self, flat: torch.Tensor, what: str) -> None:
+        """Rank 0's, in place."""
+
+    def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor], what: str) -> None:
+        """`into[r]` becomes worker r's; sizes may differ."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
+        """Memory for a bucket that is summed where it lies, if there is such a thing."""
+
+    def start(self, flat: torch.Tensor, shared: Shared | None, what: str) -> Any:
+        """Begins to sum a bucket in place. The order of starting is everybody's."""
+
+    def progress(self) -> None:
+        """A moment to get on with sums that were started."""
+
+    def finish(self, begun: Any) -> None:
+        """Waits for a sum that was started."""
+
+
+class MemoryChannel:
+    """Between workers of one host."""
+
+    name = "memory"
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        self._rows = Engine(PrefixStore("rows", store), rank, world)
+        self._odd: Engine | None = None  # for buckets that lie elsewhere (in a GPU): made when there is one
+        self._odd_store = PrefixStore("odd", store)
+        self._sums = Reductions(PrefixStore("sums", store), rank, world)
+
+    def all_reduce(self, flat: torch.Tensor, what: str) -> None:
+        self._rows.all_reduce(flat, name=what)
+
+    def broadcast(self, flat: torch.Tensor, what: str) -> None:
+        self._rows.broadcast(flat, 0, name=what)
+
+    def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor], what: str) -> None:
+        self._rows.all_gather(own, into, name=what)
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
+        return self._sums.allocate(numel, dtype)
+
+    def start(self, flat: torch.Tensor, shared: Shared | None, what: str) -> Any:
+        if shared is None:
+            return flat  # summed when it is waited for, since everybody waits at the same place
+        return self._sums.start(shared, what)
+
+    def progress(self) -> None:
+        self._sums.progress()
+
+    def finish(self, begun: Sum | torch.Tensor) -> None:
+        if isinstance(begun, Sum):
+            self._sums.finish(begun)
+            return
+        if self._odd is None:
+            self._odd = Engine(self._odd_store, self._rows.rank, self._rows.world)
+        self._odd.all_reduce(begun, name="gradients")
+
+
+class GlooChannel:
+    """Between workers anywhere."""
+
+    name = "gloo"
+
+    def __init__(self, store: Any, rank: int, world: int, *, local: bool) -> None:
+        """`local`: all workers are on this host."""
+        self.world, self._local = world, local
+        self._rows, self._buckets = (
+            self._group(PrefixStore(channel, store), rank, world) for channel in ("rows", "buckets")
+        )
+
+    def all_reduce(self, flat: torch.Tensor, what: str) -> None:
+        self._rows.allreduce([flat], dist.AllreduceOptions()).wait()
+
+    def broadcast(self, flat: torch.Tensor, what: str) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._rows.broadcast([_as_bytes(flat)], options).wait()
+
+    def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor], what: str) -> None:
+        own, pieces = _as_bytes(own), [_as_bytes(piece) for piece in into]
+        longest = max(piece.numel() for piece in pieces)
+        if all(piece.numel() == longest for piece in pieces):
+            self._rows.allgather([pieces], [own], AllgatherOptions()).wait()
+            return
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: own.numel()] = own
+        whole = torch.empty(self.world * longest, dtype=torch.uint8)
+        self._rows._allgather_base(whole, padded).wait()
+        for piece, row in zip(pieces, whole.split(longest), strict=True):
+            piece.copy_(row[: piece.numel()])
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
+        return None
+
+    def start(self, flat: torch.Tensor, shared: Shared | None, what: str) -> Any:
+        return self._buckets.allreduce([flat], dist.AllreduceOptions())
+
+    def progress(self) -> None:
+        pass
+
+    def finish(self, begun: Any) -> None:
+        begun.wait()
+
+    def _group(self, store: Any, rank: int, world: int) -> Any:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = FOREVER
+        if self._local:
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        else:
+            options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        return dist.ProcessGroupGloo(store, rank, world, options)
+
+
+def _as_bytes(flat: torch.Tensor) -> torch.Tensor:
+    """Gathers and broadcasts move any dtype alike."""
+    return flat.view(torch.uint8)

@@ -1,0 +1,229 @@
+"""Collectives of workers that share memory.
+
+Each worker has a slot that all can read. What a worker brings is written there, it posts a signal to the others, and
+they read. A sum goes in parts: everybody brings, for each peer, that peer's part; each adds up its own part and puts it
+back; everybody reads the parts. Every other round uses the other half of the slots: who has reached a round has left
+the one before the last, so nobody need wait until all have read.
+
+Every worker calls the same methods in the same order. Each waits for all. Who calls another one, or with another size
+or dtype, raises `PartedError` on everybody; a peer that is gone raises `PeerLostError`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from paceline.comm.memory.meeting import Meeting
+from paceline.comm.memory.region import Store
+
+HALF = 8 << 20  # bytes of a slot's half
+SMALL = 32 << 10  # bytes: below this everybody adds up everything, which needs one signal less
+ALIGN = 64
+Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # takes the second into the first
+
+
+def add(into: torch.Tensor, other: torch.Tensor) -> None:
+    into.add_(other)
+
+
+class Engine:
+    """The collectives of one group. Tensors are CPU tensors, flat and contiguous."""
+
+    def __init__(self, store: Store, rank: int, world: int, **options: Any) -> None:
+        """Every worker of the group makes one, with a store of their own to meet in."""
+        self.rank, self.world = rank, world
+        self._meeting = Meeting(store, rank, world, world * 2 * HALF, **options)
+        self._peers = [(rank + step) % world for step in range(1, world)]  # everybody begins with another one
+        self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}  # by half, by rank
+        self._round = 0
+
+    # -- sums ------------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, flat: torch.Tensor, reduce: Reduce = add, *, name: str = "all_reduce") -> None:
+        """In place. The result has the same bits on every worker."""
+        self._meeting.call(name, flat.dtype, flat.numel())
+        if flat.numel() * flat.element_size() <= SMALL:
+            self._reduce_small(flat, reduce)
+            return
+        for bounds in self._blocks(flat):
+            half, part = self._half(flat.dtype), self._part(flat.dtype)
+            self._bring_parts(flat, bounds, half, part)
+            own = self._reduce_part(flat, bounds, half, part, reduce)
+            half[self.rank][self.rank * part :][: own.numel()].copy_(own)
+            self._meeting.signal()
+            for peer in self._peers:
+                self._meeting.wait(peer)
+                start, stop = bounds[peer], bounds[peer + 1]
+                flat[start:stop].copy_(half[peer][peer * part :][: stop - start])
+
+    def reduce_scatter(
+        self, flat: torch.Tensor, own: torch.Tensor, counts: Sequence[int], reduce: Reduce = add
+    ) -> None:
+        """`own` becomes this worker's part of the sum; `counts` says how long each worker's part is."""
+        self._meeting.call("reduce_scatter", flat.dtype, flat.numel())
+        ends = [0]
+        for count in counts:
+            ends.append(ends[-1] + count)
+        own.copy_(flat[ends[self.rank] : ends[self.rank + 1]])
+        part = self._part(flat.dtype)
+        for at in range(0, max(max(counts), 1), part):
+            half = self._half(flat.dtype)
+            for peer in self._peers:
+                piece = flat[ends[peer] + at : min(ends[peer] + at + part, ends[peer + 1])]
+                half[self.rank][peer * part :][: piece.numel()].copy_(piece)
+            self._meeting.signal()
+            mine = own[at : at + part]
+            for peer in self._peers:
+                self._meeting.wait(peer)
+                reduce(mine, half[peer][self.rank * part :][: mine.numel()])
+
+    def _reduce_small(self, flat: torch.Tensor, reduce: Reduce) -> None:
+        half, size = self._half(flat.dtype), flat.numel()
+        half[self.rank][:size].copy_(flat)
+        self._exchange()
+        if self.rank:
+            flat.copy_(half[0][:size])  # the order of adding is everybody's, so that the bits are
+        for peer in range(1, self.world):
+            reduce(flat, half[peer][:size])
+
+    def _blocks(self, flat: torch.Tensor) -> Iterator[list[int]]:
+        """What fits into the slots at a time, as the bounds of each worker's part."""
+        most, size = self._part(flat.dtype) * self.world, flat.numel()
+        rounds = -(-size // most)
+        for turn in range(rounds):
+            start, stop = size * turn // rounds, size * (turn + 1) // rounds
+            yield [start + (stop - start) * rank // self.world for rank in range(self.world + 1)]
+
+    def _bring_parts(self, flat: torch.Tensor, bounds: list[int], half: list[torch.Tensor], part: int) -> None:
+        for peer in self._peers:
+            start, stop = bounds[peer], bounds[peer + 1]
+            half[self.rank][peer * part :][: stop - start].copy_(flat[start:stop])
+        self._meeting.signal()
+
+    def _reduce_part(
+        self, flat: torch.Tensor, bounds: list[int], half: list[torch.Tensor], part: int, reduce: Reduce
+    ) -> torch.Tensor:
+        own = flat[bounds[self.rank] : bounds[self.rank + 1]]
+        for peer in self._peers:
+            self._meeting.wait(peer)
+            reduce(own, half[peer][self.rank * part :][: own.numel()])
+        return own
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def broadcast(self, flat: torch.Tensor, root: int, *, name: str = "broadcast") -> None:
+        """Everybody's becomes the root's."""
+        self._meeting.call(name, flat.dtype, flat.numel(), root)
+        self._deal(flat if self.rank == root else None, lambda peer: flat if peer == root else None, [flat.numel()])
+
+    def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor], *, name: str = "all_gather") -> None:
+        """`into[r]` becomes worker r's. They may differ in size, and everybody knows each."""
+        self._meeting.call(name, own.dtype, sum(piece.numel() for piece in into))
+        into[self.rank].copy_(own)
+        self._deal(own, lambda peer: into[peer], [piece.numel() for piece in into])
+
+    def gather(self, own: torch.Tensor, into: Sequence[torch.Tensor] | None, root: int) -> None:
+        """At the root `into[r]` becomes worker r's; all of one size."""
+        self._meeting.call("gather", own.dtype, own.numel(), root)
+        if into is not None:
+            into[self.rank].copy_(own)
+        brings = own if self.rank != root else None
+        self._deal(brings, lambda peer: into[peer] if into is not None else None, [own.numel()])
+
+    def all_to_all(self, pieces: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+        """`into[r]` becomes what worker r had for this one. Sizes may differ from pair to pair."""
+        self._meeting.call("all_to_all", pieces[0].dtype, 0)
+        into[self.rank].copy_(pieces[self.rank])
+        longest = max((piece.numel() for piece in (*pieces, *into)), default=0)
+        part = self._part(pieces[0].dtype)
+        rounds = -(-max(self.exchange(longest)) // part)
+        for turn in range(rounds):
+            half, at = self._half(pieces[0].dtype), turn * part
+            for peer in self._peers:
+                piece = pieces[peer][at : at + part]
+                half[self.rank][peer * part :][: piece.numel()].copy_(piece)
+            self._meeting.signal()
+            for peer in self._peers:
+                self._meeting.wait(peer)
+                piece = into[peer][at : at + part]
+                piece.copy_(half[peer][self.rank * part :][: piece.numel()])
+
+    def scatter(self, own: torch.Tensor, pieces: Sequence[torch.Tensor] | None, root: int) -> None:
+        """`own` becomes what the root has for this worker."""
+        self._meeting.call("scatter", own.dtype, own.numel(), root)
+        part = self._part(own.dtype)
+        if pieces is not None:
+            own.copy_(pieces[root])
+        for at in range(0, max(own.numel(), 1), part):
+            half = self._half(own.dtype)
+            for peer in self._peers if pieces is not None else ():
+                piece = pieces[peer][at : at + part]  # type: ignore[index]
+                half[self.rank][peer * part :][: piece.numel()].copy_(piece)
+            self._exchange()
+            if pieces is None:
+                piece = own[at : at + part]
+                piece.copy_(half[root][self.rank * part :][: piece.numel()])
+
+    def barrier(self) -> None:
+        """Returns when everybody has called it."""
+        self._meeting.call("barrier", torch.uint8, 0)
+        self._exchange()
+
+    def exchange(self, thing: Any) -> list[Any]:
+        """Everybody's picklable thing, by rank. Of small things; large ones take as many rounds as they need."""
+        raw = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
+        size = torch.tensor([raw.numel()])
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world)]
+        self.all_gather(size, sizes)
+        raws = [torch.empty(int(size), dtype=torch.uint8) for size in sizes]
+        self.all_gather(raw, raws)
+        return [pickle.loads(raw.numpy().tobytes()) for raw in raws]
+
+    def _deal(
+        self,
+        brings: torch.Tensor | None,
+        into: Callable[[int], torch.Tensor | None],
+        sizes: Sequence[int],
+    ) -> None:
+        """Writes what this worker brings and reads what it wants from each peer, in as many rounds as the largest
+        needs."""
+        dtype = (
+            brings if brings is not None else next(t for r in range(self.world) if (t := into(r)) is not None)
+        ).dtype
+        room = HALF // dtype.itemsize
+        for at in range(0, max(*sizes, 1), room):
+            half = self._half(dtype)
+            if brings is not None and at < brings.numel():
+                piece = brings[at : at + room]
+                half[self.rank][: piece.numel()].copy_(piece)
+            self._meeting.signal()
+            for peer in self._peers:
+                self._meeting.wait(peer)
+                wanted = into(peer)
+                if wanted is not None and at < wanted.numel():
+                    piece = wanted[at : at + room]
+                    piece.copy_(half[peer][: piece.numel()])
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def _half(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """A new round: the slots to use in it, as this dtype, by rank."""
+        self._round += 1
+        slots = self._slots.get(dtype)
+        if slots is None:
+            space = self._meeting.space.view(2, self.world, HALF)
+            slots = self._slots[dtype] = [[space[h, r].view(dtype) for r in range(self.world)] for h in (0, 1)]
+        return slots[self._round & 1]
+
+    def _part(self, dtype: torch.dtype) -> int:
+        """Elements of one worker's part of a slot."""
+        return HALF // self.world // ALIGN * ALIGN // dtype.itemsize
+
+    def _exchange(self) -> None:
+        self._meeting.signal()
+        for peer in self._peers:
+            self._meeting.wait(peer)
