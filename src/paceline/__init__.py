@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.comm.registration import register
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Mirrored", "PacelineError", "__version__"]
 
 _HOMES = {"Mirrored": "paceline.strategies.mirrored", "PacelineError": "paceline.errors"}
+
+
+register()
 
 
 def __getattr__(name: str) -> Any:

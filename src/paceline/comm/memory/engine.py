@@ -41,6 +41,10 @@ class Engine:
         self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}  # by half, by rank
         self._round = 0
 
+    def at(self, site: Callable[[], str]) -> None:
+        """Says where in the script the next call was made, for the one who must explain it."""
+        self._meeting.site = site
+
     # -- sums ------------------------------------------------------------------------------------------------------
 
     def all_reduce(self, flat: torch.Tensor, reduce: Reduce = add, *, name: str = "all_reduce") -> None:

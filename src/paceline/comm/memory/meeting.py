@@ -43,9 +43,9 @@ class Meeting:
         without a `timeout` a peer that lives is waited for as long as it takes."""
         self.rank, self.world = rank, world
         self.site: Callable[[], str] = script_line  # of the call under way
-        self._names, self._timeout = names or list(range(world)), timeout
+        self.names, self._timeout = names or list(range(world)), timeout
         # Where workers share cores, turning round takes the core from the one that is waited for.
-        self._spin = SPIN if world <= (os.cpu_count() or 1) else 0
+        self.spin = SPIN if world <= (os.cpu_count() or 1) else 0
         self._codes: dict[tuple[str, torch.dtype], int] = {}
         self._number, self._call, self._said = 0, b"", ""
         self._unheard = [False] * world  # who has not been compared with in the call under way
@@ -74,13 +74,21 @@ class Meeting:
         self._texts = [at + 2 * LINE for at in self._calls]
         store.set(f"process{self.rank}", str(os.getpid()))
         self._peers = Peers([int(store.get(f"process{peer}")) for peer in ranks], self.rank)
-        self.call("meeting", torch.uint8, space)
+        self.meet()
+        self._region.close_door()
+
+    def meet(self) -> None:
+        """Returns when everybody is here."""
+        self.call("meeting", torch.uint8, 0)
         self.signal()
-        for peer in ranks:
+        for peer in range(self.world):
             if peer != self.rank:
                 self.wait(peer)
-        self._region.close_door()
         self._unheard = [False] * self.world
+
+    def gone(self) -> list[int]:
+        """The workers that have ended."""
+        return self._peers.gone()
 
     def call(self, name: str, dtype: torch.dtype, size: int, root: int = 0) -> None:
         """A collective begins. All must begin the same one, of the same dtype and size."""
@@ -107,7 +115,7 @@ class Meeting:
         address = self._waits[peer]
         if not signals.is_posted(address):
             self._since, self._awaited = time.monotonic(), peer
-            signals.take(address, self._spin, self._look)
+            signals.take(address, self.spin, self._look)
         self._taken[peer] += 1
         if self._unheard[peer]:
             self._unheard[peer] = False
@@ -120,14 +128,14 @@ class Meeting:
         for peer in self._peers.gone():
             if self._taken[peer] < self._signals and not signals.count(self._waits[peer]):
                 self._broken = PeerLostError(
-                    f"Worker {self._names[peer]} has ended, and worker {self._names[self.rank]} waits for it in "
+                    f"Worker {self.names[peer]} has ended, and worker {self.names[self.rank]} waits for it in "
                     f"{self._said} at {self.site()}."
                 )
                 raise self._broken
         if self._timeout is not None and time.monotonic() - self._since > self._timeout:
             self._broken = PeerLostError(
-                f"Worker {self._names[self.rank]} has waited {self._timeout:.0f} s for worker "
-                f"{self._names[self._awaited]} in {self._said} at {self.site()}."
+                f"Worker {self.names[self.rank]} has waited {self._timeout:.0f} s for worker "
+                f"{self.names[self._awaited]} in {self._said} at {self.site()}."
             )
             raise self._broken
 
@@ -164,8 +172,8 @@ class Meeting:
             said.append((peer, words if heard else "nothing yet"))
         self._broken = PartedError(
             "The workers entered different collectives: "
-            + "; ".join(f"worker {self._names[p]}: {words}" for p, words in said),
-            advice="A branch that depends on time, on unseeded randomness or on the process leads workers apart. All must "
-            "make the same collectives in the same order, of the same size and dtype.",
+            + "; ".join(f"worker {self.names[p]}: {words}" for p, words in said),
+            advice="A branch that depends on time, on unseeded randomness or on the process leads workers apart: all "
+            "must make the same collectives in the same order, of the same size and dtype.",
         )
         raise self._broken
