@@ -34,6 +34,8 @@ class RunSettings:
     seed: int = 0  # starts torch's, numpy's and Python's random streams; a script's own seed overrides it
     stall_warning: float = 60.0
     stall_abort: float | None = None
+    staged: bool = True  # False: a program that measures, not a training script; it is left alone
+    timeline: bool = False  # keep a time line of phases and buckets in the record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

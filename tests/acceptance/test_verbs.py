@@ -239,3 +239,26 @@ def test_topo(paceline_, folder):
     assert (done.returncode, done.stderr) == (0, "")
     assert "best 2: GPU0 GPU2" in done.stdout
     assert (folder / "machine.svg").read_text().startswith("<svg")
+
+
+def test_a_time_line_names_the_parameters_of_each_bucket_and_when_it_was_summed(folder, paceline_) -> None:
+    done = paceline_("run", "-n", "2", "--timeline", "trace.json", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "timeline: trace.json" in done.stderr
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1}
+    assert {"forward", "backward", "communication", "optimizer"} <= {event["name"] for event in spans}
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    bucket = [e for e in spans if e["pid"] == 0 and tracks[0, e["tid"]] == "bucket 0"]
+    assert {event["name"] for event in bucket} == {"ready", "queued", "reduced"}
+    assert "model.0.weight" in bucket[0]["args"]["parameters"]
+    assert {event["args"]["step"] for event in bucket} == set(range(1, 8))
+    assert any("waited for gradients of model." in event["name"] for event in spans)
+
+
+def test_a_time_line_in_a_folder_that_is_not_there_is_refused_at_once(paceline_) -> None:
+    done = paceline_("run", "-n", "2", "--timeline", "no/trace.json", "train.py")
+    assert done.returncode == 2
+    assert "mkdir -p no" in done.stderr
+    assert "Traceback" not in done.stderr

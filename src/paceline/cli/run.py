@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +13,11 @@ from paceline.cli.example_first import verb
 from paceline.cli.live import LiveLine
 from paceline.cli.session import Session
 from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
+from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
 from paceline.record import new_folder
 from paceline.record.schema import Outcome
+from paceline.record.timeline import write_trace
 from paceline.settings import Batch, RunSettings
 from paceline.topology import discover
 from paceline.trials.summary import Summary, summarize
@@ -46,6 +49,16 @@ Steps = Annotated[
         min=1,
         help="Stop after so many steps.",
         show_default="the script's own end",
+        rich_help_panel=options.HOW,
+    ),
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--timeline",
+        metavar="FILE",
+        help="Write a time line of phases and gradient buckets, for Perfetto.",
+        show_default=False,
         rich_help_panel=options.HOW,
     ),
 ]
@@ -81,6 +94,7 @@ def run(
     oversubscribe: options.Oversubscribe = False,
     stall_warning: options.StallWarning = 60.0,
     stall_abort: options.StallAbort = None,
+    timeline: Timeline = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -103,9 +117,15 @@ def run(
         seed=options.seed_or_new(seed),
         stall_warning=stall_warning,
         stall_abort=stall_abort,
+        timeline=timeline is not None,
     )
     # Before the record's folder is made: a mistake leaves nothing behind.
     check(settings, discover(), oversubscribe=oversubscribe)
+    if timeline is not None and not timeline.absolute().parent.is_dir():
+        raise UsageError(
+            f"Asked for --timeline {timeline}, but there is no folder {timeline.parent}.",
+            advice=f"mkdir -p {timeline.parent}",
+        )
     session.record = new_folder(record, script)
     console = stderr()
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
@@ -132,6 +152,9 @@ def run(
     finally:
         live.close()
     summary = summarize(session.record)
+    if timeline is not None:
+        spans = write_trace(session.record, timeline)
+        console.print(f"timeline: {timeline} ({spans} spans; open it in ui.perfetto.dev)", soft_wrap=True)
     if outcome.message:
         console.print(outcome.message, style="red", soft_wrap=True)
     if not quiet:

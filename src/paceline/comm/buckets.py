@@ -9,6 +9,7 @@ gradient here, too, and one that nobody used keeps none.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Slot:
     """A parameter's place."""
 
     parameter: weakref.ref[torch.Tensor]
+    name: str
     bucket: Bucket | None = None
     view: torch.Tensor | None = None
     address: int = 0  # of the view's memory when it was laid
@@ -46,6 +48,9 @@ class Bucket:
     uses: int = 0  # of its memory while nobody but us holds it
     missing: int = 0
     pending: Pending | None = None
+    what: str = "gradients"  # for whoever asks what is waited for
+    began: float = 0.0  # when its first gradient of this backward came
+    ready: float = 0.0  # when it was sent off
 
 
 class Buckets:
@@ -66,9 +71,9 @@ class Buckets:
         self._keeping = False
         self._kept: dict[int, None] = {}  # slots whose gradients were kept back, in order
 
-    def adopt(self, parameter: torch.Tensor) -> int:
+    def adopt(self, parameter: torch.Tensor, name: str = "") -> int:
         """A parameter joins; all workers adopt in the same order."""
-        self.slots.append(Slot(weakref.ref(parameter)))
+        self.slots.append(Slot(weakref.ref(parameter), name or f"parameter {len(self.slots)}"))
         return len(self.slots) - 1
 
     def begin(self, site: int) -> None:
@@ -78,7 +83,7 @@ class Buckets:
         for slot in self.slots:
             slot.fired = slot.filled = False
         for bucket in list(self._sending):
-            bucket.missing, bucket.pending = len(bucket.slots), None
+            bucket.missing, bucket.pending, bucket.began = len(bucket.slots), None, 0.0
             self._make_fit(bucket)
 
     def keep_back(self) -> None:
@@ -128,10 +133,29 @@ class Buckets:
         for index, value in enumerate(state):
             if value == ODD and (parameter := self.slots[index].parameter()) is not None:
                 self._average(parameter)
-        for bucket in self._sending:
+        for number, bucket in enumerate(self._sending):
             if bucket.pending is not None:
-                bucket.pending.finish("gradients")
+                began = time.perf_counter()
+                bucket.pending.finish(bucket.what)
+                if self.group.timeline is not None:
+                    self._tell(number, bucket, began)
         return [(row[0], row[1]) for row in tails[:, :2].tolist()]
+
+    def _tell(self, number: int, bucket: Bucket, waiting: float) -> None:
+        """Draws one bucket's way through this backward."""
+        assert self.group.timeline is not None
+        assert bucket.pending is not None
+        now, add = time.perf_counter(), self.group.timeline.add
+        track = f"bucket {number}"
+        names = [slot.name for slot in bucket.slots]
+        about = {"step": self.group.pulse.step + 1, "parameters": names, "bytes": bucket.flat.nbytes}
+        add(track, "ready", bucket.began or bucket.ready, bucket.ready, **about)
+        start, end = bucket.pending.adding or (now, now)
+        add(track, "queued", bucket.ready, start, **about)
+        if end > start:
+            add(track, "reduced", start, end, **about)
+        add("waiting for buckets", f"waited for {bucket.what}", waiting, now, bucket=number, **about)
+        bucket.began = 0.0
 
     # -- filling and sending ---------------------------------------------------------------------------------------
 
@@ -152,6 +176,8 @@ class Buckets:
         if parameter.grad is not slot.view:
             parameter.grad = slot.view
         slot.filled = True
+        if slot.bucket is not None and not slot.bucket.began:
+            slot.bucket.began = time.perf_counter()
 
     @torch.no_grad()
     def _complete(self, bucket: Bucket, reached: set[int]) -> None:
@@ -168,6 +194,7 @@ class Buckets:
                 parameter.grad = slot.view
 
     def _send(self, bucket: Bucket) -> None:
+        bucket.ready = time.perf_counter()
         bucket.pending = self.group.start_all_reduce(bucket.flat, bucket.shared)
 
     # -- placing ---------------------------------------------------------------------------------------------------
@@ -217,7 +244,13 @@ class Buckets:
         dtype, device = parameters[0].dtype, parameters[0].device
         shared = self.group.allocate(total, dtype) if device.type == "cpu" else None
         flat = shared.flat if shared is not None else torch.zeros(total, dtype=dtype, device=device)
-        bucket = Bucket(slots, flat, shared)
+        names = [slot.name for slot in slots]
+        what = (
+            f"the gradient of {names[0]}"
+            if len(names) == 1
+            else f"gradients of {names[0]} … {names[-1]} ({len(names)})"
+        )
+        bucket = Bucket(slots, flat, shared, what=what)
         for slot in slots:
             slot.bucket = bucket
         self._lay_views(bucket)

@@ -26,6 +26,7 @@ from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError
+from paceline.record.timeline import TimelineWriter
 from paceline.settings import WorkerSettings
 
 GONE = (
@@ -47,6 +48,7 @@ class Group:
         self.watch = watch or Stopwatch()
         self.backend = settings.run.backend
         self._local_world = settings.local_world
+        self.timeline: TimelineWriter | None = None
         self.crossed = 0  # how often a gradient has crossed from the whole batch into slices
         self._cuda: Any = None
         self._store: Any = None
@@ -81,7 +83,7 @@ class Group:
             return Pending(self, self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait)
         if shared is not None:
             begun = self._channel.start(tensor, shared, "gradients")
-            return Pending(self, lambda: self._channel.finish(begun))
+            return Pending(self, lambda: self._channel.finish(begun), begun)
         host, is_copy = _summable(tensor)
         begun = self._channel.start(host.view(-1), None, "gradients")
 
@@ -212,8 +214,13 @@ class Group:
 class Pending:
     """A collective under way."""
 
-    def __init__(self, group: Group, wait: Callable[[], Any]) -> None:
-        self._group, self._wait = group, wait
+    def __init__(self, group: Group, wait: Callable[[], Any], begun: Any = None) -> None:
+        self._group, self._wait, self._begun = group, wait, begun
+
+    @property
+    def adding(self) -> tuple[float, float] | None:
+        """When this worker added up its part, where it does that itself."""
+        return self._begun.adding if self._begun is not None else None
 
     def finish(self, what: str) -> None:
         with self._group._waiting(what):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Stopwatch:
     """Phases of one worker. `lap()` closes a lap; `laps()` gives back the finished ones in order."""
 
     def __init__(self) -> None:
+        self.on_span: Callable[[str, float, float], None] | None = None  # told of each stretch of a phase, on the host
         self._stack = [BASE]
         self._cuda = False
         self._mark: Any = time.perf_counter()
@@ -99,6 +101,8 @@ class Stopwatch:
         else:
             now = time.perf_counter()
             self._seconds[phase] = self._seconds.get(phase, 0.0) + (now - self._mark)
+            if self.on_span is not None:
+                self.on_span(phase, self._mark, now)
         self._mark = now
 
     def _event(self) -> Any:

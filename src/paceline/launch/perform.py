@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from paceline.comm.group import Group
+from paceline.comm.group import Group, connect_store
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
+from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter
 from paceline.script import api, aside, batch_norm, finding, streams
 from paceline.script.notices import Notices
@@ -21,7 +23,16 @@ from paceline.strategies.mirrored import Mirrored
 def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     """Runs the script in this process. Every worker of the run calls it; the script's exceptions come through."""
     run, folder = settings.run, Path(settings.record)
+    if not run.staged:
+        # Rank 0 serves the store that the program's own processes meet in.
+        store = connect_store(settings) if settings.world > 1 else None
+        play(run)
+        del store
+        return
     group = Group(settings, pulse=pulse, watch=Stopwatch())
+    if run.timeline:
+        timeline = group.timeline = TimelineWriter(folder, settings.rank)
+        group.watch.on_span = partial(timeline.add, "phases")
     stage = Stage(run, group)
     Mirrored().on_stage(stage)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
@@ -46,4 +57,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     except BaseException:
         recorder.write()
         raise
-    stage.end()
+    else:
+        stage.end()
+    finally:
+        if group.timeline is not None:
+            group.timeline.flush()

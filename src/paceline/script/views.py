@@ -172,10 +172,10 @@ class Views:
     def _is_whole(self, module: nn.Module) -> bool:
         names = self.stage.run.whole
         return bool(names) and (
-            type(getattr(module, "_orig_mod", module)).__name__ in names or self._path(module) in names
+            type(getattr(module, "_orig_mod", module)).__name__ in names or self.path_of(module) in names
         )
 
-    def _path(self, module: nn.Module) -> str | None:
+    def path_of(self, module: nn.Module) -> str | None:
         """The module's name in the script, or its path below another root."""
         import __main__
 

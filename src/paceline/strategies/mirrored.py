@@ -64,15 +64,13 @@ class Mirrored:
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor not in self._known:
                 self.group.broadcast(tensor, "the model's weights")
-        for parameter in module.parameters():
-            self._meet(parameter)
+        self._meet_all(module)
 
     def before_forward(self, module: nn.Module) -> None:
         if module.training:
             self._stirred[module] = None
-            for parameter in module.parameters():  # one that was put in since the first call, too
-                if parameter not in self._known:
-                    self._meet(parameter)
+            if any(parameter not in self._known for parameter in module.parameters()):  # put in since the first call
+                self._meet_all(module)
         elif module in self._stirred:
             self._average_buffers()
 
@@ -124,14 +122,19 @@ class Mirrored:
         owners = (vars(module) for root in self.stage.roots for module in root.modules())
         return any(value is leaf for owner in (vars(__main__), *owners) for value in owner.values())
 
-    def _meet(self, parameter: torch.Tensor) -> None:
+    def _meet_all(self, module: nn.Module) -> None:
+        prefix = self.stage.views.path_of(module) or type(module).__name__
+        for name, parameter in module.named_parameters():
+            self._meet(parameter, f"{prefix}.{name}")
+
+    def _meet(self, parameter: torch.Tensor, name: str = "") -> None:
         """From now on this parameter's gradient is averaged."""
         if not parameter.is_leaf or self._known.get(parameter) is not None:
             return
         if not parameter.requires_grad:
             self._known[parameter] = None
             return
-        self._known[parameter] = self._buckets.adopt(parameter)
+        self._known[parameter] = self._buckets.adopt(parameter, name)
         self._handles[parameter] = parameter.register_post_accumulate_grad_hook(self._ready).id
 
     def _ready(self, parameter: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Sum:
     name: str
     heard: set[int] = field(default_factory=set)
     reduced: bool = False
+    adding: tuple[float, float] = (0.0, 0.0)  # when this worker added up its part
 
 
 class Reductions:
@@ -118,7 +120,9 @@ class Reductions:
         self._open.popleft()
         flats = [self._flat_of(peer, oldest) for peer in range(self.world)]
         bounds = [oldest.bucket.numel * rank // self.world for rank in (self.rank, self.rank + 1)]
+        began = time.perf_counter()
         _sum_into_all(flats, self.rank, *bounds)
+        oldest.adding = began, time.perf_counter()
         oldest.reduced = True
         self._done.signal()
         return True

@@ -1,0 +1,103 @@
+"""A run's time line: what each worker did when, for trace viewers (Perfetto, chrome://tracing).
+
+Workers append spans to `timeline.rankR.jsonl` in the record; `write_trace` makes one Chrome trace of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.record.folder import unwritable
+
+BLOCK = 500  # spans written at a time
+
+
+class Span(msgspec.Struct, array_like=True):
+    """Something that took time. `track` is the line that it is drawn on."""
+
+    track: str
+    name: str
+    start: float  # unix time
+    end: float
+    about: dict[str, Any] = {}
+
+
+class TimelineWriter:
+    """Of one worker. Times are given as `time.perf_counter` has them."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = folder / f"timeline.rank{rank}.jsonl"
+        self._zero = time.time() - time.perf_counter()
+        self._encoder = msgspec.json.Encoder()
+        self._spans: list[Span] = []
+        try:
+            self._file = self._path.open("ab")
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+    def add(self, track: str, name: str, start: float, end: float, **about: Any) -> None:
+        self._spans.append(Span(track, name, start + self._zero, end + self._zero, about))
+        if len(self._spans) >= BLOCK:
+            self.flush()
+
+    def flush(self) -> None:
+        try:
+            self._file.write(b"".join(self._encoder.encode(span) + b"\n" for span in self._spans))
+            self._file.flush()
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+        self._spans.clear()
+
+
+def read_spans(path: Path) -> list[Span]:
+    """A worker's spans; a torn last line is left out."""
+    spans = []
+    for line in path.read_bytes().splitlines():
+        try:
+            spans.append(msgspec.json.decode(line, type=Span))
+        except msgspec.DecodeError:
+            break
+    return spans
+
+
+def write_trace(folder: Path, target: Path) -> int:
+    """Makes a Chrome trace of a record's time lines; gives the number of spans."""
+    files = sorted(folder.glob("timeline.rank*.jsonl"), key=lambda path: int(path.name.split("rank")[1].split(".")[0]))
+    by_rank = {int(path.name.split("rank")[1].split(".")[0]): read_spans(path) for path in files}
+    zero = min((span.start for spans in by_rank.values() for span in spans), default=0.0)
+    events: list[dict[str, Any]] = []
+    for rank, spans in by_rank.items():
+        events.append(_named("process_name", rank, 0, f"worker {rank}"))
+        tracks: dict[str, int] = {}
+        for span in spans:
+            if span.track not in tracks:
+                tracks[span.track] = len(tracks)
+                events.append(_named("thread_name", rank, tracks[span.track], span.track))
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": rank,
+                    "tid": tracks[span.track],
+                    "name": span.name,
+                    "ts": (span.start - zero) * 1e6,
+                    "dur": (span.end - span.start) * 1e6,
+                    "args": span.about,
+                }
+            )
+    fresh = target.with_name(f".{target.name}.new")
+    try:
+        fresh.write_bytes(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+        os.replace(fresh, target)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise unwritable(target, error) from error
+    return sum(map(len, by_rank.values()))
+
+
+def _named(kind: str, rank: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": rank, "tid": track, "name": kind, "args": {"name": name}}
