@@ -78,6 +78,36 @@ def test_a_worker_without_its_lane_is_refused() -> None:
         all_reduce(torch.ones(3), WireLocal(Alone()), None, lanes=2)  # type: ignore[arg-type]
 
 
+class Watching(WireLocal):
+    """Holds the caller to what a `Local` is promised."""
+
+    def __init__(self, wire: Any) -> None:
+        super().__init__(wire)
+        self.opened: list[int] = []
+        self.most = 0
+
+    def reduce_parts(self, flat: torch.Tensor, parts: int) -> torch.Tensor:
+        self.opened.append(flat.data_ptr())
+        self.most = max(self.most, len(self.opened))
+        return super().reduce_parts(flat, parts)
+
+    def share_parts(self, flat: torch.Tensor, parts: int) -> None:
+        assert self.opened.pop(0) == flat.data_ptr()
+        super().share_parts(flat, parts)
+
+
+def watched(group: Group, size: int) -> tuple[int, int]:
+    within, lane, lanes = hosts_of(group, (2, 2))
+    local = Watching(within)
+    all_reduce(torch.ones(size), local, lane, lanes=lanes, slab=SLAB)
+    return local.most, len(local.opened)
+
+
+@pytest.mark.parametrize(("size", "most"), [(0, 0), (1000, 1), (1025, 2), (20_000, 2)])
+def test_at_most_two_slabs_are_open_and_all_are_closed_in_order(pool: Any, size: int, most: int) -> None:
+    assert pool(4).run(watched, size) == [(most, 0)] * 4
+
+
 # -- what crosses the network ------------------------------------------------------------------------------------------
 
 

@@ -58,28 +58,32 @@ class GlooWire:
     its own connections, so that those who wait for it notice too.
     """
 
-    def __init__(self, group: Any) -> None:
-        """Of a `ProcessGroupGloo` that nobody else uses."""
-        self._group = group
-        self.rank: int = group.rank()
-        self.world: int = group.size()
+    def __init__(self, upward: Any, downward: Any) -> None:
+        """Of two `ProcessGroupGloo` that nobody else uses: messages to higher ranks travel on the first, to lower ones
+        on the second. Gloo sends only what it was told to be waited for; on a connection of its own that word need not
+        queue behind messages that go the same way, and both directions of the network are always busy."""
+        self._upward, self._downward = upward, downward
+        self.rank: int = upward.rank()
+        self.world: int = upward.size()
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self._closing = threading.Lock()
 
     def send(self, tensor: torch.Tensor, to: int) -> Transfer:
+        group = self._upward if self.rank < to else self._downward
         tag = self._sent[to] % TAGS  # both sides count alike
         self._sent[to] += 1
         try:
-            return _GlooTransfer(self, self._group.send([tensor], to, tag), f"for worker {to} to take a message")
+            return _GlooTransfer(self, group.send([tensor], to, tag), f"for worker {to} to take a message")
         except RuntimeError as error:
             raise self.lost(error, f"sending to worker {to}") from error
 
     def receive(self, tensor: torch.Tensor, source: int) -> Transfer:
+        group = self._upward if source < self.rank else self._downward
         tag = self._received[source] % TAGS
         self._received[source] += 1
         try:
-            return _GlooTransfer(self, self._group.recv([tensor], source, tag), f"for a message of worker {source}")
+            return _GlooTransfer(self, group.recv([tensor], source, tag), f"for a message of worker {source}")
         except RuntimeError as error:
             raise self.lost(error, f"receiving from worker {source}") from error
 
@@ -88,10 +92,11 @@ class GlooWire:
             return
         # Gloo has no way to close a connection, but a receive that times out breaks all of them, at both ends.
         never = torch.empty(1, dtype=torch.uint8)
-        for peer in range(self.world):
-            if peer != self.rank:
+        for group in (self._upward, self._downward):
+            for peer in range(self.world):
                 try:
-                    self._group.recv([never], peer, TAGS).wait(AT_ONCE)
+                    if peer != self.rank:
+                        group.recv([never], peer, TAGS).wait(AT_ONCE)
                 except RuntimeError:
                     continue  # as meant
 
@@ -126,8 +131,9 @@ def connect(store: Any, name: str, rank: int, world: int, *, address: str | None
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
     else:
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    places = [PrefixStore(f"paceline/wire/{name}/{way}", store) for way in ("up", "down")]
     try:
-        return GlooWire(dist.ProcessGroupGloo(PrefixStore(f"paceline/wire/{name}", store), rank, world, options))
+        return GlooWire(*(dist.ProcessGroupGloo(place, rank, world, options) for place in places))
     except RuntimeError as error:
         reason = _reason(error)
         raise PeerLostError(f"Worker {rank} of {world} could not join the network leg {name}: {reason}.") from error
