@@ -9,14 +9,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-STARTS_WORKERS = ("run", "scale")
+STARTS_WORKERS = ("run", "scale", "bandwidth")
+
+
+def _starts_workers(arguments: Sequence[str]) -> bool:
+    verb, *rest = arguments or [""]
+    if rest[:1] == ["--help"] or verb not in STARTS_WORKERS:
+        return False
+    return bool(rest) or verb == "bandwidth"  # the others need a script
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     zygote = None
-    if len(arguments) > 1 and arguments[0] in STARTS_WORKERS and arguments[1] != "--help":
+    if _starts_workers(arguments):
         from paceline.launch import Zygote
 
         zygote = Zygote.start()

@@ -26,10 +26,15 @@ OLDER = {"SOC": "SYS", "PSB": "PIX"}
 
 # GB/s of one lane one way, by generation of PCIe.
 _LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
-# What of it arrives: PCIe 3 × 16 across two sockets gives 9.4 of 15.8 GB/s.
+# What of it arrives between two GPUs: copies within a switch reach 13 GB/s on 16 lanes of PCIe 3 and 26 of PCIe 4.
 _SHARE = {"PIX": 0.84, "PXB": 0.82, "PHB": 0.72, "NODE": 0.66, "SYS": 0.6}
-# GB/s of one NVLink one way, by generation; the second is that of V100, the third of A100, the fourth of H100.
-_NVLINK = {1: 18.0, 2: 24.0, 3: 24.0, 4: 24.0, 5: 48.0, 6: 96.0}
+# Through the host's memory: 9.4 GB/s are seen on PCIe 3, 20 to 22 on PCIe 4, 37 on PCIe 5.
+_THROUGH_HOST = 0.6
+# And between a GPU and pinned memory of the host: 12 to 13 GB/s are seen on PCIe 3, 25 to 26 on 4, 50 to 55 on 5.
+_TO_HOST = 0.82
+# GB/s of one NVLink one way, by generation, as copies reach them: two of V100's carry 48, twelve of A100's 260,
+# eighteen of H100's 376. Of the newest, what their rates on paper let expect.
+_NVLINK = {1: 18.0, 2: 24.0, 3: 22.0, 4: 21.0, 5: 42.0, 6: 84.0}
 _USUAL_NVLINK = 24.0
 
 
@@ -50,8 +55,17 @@ def usual_rate(
     peer-to-peer access everything goes through the host's memory, NVLinks or not."""
     if (count := nvlinks(kind)) and p2p:
         return round(count * _NVLINK.get(nvlink or 0, _USUAL_NVLINK), 1)
-    share = min(_SHARE.get(kind, _SHARE["SYS"]), 1.0 if p2p else _SHARE["SYS"])
-    return round(share * _LANE.get(generation or 3, _LANE[3]) * (width or 16), 1)
+    share = min(_SHARE.get(kind, _SHARE["SYS"]), 1.0 if p2p else _THROUGH_HOST)
+    return round(share * _slot(generation or 3, width or 16), 1)
+
+
+def host_rate(generation: int, width: int) -> float:
+    """GB/s one way between a GPU in such a slot and pinned memory of the host."""
+    return round(_TO_HOST * _slot(generation, width), 1)
+
+
+def _slot(generation: int, width: int) -> float:
+    return _LANE.get(generation, _LANE[max(_LANE)]) * width
 
 
 def in_words(kind: str) -> str:

@@ -1,0 +1,265 @@
+"""`paceline bandwidth`: what the links of this machine carry, and what each backend makes of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from paceline import __version__
+from paceline.cli import bandwidth_tables, options
+from paceline.cli.example_first import verb
+from paceline.cli.session import Session
+from paceline.cli.terminal import count, stderr
+from paceline.comm.measuring.plan import OPS
+from paceline.launch import Event, Notice, Output, Stall
+from paceline.record import new_folder, write_run
+from paceline.record.schema import Outcome, Run
+from paceline.topology import Host, discover
+from paceline.topology.host import read
+from paceline.topology.machine import Topology
+from paceline.topology.survey import survey
+from paceline.trials import bandwidth as trials
+from paceline.trials.bandwidth_verdict import Verdict, judge
+
+INTERRUPTED = 130
+ALL_OPS, ALL_PARTS = ",".join(OPS), ",".join(trials.PARTS)
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        metavar="N",
+        help="Workers to measure between.",
+        show_default="one for each GPU, 2 at least",
+        rich_help_panel=options.HOW,
+    ),
+]
+Ops = Annotated[str, typer.Option("--ops", metavar="LIST", help=f"Collectives: {', '.join(OPS)}.", show_default="all")]
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes",
+        metavar="LIST",
+        help="Sizes of collectives: 1K,64K,4M, or 1K-256M for every fourfold.",
+        show_default="1K-256M",
+    ),
+]
+Backends = Annotated[
+    str | None,
+    typer.Option(
+        "--backends",
+        metavar="LIST",
+        help="memory, gloo, nccl, network (the algorithms between hosts, over the loopback).",
+        show_default="memory,gloo, and nccl where each worker has a GPU",
+    ),
+]
+Only = Annotated[
+    str,
+    typer.Option(
+        "--only",
+        metavar="LIST",
+        help="devices (GPU copies and pairs), pairs (of workers), collectives.",
+        show_default="all",
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds: a first look, in seconds.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command(
+        "bandwidth",
+        cls=verb(
+            "paceline bandwidth --quick",
+            "paceline bandwidth -n 4 --ops all_reduce --sizes 1K-64M",
+        ),
+    )(bandwidth)
+
+
+def bandwidth(
+    context: typer.Context,
+    workers: Workers = None,
+    ops: Ops = ALL_OPS,
+    sizes: Sizes = None,
+    backends: Backends = None,
+    only: Only = ALL_PARTS,
+    quick: Quick = False,
+    oversubscribe: options.Oversubscribe = False,
+    record: options.RecordParent = options.RECORDS,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measures bandwidth and latency between workers, between GPUs, and of each collective by size; and says which
+    link gives less than its kind usually does."""
+    session = Session.of(context, json=json)
+    host = discover()
+    number = trials.default_workers(host) if workers is None else workers
+    parts = trials.parse_names(only, "--only", trials.PARTS)
+    asked_ops = trials.parse_names(ops, "--ops", OPS)
+    asked_sizes = trials.parse_sizes(sizes) if sizes is not None else trials.QUICK_SIZES if quick else trials.SIZES
+    asked_backends = trials.parse_backends(backends) if backends is not None else trials.usual_backends(host, number)
+    # Before the record's folder is made: a mistake leaves nothing behind.
+    trials.check(
+        host,
+        workers=number,
+        sizes=asked_sizes if "collectives" in parts else (),
+        backends=asked_backends,
+        memory=free_memory(),
+        oversubscribe=oversubscribe or workers is None,
+    )
+    session.record = new_folder(record, "bandwidth")
+    plan = trials.plan(
+        host,
+        session.record,
+        workers=number,
+        ops=asked_ops,
+        sizes=asked_sizes,
+        backends=asked_backends,
+        parts=parts,
+        quick=quick,
+    )
+    console = stderr()
+    topology = survey()
+    results, interrupted = carry_out(plan, session, session.record, console=console, quiet=quiet)
+    verdict = judge(
+        [report for result in results for report in result.reports],
+        topology,
+        workers=number,
+        notes=notes(host, topology, results),
+        failures=[result.failure for result in results if result.failure],
+        interrupted=interrupted,
+    )
+    (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    plots = draw(verdict, session.record)
+    if not quiet:
+        bandwidth_tables.show(console, verdict)
+        console.print()
+        for plot in plots:
+            console.print(f"plot:   {plot}", soft_wrap=True)
+        console.print(f"record: {session.record}", soft_wrap=True)
+    if json:
+        session.print_document(document(verdict, plots))
+    raise typer.Exit(exit_code(verdict))
+
+
+def carry_out(
+    plan: list[trials.Trial], session: Session, record: Path, *, console: Console, quiet: bool
+) -> tuple[list[trials.Result], bool]:
+    """Runs the plan with a progress bar; leaves run.json whatever happens. Says if it was interrupted."""
+    started = time.time()
+    results: list[trials.Result] = []
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed} of {task.total}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    task = TaskID(0)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Output) and event.stream == "stdout":
+            # A worker prints a line for each thing that it has measured.
+            last = event.data.decode(errors="replace").strip().splitlines()[-1:]
+            bar.update(task, advance=event.data.count(b"\n"), description="".join(last)[:44].ljust(44))
+        if isinstance(event, Notice | Stall):
+            console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
+
+    def on_result(result: trials.Result) -> None:
+        results.append(result)
+        bar.update(task, completed=sum(each.trial.expected for each in results))
+        if result.failure:
+            console.print(f"paceline: {result.trial.name}: failed\n{result.failure}", style="red", soft_wrap=True)
+        elif not quiet and not console.is_terminal:
+            done = count(len(result.reports), "measurement")
+            console.print(f"paceline: {result.trial.name}: {done}", soft_wrap=True)
+
+    interrupted = True
+    try:
+        with bar:
+            task = bar.add_task("starting".ljust(44), total=sum(trial.expected for trial in plan))
+            trials.carry_out(plan, zygote=session.workers(), record=record, on_event=on_event, on_result=on_result)
+        interrupted = any(result.interrupted for result in results)
+    except KeyboardInterrupt:  # between two trials: `launch` answers to it while one runs
+        pass
+    finally:
+        write_run(
+            record,
+            Run(
+                paceline=__version__,
+                verb="bandwidth",
+                script=trials.PROGRAM,
+                arguments=[],
+                settings={trial.name: {"workers": trial.workers} | msgspec.to_builtins(trial.plan) for trial in plan},
+                started=started,
+                outcome=Outcome(
+                    exit_code=INTERRUPTED if interrupted else int(any(result.failure for result in results)),
+                    seconds=time.time() - started,
+                    interrupted=interrupted,
+                ),
+            ),
+        )
+    return results, interrupted
+
+
+def notes(host: Host, topology: Topology, results: list[trials.Result]) -> list[str]:
+    """What could not be measured or compared, and what to type."""
+    found = []
+    devices = next((result for result in results if result.trial.name == "devices"), None)
+    if devices is not None and not devices.reports and not devices.failure and not devices.interrupted:
+        found.append(
+            f"{count(len(host.gpus), 'GPU')} in the machine, and torch can use none of them. To see why, type: "
+            "paceline doctor"
+        )
+    if devices is not None and devices.reports and not topology.devices:
+        found.append("What the links should carry is not known without the driver's library: pip install nvidia-ml-py")
+    return found
+
+
+def draw(verdict: Verdict, record: Path) -> list[Path]:
+    """The plots, in the record; none, and a line about it, where matplotlib is missing."""
+    from paceline.trials.bandwidth_plot import draw as draw_plots
+
+    try:
+        return draw_plots(verdict, record / "plots")
+    except ImportError:
+        verdict.notes.append("No plots: they need matplotlib. Type: pip install matplotlib")
+        return []
+
+
+def exit_code(verdict: Verdict) -> int:
+    """0 only where everything was measured. A weak link is a finding, not a failure to measure."""
+    return INTERRUPTED if verdict.interrupted else int(bool(verdict.failures))
+
+
+def document(verdict: Verdict, plots: list[Path]) -> dict[str, Any]:
+    """What --json prints."""
+    told: dict[str, Any] = msgspec.to_builtins(verdict)
+    told["plots"] = [str(plot) for plot in plots]
+    if verdict.failures or verdict.interrupted:
+        told["error"] = {
+            "type": "Interrupted" if verdict.interrupted else "MeasurementFailed",
+            "message": verdict.failures[0] if verdict.failures else "interrupted before all was measured",
+            "advice": "Type the command again."
+            if verdict.interrupted
+            else "To see what is wrong, type: paceline doctor",
+        }
+    return told
+
+
+def free_memory() -> int | None:
+    """Bytes that a process could take; None where the kernel does not say."""
+    for line in read(Path("/proc/meminfo")).splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None

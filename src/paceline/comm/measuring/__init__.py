@@ -1,0 +1,1 @@
+"""What `paceline bandwidth` has its workers do: `python -m paceline.comm.measuring PLAN`, on every worker."""

@@ -1,0 +1,158 @@
+"""Collectives of one size, by every backend and algorithm, and the plain copy that they are compared with.
+
+A size is that of the whole: what an all-reduce or a broadcast gives to each worker, what an all-gather makes, what a
+reduce-scatter and an all-to-all begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from paceline.comm.measuring.plan import FLOAT, Collective, Plan, algorithms, elements
+from paceline.comm.measuring.rounds import Contender, time_contenders
+from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.reductions import Reductions
+from paceline.comm.network import algorithms as network
+from paceline.comm.network.wire import connect
+
+Ways = dict[str, Contender]  # by algorithm
+
+
+def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Collective]:
+    """Every worker goes through it. The reports are the same on all."""
+    backends = {name: BACKENDS[name](store, engine.rank, engine.world) for name in plan.backends}
+    for op in plan.ops:
+        for size in plan.sizes:
+            yield from _measure(op, size, backends, engine, plan)
+
+
+def _measure(op: str, size: int, backends: dict[str, _Backend], engine: Engine, plan: Plan) -> Iterator[Collective]:
+    numel = elements(size, engine.world)
+    ways = {(name, way): each for name, it in backends.items() for way, each in it.prepare(op, numel).items()}
+    if not ways:
+        return
+    source, target = torch.zeros(numel).fill_(1.0), torch.zeros(numel).fill_(1.0)
+    contenders = [Contender(lambda: target.copy_(source)), *ways.values()]
+    copy, *times = time_contenders(contenders, engine, rounds=plan.rounds, seconds=plan.seconds)
+    for (backend, algorithm), seconds in zip(ways, times, strict=True):
+        yield Collective(
+            op=op,
+            backend=backend,
+            algorithm=algorithm,
+            workers=engine.world,
+            bytes=numel * FLOAT,
+            seconds=seconds,
+            copy=copy,
+        )
+
+
+class _Backend:
+    """Makes contenders. Numbers are zeros that were written: sums stay what they are, and the memory is real."""
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        self.rank, self.world, self.device = rank, world, torch.device("cpu")
+
+    def prepare(self, op: str, numel: int) -> Ways:
+        raise NotImplementedError
+
+    def zeros(self, numel: int) -> torch.Tensor:
+        return torch.ones(numel, device=self.device).zero_()
+
+
+class Memory(_Backend):
+    """Ours, between workers of one host."""
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        super().__init__(store, rank, world)
+        self._engine = Engine(PrefixStore("measuring/rows", store), rank, world)
+        self._sums = Reductions(PrefixStore("measuring/sums", store), rank, world)
+
+    def prepare(self, op: str, numel: int) -> Ways:
+        made = {"copied": Contender(self._copied(op, numel))}
+        if "in place" in algorithms(op, "memory"):
+            made["in place"] = Contender(self._in_place(numel))
+        return made
+
+    def _copied(self, op: str, numel: int) -> Callable[[], object]:
+        whole, part = self.zeros(numel), numel // self.world
+        engine = self._engine
+        if op == "all_reduce":
+            return partial(engine.all_reduce, whole)
+        if op == "broadcast":
+            return partial(engine.broadcast, whole, 0)
+        if op == "all_gather":
+            return partial(engine.all_gather, self.zeros(part), whole.split(part))
+        if op == "reduce_scatter":
+            return partial(engine.reduce_scatter, whole, self.zeros(part), [part] * self.world)
+        return partial(engine.all_to_all, whole.split(part), self.zeros(numel).split(part))
+
+    def _in_place(self, numel: int) -> Callable[[], object]:
+        bucket = self._sums.allocate(numel, torch.float32)
+        bucket.flat.fill_(1.0).zero_()
+        return lambda: self._sums.finish(self._sums.start(bucket))
+
+
+class Torch(_Backend):
+    """One of torch's own process groups."""
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        super().__init__(store, rank, world)
+        self._group = self._make(store)
+
+    def _make(self, store: Any) -> Any:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        return dist.ProcessGroupGloo(PrefixStore("measuring/gloo", store), self.rank, self.world, options)
+
+    def prepare(self, op: str, numel: int) -> Ways:
+        call = self._call(op, numel)
+        return {"its own": Contender(lambda: call().wait(), self._settle)}
+
+    def _settle(self) -> None:
+        pass
+
+    def _call(self, op: str, numel: int) -> Callable[[], Any]:
+        whole, group = self.zeros(numel), self._group
+        if op == "all_reduce":
+            return partial(group.allreduce, [whole], dist.AllreduceOptions())
+        if op == "broadcast":
+            return partial(group.broadcast, [whole], dist.BroadcastOptions())
+        if op == "all_gather":
+            return partial(group._allgather_base, whole, self.zeros(numel // self.world))
+        if op == "reduce_scatter":
+            return partial(group._reduce_scatter_base, self.zeros(numel // self.world), whole)
+        return partial(group.alltoall_base, self.zeros(numel), whole, [], [])
+
+
+class Nccl(Torch):
+    """Between GPUs, one a worker: this worker's own is the first that it sees."""
+
+    def _make(self, store: Any) -> Any:
+        self.device = torch.device("cuda", 0)
+        torch.cuda.set_device(self.device)
+        return dist.ProcessGroupNCCL(PrefixStore("measuring/nccl", store), self.rank, self.world)  # type: ignore[call-arg]
+
+    def _settle(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+
+class Network(_Backend):
+    """Ours, between hosts; here over the loopback, as if each worker were a host."""
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        super().__init__(store, rank, world)
+        self._wire = connect(store, "measuring", rank, world, address="127.0.0.1")
+
+    def prepare(self, op: str, numel: int) -> Ways:
+        names = algorithms(op, "network")
+        flat = self.zeros(numel) if names else torch.empty(0)
+        return {name: Contender(partial(network.all_reduce, flat, self._wire, algorithm=name)) for name in names}
+
+
+BACKENDS: dict[str, type[_Backend]] = {"memory": Memory, "gloo": Torch, "nccl": Nccl, "network": Network}

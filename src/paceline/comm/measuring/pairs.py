@@ -1,0 +1,95 @@
+"""Messages between every two workers of a host: through memory that they share, and over Gloo."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+
+from paceline.comm.measuring.plan import FLOAT, Pair, Plan
+from paceline.comm.measuring.rounds import Contender, time_contenders
+from paceline.comm.memory.engine import Engine
+
+TAG = 7
+
+
+def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Pair]:
+    """Every worker goes through it. While two are at it the others wait, so that nobody disturbs them; a pair's
+    reports come out of its two workers and of rank 0."""
+    for a, b in itertools.combinations(range(engine.world), 2):
+        found = []
+        if engine.rank in (a, b):
+            found = _measure(plan, a, b, engine.rank, PrefixStore(f"pair/{a}/{b}", store))
+        found = next(reports for reports in engine.exchange(found) if reports)
+        yield from found
+
+
+def _measure(plan: Plan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
+    place = 0 if rank == a else 1
+    memory = Engine(PrefixStore("memory", store), place, 2)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), place, 2, options)
+    numel = max(1, plan.pair_bytes // FLOAT)
+    contenders = [*_through_memory(memory, numel), *_over_gloo(gloo, place, numel)]
+    times = time_contenders(contenders, memory, rounds=plan.rounds, seconds=plan.seconds)
+    return [
+        Pair(
+            between="workers",
+            a=a,
+            b=b,
+            backend=backend,
+            direct=backend == "memory",
+            bytes=numel * FLOAT,
+            one_way=one_way,
+            both_ways=both_ways,
+            latency=[seconds / 2 for seconds in there_and_back],
+        )
+        for backend, (one_way, both_ways, there_and_back) in zip(
+            ("memory", "gloo"), (times[:3], times[3:]), strict=True
+        )
+    ]
+
+
+def _through_memory(engine: Engine, numel: int) -> list[Contender]:
+    mine, other, word = torch.ones(numel), torch.ones(numel), torch.ones(1)
+    both = [mine, other] if engine.rank == 0 else [other, mine]  # its own is where it belongs: no copy
+
+    def there_and_back() -> None:
+        engine.broadcast(word, 0)
+        engine.broadcast(word, 1)
+
+    return [
+        Contender(lambda: engine.broadcast(mine, 0)),
+        Contender(lambda: engine.all_gather(mine, both)),
+        Contender(there_and_back),
+    ]
+
+
+def _over_gloo(group: Any, place: int, numel: int) -> list[Contender]:
+    mine, other, word = torch.ones(numel), torch.ones(numel), torch.ones(1)
+    peer = 1 - place
+
+    def send(tensor: torch.Tensor) -> Any:
+        return group.send([tensor], peer, TAG)
+
+    def receive(tensor: torch.Tensor) -> Any:
+        return group.recv([tensor], peer, TAG)
+
+    def one_way() -> None:
+        (receive(other) if place else send(mine)).wait()
+
+    def both_ways() -> None:
+        sent, received = send(mine), receive(other)
+        received.wait()
+        sent.wait()
+
+    def there_and_back() -> None:
+        for step in (send, receive) if place == 0 else (receive, send):
+            step(word).wait()
+
+    return [Contender(one_way), Contender(both_ways), Contender(there_and_back)]

@@ -1,0 +1,288 @@
+"""The verdict on what was measured: rates out of seconds, and links that give less than their kind usually does.
+
+Rates are GB/s (10⁹ bytes). A figure is the median of its rounds; `low` and `high` are its slowest and its fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+import msgspec
+
+from paceline.comm.measuring.plan import Collective, Copy, Pair, Report
+from paceline.topology import links as kinds
+from paceline.topology.machine import Gpu, Topology
+
+TOO_LITTLE = 0.7  # of what is usual for a link's kind: below that it is flagged
+
+
+class CopyRate(msgspec.Struct, kw_only=True):
+    """To, from or within a GPU. Within it, every byte is read once and written once, and counted once."""
+
+    gpu: int
+    name: str
+    path: str
+    pinned: bool | None
+    bytes: int
+    gb_per_s: float
+    low: float
+    high: float
+    latency: float
+    usual: float | None = None  # GB/s; None: not known
+
+
+class PairRate(msgspec.Struct, kw_only=True):
+    """From `a` to `b`. Both ways: the sum of the two directions, at the same time."""
+
+    between: str
+    a: int
+    b: int
+    backend: str
+    direct: bool
+    bytes: int
+    gb_per_s: float
+    low: float
+    high: float
+    both_ways_gb_per_s: float
+    latency: float
+    kind: str | None = None  # how the GPUs are joined
+    usual: float | None = None
+
+
+class CollectiveRate(msgspec.Struct, kw_only=True):
+    """One collective of one size. `share`: of the rate at which every worker copies as many bytes at the same time."""
+
+    op: str
+    backend: str
+    algorithm: str
+    workers: int
+    bytes: int
+    seconds: float
+    low: float  # seconds, too
+    high: float
+    algbw: float
+    busbw: float
+    share: float
+
+
+class CopyLimit(msgspec.Struct, kw_only=True):
+    """All workers copying so many bytes each at the same time: GB/s of all of them together."""
+
+    workers: int
+    bytes: int
+    gb_per_s: float
+
+
+class Flag(msgspec.Struct, kw_only=True):
+    """A link that gives too little."""
+
+    what: str
+    gb_per_s: float
+    usual: float
+    share: float
+    look_at: str
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What the measurements showed."""
+
+    workers: int
+    copies: list[CopyRate]
+    pairs: list[PairRate]
+    collectives: list[CollectiveRate]
+    copy_limits: list[CopyLimit]
+    flags: list[Flag]
+    notes: list[str]
+    failures: list[str]
+    interrupted: bool = False
+
+
+def busbw_factor(op: str, workers: int) -> float:
+    """By which algbw is multiplied, so that it can be held against a link's rate whatever the number of workers."""
+    if op == "all_reduce":
+        return 2 * (workers - 1) / workers
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (workers - 1) / workers
+    return 1.0
+
+
+def judge(
+    reports: Iterable[Report],
+    topology: Topology,
+    *,
+    workers: int,
+    notes: Sequence[str] = (),
+    failures: Sequence[str] = (),
+    interrupted: bool = False,
+) -> Verdict:
+    """The verdict, on the whole plan or on the part before an interrupt."""
+    found = list(reports)
+    copies = [_copy(each, topology) for each in found if isinstance(each, Copy)]
+    pairs = [_pair(each, topology) for each in found if isinstance(each, Pair)]
+    collectives = [each for each in found if isinstance(each, Collective)]
+    return Verdict(
+        workers=workers,
+        copies=copies,
+        pairs=pairs,
+        collectives=[_collective(each) for each in collectives],
+        copy_limits=_copy_limits(collectives),
+        flags=[*_weak_copies(copies, topology), *_weak_pairs(pairs)],
+        notes=list(notes),
+        failures=list(failures),
+        interrupted=interrupted,
+    )
+
+
+def spread(verdict: Verdict) -> float:
+    """How much longer the slowest round took than the fastest, of the usual collective."""
+    return median([each.high / each.low - 1 for each in verdict.collectives if each.low > 0] or [0.0])
+
+
+def _rates(size: int, seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Median, lowest and highest GB/s."""
+    return tuple(size / each / 1e9 for each in (median(seconds), max(seconds), min(seconds)))  # type: ignore[return-value]
+
+
+def _copy(report: Copy, topology: Topology) -> CopyRate:
+    rate, low, high = _rates(report.bytes, report.seconds)
+    gpu = _gpu(topology, report.gpu, report.uuid)
+    usual = None
+    if report.pinned and gpu is not None and gpu.pcie_generation and gpu.pcie_width:
+        usual = kinds.host_rate(gpu.pcie_generation, gpu.pcie_width)
+    return CopyRate(
+        gpu=report.gpu if gpu is None else gpu.index,
+        name=report.name,
+        path=report.path,
+        pinned=report.pinned,
+        bytes=report.bytes,
+        gb_per_s=rate,
+        low=low,
+        high=high,
+        latency=median(report.latency),
+        usual=usual,
+    )
+
+
+def _pair(report: Pair, topology: Topology) -> PairRate:
+    rate, low, high = _rates(report.bytes, report.one_way)
+    both, _, _ = _rates(2 * report.bytes, report.both_ways)
+    a, b, kind, usual = report.a, report.b, None, None
+    if report.between == "gpus":
+        ends = [_gpu(topology, index, uuid) for index, uuid in zip((a, b), report.uuids, strict=True)]
+        a, b = (index if gpu is None else gpu.index for index, gpu in zip((a, b), ends, strict=True))
+        kind, usual = _promised(topology, a, b, direct=report.direct)
+    return PairRate(
+        between=report.between,
+        a=a,
+        b=b,
+        backend=report.backend,
+        direct=report.direct,
+        bytes=report.bytes,
+        gb_per_s=rate,
+        low=low,
+        high=high,
+        both_ways_gb_per_s=both,
+        latency=median(report.latency),
+        kind=kind,
+        usual=usual,
+    )
+
+
+def _promised(topology: Topology, a: int, b: int, *, direct: bool) -> tuple[str | None, float | None]:
+    link = topology.link(a, b)
+    if link is None:
+        return None, None
+    # Where the driver grants peer-to-peer access and torch has none, less than the link's rate is less.
+    if direct or link.p2p is False:
+        return link.kind, link.gb_per_s
+    slots = [(gpu.pcie_generation, gpu.pcie_width) for gpu in map(topology.gpu, (a, b)) if gpu is not None]
+    if any(None in slot for slot in slots):
+        return link.kind, None
+    generation, width = (min(filter(None, each)) for each in zip(*slots, strict=True))
+    return link.kind, kinds.usual_rate(link.kind, generation=generation, width=width, p2p=False)
+
+
+def _collective(report: Collective) -> CollectiveRate:
+    seconds = median(report.seconds)
+    algbw = report.bytes / seconds / 1e9
+    return CollectiveRate(
+        op=report.op,
+        backend=report.backend,
+        algorithm=report.algorithm,
+        workers=report.workers,
+        bytes=report.bytes,
+        seconds=seconds,
+        low=min(report.seconds),
+        high=max(report.seconds),
+        algbw=algbw,
+        busbw=algbw * busbw_factor(report.op, report.workers),
+        share=median(report.copy) / seconds,
+    )
+
+
+def _copy_limits(reports: Sequence[Collective]) -> list[CopyLimit]:
+    """By size. Every way of doing a collective of a size was timed beside the same copies: they count once."""
+    by_size: dict[tuple[int, int], dict[str, list[float]]] = {}
+    for report in reports:
+        by_size.setdefault((report.workers, report.bytes), {})[report.op] = report.copy
+    return [
+        CopyLimit(
+            workers=workers,
+            bytes=size,
+            gb_per_s=workers * size / median([each for times in copies.values() for each in times]) / 1e9,
+        )
+        for (workers, size), copies in sorted(by_size.items())
+    ]
+
+
+def _weak_copies(copies: Sequence[CopyRate], topology: Topology) -> Iterable[Flag]:
+    for copy in copies:
+        if copy.usual and copy.gb_per_s < TOO_LITTLE * copy.usual:
+            gpu = topology.gpu(copy.gpu)
+            node = None if gpu is None else gpu.node
+            where = "" if node is None else f", and whether the worker's cores are on the GPU's NUMA node ({node})"
+            yield Flag(
+                what=f"GPU{copy.gpu}, {copy.path}, pinned",
+                gb_per_s=copy.gb_per_s,
+                usual=copy.usual,
+                share=copy.gb_per_s / copy.usual,
+                look_at=f"the slot while copying: nvidia-smi -i {copy.gpu} "
+                f"--query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv{where}",
+            )
+
+
+def _weak_pairs(pairs: Sequence[PairRate]) -> Iterable[Flag]:
+    direct = {(pair.a, pair.b) for pair in pairs if pair.between == "gpus" and pair.direct}
+    for pair in pairs:
+        # The way through the host is what counts only where there is no other.
+        if not pair.direct and (pair.a, pair.b) in direct:
+            continue
+        if pair.kind and pair.usual and pair.gb_per_s < TOO_LITTLE * pair.usual:
+            yield Flag(
+                what=f"GPU{pair.a} to GPU{pair.b}, {kinds.in_words(pair.kind)} ({pair.kind})",
+                gb_per_s=pair.gb_per_s,
+                usual=pair.usual,
+                share=pair.gb_per_s / pair.usual,
+                look_at=_look_at(pair),
+            )
+
+
+def _look_at(pair: PairRate) -> str:
+    if not pair.direct:
+        return "why there is no peer-to-peer access: nvidia-smi topo -p2p r"
+    if pair.kind and kinds.nvlinks(pair.kind):
+        return f"NVLinks that are down or count errors: nvidia-smi nvlink --status -i {pair.a}; nvidia-smi nvlink -e"
+    return (
+        "access control on the PCIe switches, or an IOMMU, which send peers' traffic through the host: "
+        "lspci -vvv | grep ACSCtl"
+    )
+
+
+def _gpu(topology: Topology, ordinal: int, uuid: str) -> Gpu | None:
+    """A worker counts as CUDA does, and the driver by bus: the identifier is the same for both."""
+    if uuid:
+        same = [gpu for gpu in topology.devices if gpu.uuid == uuid]
+        if same:
+            return same[0]
+    return topology.gpu(ordinal)
