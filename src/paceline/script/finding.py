@@ -12,6 +12,7 @@ on_save                                   patch of torch.save
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -92,7 +93,7 @@ def _keep_out_of_graphs() -> None:
             owners = [module, *(thing for thing in vars(module).values() if isinstance(thing, type))]
             functions = [thing for owner in owners for thing in vars(owner).values() if hasattr(thing, "__code__")]
             for function in functions:
-                torch._dynamo.eval_frame.skip_code(function.__code__)
+                torch._dynamo.eval_frame.skip_code(inspect.unwrap(function).__code__)
 
 
 def _is_root(stage: Stage, module: nn.Module) -> bool:

@@ -79,7 +79,7 @@ class Recorder:
         self._samples = self._rows = 0
         if self._sites:
             self._sites.clear()
-        now = time.monotonic()
+        now = time.perf_counter()
         if now - self._written > FLUSH:
             self._written = now
             self.write()

@@ -219,8 +219,9 @@ class Engine:
         self._round += 1
         slots = self._slots.get(dtype)
         if slots is None:
-            space = self._meeting.space.view(2, self.world, HALF)
-            slots = self._slots[dtype] = [[space[h, r].view(dtype) for r in range(self.world)] for h in (0, 1)]
+            with torch.inference_mode(False):  # what is made in it could not be written to outside
+                space = self._meeting.space.view(2, self.world, HALF)
+                slots = self._slots[dtype] = [[space[h, r].view(dtype) for r in range(self.world)] for h in (0, 1)]
         return slots[self._round & 1]
 
     def _part(self, dtype: torch.dtype) -> int:

@@ -66,7 +66,8 @@ class Meeting:
         else:
             process, descriptor = map(int, store.get("region").split())
             self._region = Region(size, of=(process, descriptor))
-        self.space = self._region.bytes[block * self.world :][:space]
+        with torch.inference_mode(False):
+            self.space = self._region.bytes[block * self.world :][:space]
         base, ranks = self._region.address, range(self.world)
         self._posts = [base + block * peer + LINE * self.rank for peer in ranks if peer != self.rank]
         self._waits = [base + block * self.rank + LINE * peer for peer in ranks]

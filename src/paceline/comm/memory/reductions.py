@@ -39,6 +39,7 @@ class Shared:
         self.key, self.numel, self.dtype = key, numel, dtype
         self.renew()
 
+    @torch.inference_mode(False)
     def renew(self) -> None:
         """Takes new memory, zeros; the old one is left to whoever holds it."""
         self.serial = next(_serials)
@@ -138,7 +139,8 @@ class Reductions:
         maps = self._maps.setdefault(bucket, {})
         if peer not in maps or maps[peer][0] != serial:
             size = numel * bucket.dtype.itemsize
-            maps[peer] = serial, Region(size, of=(process, descriptor)).bytes[:size].view(bucket.dtype)
+            with torch.inference_mode(False):
+                maps[peer] = serial, Region(size, of=(process, descriptor)).bytes[:size].view(bucket.dtype)
         return maps[peer][1]
 
     def _at(self, rank: int, number: int) -> int:

@@ -40,7 +40,8 @@ class Region:
         self.memory = mmap.mmap(fd, self.size)
         if of is not None:
             os.close(fd)
-        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
+        with torch.inference_mode(False):  # else it could not be written to outside
+            self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     @property
