@@ -21,7 +21,7 @@ Figures, 2 cores, loaded (9 rounds; `--order spread` 5), 2 workers a host, the l
     by hosts          1.003            0.333             2.69 (2.34 – 2.83)    2.56 (2.48 – 2.62)
     by hosts, bf16    0.502            0.167             4.58 (3.93 – 5.29)    4.67 (3.66 – 5.21)
 
-Not half of the bytes, and why: a ring of n workers sends 2 (n - 1)/n of the tensor over each border between hosts, which
+Not half of the bytes, and why: a ring of n workers sends 2 (n - 1)/n of the tensor over a border between hosts, which
 is 1.5 for 4 workers (1.754 was counted for 8; 2 is the limit), and no exact sum over two hosts can do with less than
 one. So by hosts cannot be more than 1.5 × as fast here without compression, and 3 × with bf16; with a leg within the
 host that costs nothing it was 1.41 to 1.48 ×, and 2.7 to 2.9 ×.
