@@ -432,7 +432,7 @@ def test_point_13_batches_of_different_sizes_end_in_an_error_that_says_so(play: 
     )
     assert played.outcome.exit_code != 0
     assert "a wrong number" not in played.printed
-    assert "branch of the script" in played.outcome.message
+    assert "branch that depends on" in played.outcome.message
 
 
 def test_point_13_a_script_without_a_module_is_refused(play: Play) -> None:

@@ -78,15 +78,19 @@ def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
         # What is compiled is what runs inside an outermost call; the call itself is left to Python. Done only when a
         # script compiles: the compiler takes long to import.
         if "call" not in vars(stage):
-            _keep_out_of_graphs()
+            _keep_out_of_graphs(stage)
             stage.call = torch._dynamo.disable(stage.call, recursive=False)  # type: ignore[method-assign]
         return plain(*args, **kwargs)
 
     return compile
 
 
-def _keep_out_of_graphs() -> None:
-    """No graph begins in a frame of ours; inside one, the patched call is inlined as torch's own is."""
+def _keep_out_of_graphs(stage: Stage) -> None:
+    """No graph begins in a frame of ours, nor in what a collective calls; inside one, the patched call is inlined as
+    torch's own is."""
+    for name, method in vars(type(stage.group)).items():
+        if not name.startswith("_") and inspect.isfunction(method):
+            setattr(stage.group, name, torch._dynamo.disable(getattr(stage.group, name)))
     torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
     for name, module in list(sys.modules.items()):
         if name.startswith("paceline."):
