@@ -12,31 +12,22 @@ each one's place in its script. When a process of the group has ended, the other
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.comm.memory.engine import Engine, Reduce, add
+from paceline.comm.memory.engine import Engine, Reduce
 from paceline.comm.memory.mailbox import Mailbox
+from paceline.comm.memory.operations import operation
 from paceline.comm.memory.region import host_of_this_process
-from paceline.comm.memory.works import Queue, Work
+from paceline.comm.memory.works import Lines, Queue, Work
 from paceline.errors import UsageError
 
 _ProcessGroup: Any = dist.ProcessGroup  # its types are stricter than its callers
-Op = dist.ReduceOp
-REDUCTIONS: dict[Any, Reduce] = {
-    Op.SUM: add,
-    Op.AVG: add,
-    Op.PRODUCT: lambda into, other: into.mul_(other),
-    Op.MIN: lambda into, other: torch.minimum(into, other, out=into),
-    Op.MAX: lambda into, other: torch.maximum(into, other, out=into),
-    Op.BAND: lambda into, other: into.bitwise_and_(other),
-    Op.BOR: lambda into, other: into.bitwise_or_(other),
-    Op.BXOR: lambda into, other: into.bitwise_xor_(other),
-}
 
 
 class Backend(_ProcessGroup):
@@ -55,7 +46,8 @@ class Backend(_ProcessGroup):
         self._engine = Engine(PrefixStore("engine", store), rank, world, **settings)
         self._mail = Mailbox(PrefixStore("mail", store), rank, world, **settings)
         self._queue = Queue("collectives", self._engine.at)
-        self._lines: dict[tuple[str, int], Queue] = {}
+        self._lines: dict[tuple[str, int], Lines] = {}  # by way and peer
+        self._lock = threading.Lock()
 
     def _refuse_other_hosts(self, store: Any, rank: int, world: int, names: list[int]) -> None:
         store.set(f"host{rank}", host_of_this_process())
@@ -73,7 +65,7 @@ class Backend(_ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         if tensors[0].is_cuda:
             return self._nccl().allreduce(tensors, opts)
-        reduce, divide = self._reduction(opts)
+        reduce, divide = self._reduction(opts, tensors[0].dtype)
 
         def run() -> None:
             for tensor in tensors:
@@ -102,7 +94,7 @@ class Backend(_ProcessGroup):
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         if tensors[0].is_cuda:
             return self._nccl().reduce(tensors, opts)
-        reduce, divide = self._reduction(opts)
+        reduce, divide = self._reduction(opts, tensors[0].dtype)
 
         def run() -> None:
             for tensor in tensors:
@@ -118,6 +110,8 @@ class Backend(_ProcessGroup):
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if inputs[0].is_cuda:
             return self._nccl().allgather(outputs, inputs, opts)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._check_pieces("all_gather", output, tensor)
 
         def run() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -128,17 +122,25 @@ class Backend(_ProcessGroup):
 
         return self._begin(run, outputs, opts)
 
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        """`outputs[r]` are worker r's tensors."""
+        return self.allgather([list(output) for output in zip(*outputs, strict=True)], inputs, opts)
+
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         return self.allgather_into_tensor_coalesced([output], [tensor], opts)
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if inputs[0].is_cuda:
             return self._nccl().allgather_into_tensor_coalesced(outputs, inputs, opts)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._check_whole("all_gather_into_tensor", output, tensor)
 
         def run() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
                 flat = _flat(output)
-                self._engine.all_gather(_flat(tensor), list(flat.chunk(self.size())) if flat.numel() else [flat])
+                self._engine.all_gather(_flat(tensor), list(flat.view(self.size(), tensor.numel())))
                 _back(output, flat)
 
         return self._begin(run, outputs, opts)
@@ -146,7 +148,9 @@ class Backend(_ProcessGroup):
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         if outputs[0].is_cuda:
             return self._nccl().reduce_scatter(outputs, inputs, opts)
-        reduce, divide = self._reduction(opts)
+        for output, pieces in zip(outputs, inputs, strict=True):
+            self._check_pieces("reduce_scatter", pieces, output)
+        reduce, divide = self._reduction(opts, outputs[0].dtype)
 
         def run() -> None:
             for output, pieces in zip(outputs, inputs, strict=True):
@@ -161,7 +165,9 @@ class Backend(_ProcessGroup):
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if outputs[0].is_cuda:
             return self._nccl().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
-        reduce, divide = self._reduction(opts)
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._check_whole("reduce_scatter_tensor", tensor, output)
+        reduce, divide = self._reduction(opts, outputs[0].dtype)
 
         def run() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
@@ -181,22 +187,28 @@ class Backend(_ProcessGroup):
         if tensor.is_cuda:
             return self._nccl().alltoall_base(output, tensor, output_splits, splits, opts)
 
+        parts, into_parts = self._splits(tensor, splits), self._splits(output, output_splits)
+
         def run() -> None:
             flat = _flat(output)
-            self._engine.all_to_all(_pieces(_flat(tensor), tensor, splits), _pieces(flat, output, output_splits))
+            self._engine.all_to_all(list(_flat(tensor).split(parts)), list(flat.split(into_parts)))
             _back(output, flat)
 
-        def _pieces(flat: torch.Tensor, shaped: torch.Tensor, sizes: Any) -> list[torch.Tensor]:
-            row = shaped[0].numel() if len(shaped) else 0
-            if not sizes:
-                return list(flat.split(flat.numel() // self.size())) if flat.numel() else [flat] * self.size()
-            return list(flat.split([size * row for size in sizes]))
-
         return self._begin(run, [output], opts)
+
+    def _splits(self, tensor: torch.Tensor, sizes: Any) -> list[int]:
+        """How many numbers each worker's part of a tensor has: the same, or these numbers of rows."""
+        rows = len(tensor)
+        sizes = list(sizes) or [rows // self.size()] * self.size()
+        if sum(sizes) != rows or len(sizes) != self.size():
+            raise ValueError(f"all_to_all: {rows} rows cannot be split into {sizes} among {self.size()} workers.")
+        return [size * (tensor.numel() // rows) if rows else 0 for size in sizes]
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if inputs[0].is_cuda:
             return self._nccl().alltoall(outputs, inputs, opts)
+        for pieces, others in (inputs, outputs), (outputs, inputs):
+            self._check_pieces("all_to_all", pieces, others[min(self.rank(), len(others) - 1)])
 
         def run() -> None:
             flats = [_flat(piece) for piece in outputs]
@@ -209,6 +221,8 @@ class Backend(_ProcessGroup):
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if inputs[0].is_cuda:
             return self._nccl().gather(outputs, inputs, opts)
+        if self.rank() == opts.rootRank:
+            self._check_pieces("gather", outputs[0], inputs[0], equal=True)
 
         def run() -> None:
             pieces = outputs[0] if self.rank() == opts.rootRank else None
@@ -222,6 +236,8 @@ class Backend(_ProcessGroup):
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         if outputs[0].is_cuda:
             return self._nccl().scatter(outputs, inputs, opts)
+        if self.rank() == opts.rootRank:
+            self._check_pieces("scatter", inputs[0], outputs[0], equal=True)
 
         def run() -> None:
             pieces = [_flat(piece) for piece in inputs[0]] if self.rank() == opts.rootRank else None
@@ -240,7 +256,7 @@ class Backend(_ProcessGroup):
         if tensors[0].is_cuda:
             return self._nccl().send(tensors, to, tag)
         data = _bytes(_flat(tensors[0]))
-        return self._line("to", to).run(Work(tensors), lambda: self._mail.send(data, to, tag), later=True)
+        return self._post("to", to, 0, Work(tensors), lambda: self._mail.send(data, to, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:
         if tensors[0].is_cuda:
@@ -251,7 +267,7 @@ class Backend(_ProcessGroup):
             self._mail.receive(_bytes(flat), source, tag)
             _back(tensors[0], flat)
 
-        return self._line("from", source).run(Work(tensors, source), run, later=True)
+        return self._post("from", source, tag, Work(tensors, source), run)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
         work = Work(tensors)
@@ -261,13 +277,14 @@ class Backend(_ProcessGroup):
             work.source = self._mail.receive_any(_bytes(flat), tag)
             _back(tensors[0], flat)
 
-        return self._line("from", -1).run(work, run, later=True)
+        return self._post("from", -1, tag, work, run)
 
-    def _line(self, way: str, peer: int) -> Queue:
-        """Messages of a pair keep their order; those of other pairs don't wait for them."""
-        if (way, peer) not in self._lines:
-            self._lines[way, peer] = Queue(f"{way} {peer}", self._mail.at)
-        return self._lines[way, peer]
+    def _post(self, way: str, peer: int, tag: int, work: Work, run: Callable[[], None]) -> Work:
+        with self._lock:
+            lines = self._lines.get((way, peer))
+            if lines is None:
+                lines = self._lines[way, peer] = Lines(f"{way} {peer}", self._mail.at)
+            return lines.run(tag, work, run)
 
     # -- what torch asks -------------------------------------------------------------------------------------------
 
@@ -297,10 +314,15 @@ class Backend(_ProcessGroup):
         return self._desc
 
     def abort(self) -> None:
-        """Nothing to take down: the memory goes with the processes."""
+        """Called when the group is given up: its threads end, and its memory goes with the last who holds it."""
+        self.shutdown()
 
     def shutdown(self) -> None:
-        """Nothing to take down: the memory goes with the processes."""
+        """Called when the group is destroyed."""
+        self._queue.close()
+        with self._lock:
+            for lines in self._lines.values():
+                lines.close()
 
     # Since torch 2.13 these go by other names.
     all_gather_single = _allgather_base
@@ -314,20 +336,26 @@ class Backend(_ProcessGroup):
     def _begin(self, run: Callable[[], None], result: Any, opts: Any) -> Work:
         return self._queue.run(Work(result), run, later=getattr(opts, "asyncOp", True))
 
-    def _reduction(self, opts: Any) -> tuple[Reduce, Callable[[torch.Tensor], Any]]:
-        op = opts.reduceOp if opts is not None else Op.SUM
-        kind = getattr(op, "op", op)
-        if kind not in REDUCTIONS:
-            raise ValueError(
-                f"The backend paceline cannot reduce by {op}; it can by {', '.join(o.name for o in REDUCTIONS)}."
-            )
-        return REDUCTIONS[kind], self._divide if kind == Op.AVG else lambda flat: None
+    def _reduction(self, opts: Any, dtype: torch.dtype) -> tuple[Reduce, Callable[[torch.Tensor], Any]]:
+        return operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, dtype, self.size())
 
-    def _divide(self, flat: torch.Tensor) -> None:
-        if flat.is_floating_point() or flat.is_complex():
-            flat.div_(self.size())
-        else:
-            flat.div_(self.size(), rounding_mode="trunc")
+    # What is wrong on this side alone is said before the first signal: after it the others would be left in the middle.
+
+    def _check_pieces(
+        self, name: str, pieces: Sequence[torch.Tensor], own: torch.Tensor, *, equal: bool = False
+    ) -> None:
+        """One for each worker: this one's like its `own`, or all of them."""
+        if len(pieces) != self.size():
+            raise ValueError(f"{name}: {len(pieces)} tensors were given for {self.size()} workers.")
+        for piece in pieces if equal else [pieces[self.rank()]]:
+            if piece.numel() != own.numel() or piece.dtype != own.dtype:
+                raise ValueError(f"{name}: {piece.numel()} {piece.dtype} and {own.numel()} {own.dtype} do not fit.")
+
+    def _check_whole(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
+        if whole.numel() != part.numel() * self.size() or whole.dtype != part.dtype:
+            raise ValueError(
+                f"{name}: {whole.numel()} {whole.dtype} are not {self.size()} times {part.numel()} {part.dtype}."
+            )
 
     def _nccl(self) -> Any:
         if self._cuda is None:

@@ -68,7 +68,7 @@ class Engine:
         self, flat: torch.Tensor, own: torch.Tensor, counts: Sequence[int], reduce: Reduce = add
     ) -> None:
         """`own` becomes this worker's part of the sum; `counts` says how long each worker's part is."""
-        self._meeting.call("reduce_scatter", flat.dtype, flat.numel())
+        self._meeting.call("reduce_scatter", flat.dtype, flat.numel(), parts=counts)
         ends = [0]
         for count in counts:
             ends.append(ends[-1] + count)
@@ -126,9 +126,10 @@ class Engine:
 
     def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor], *, name: str = "all_gather") -> None:
         """`into[r]` becomes worker r's. They may differ in size, and everybody knows each."""
-        self._meeting.call(name, own.dtype, sum(piece.numel() for piece in into))
+        sizes = [piece.numel() for piece in into]
+        self._meeting.call(name, own.dtype, sum(sizes), parts=sizes)
         into[self.rank].copy_(own)
-        self._deal(own, lambda peer: into[peer], [piece.numel() for piece in into])
+        self._deal(own, lambda peer: into[peer], sizes)
 
     def gather(self, own: torch.Tensor, into: Sequence[torch.Tensor] | None, root: int) -> None:
         """At the root `into[r]` becomes worker r's; all of one size."""
@@ -142,9 +143,8 @@ class Engine:
         """`into[r]` becomes what worker r had for this one. Sizes may differ from pair to pair."""
         self._meeting.call("all_to_all", pieces[0].dtype, 0)
         into[self.rank].copy_(pieces[self.rank])
-        longest = max((piece.numel() for piece in (*pieces, *into)), default=0)
         part = self._part(pieces[0].dtype)
-        rounds = -(-max(self.exchange(longest)) // part)
+        rounds = -(-self._compare(pieces, into) // part)
         for turn in range(rounds):
             half, at = self._half(pieces[0].dtype), turn * part
             for peer in self._peers:
@@ -155,6 +155,17 @@ class Engine:
                 self._meeting.wait(peer)
                 piece = into[peer][at : at + part]
                 piece.copy_(half[peer][self.rank * part :][: piece.numel()])
+
+    def _compare(self, pieces: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> int:
+        """The longest piece of any pair. Everybody learns all sizes, so that all raise where two do not agree."""
+        own = torch.tensor([[piece.numel() for piece in pieces], [piece.numel() for piece in into]])
+        every = [torch.empty(2 * self.world, dtype=torch.int64) for _ in range(self.world)]
+        every[self.rank].copy_(own.flatten())
+        self._deal(own.flatten(), lambda peer: every[peer], [own.numel()])
+        sent, wanted = torch.stack(every).view(self.world, 2, self.world).unbind(1)
+        if not torch.equal(sent, wanted.T):
+            self._meeting.part(f"all_to_all of {own[0].tolist()} for {own[1].tolist()} at {self._meeting.site()}")
+        return int(sent.max())
 
     def scatter(self, own: torch.Tensor, pieces: Sequence[torch.Tensor] | None, root: int) -> None:
         """`own` becomes what the root has for this worker."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 
 from paceline.comm.memory import signals
 from paceline.comm.memory.meeting import LINE, Meeting
+from paceline.comm.places import script_line
 from paceline.errors import PartedError, PeerLostError
 
 BUFFER = 256 << 10  # bytes
@@ -25,8 +27,15 @@ PAIR = 4 * LINE + 2 * BUFFER  # two signals, two heads, two buffers
 NAP = 0.001  # seconds between looks at all workers, when any one's message will do
 
 
+class _Place(threading.local):
+    """Where in the script the call was made that this thread is busy with."""
+
+    site: Callable[[], str] = staticmethod(script_line)
+
+
 class Mailbox:
-    """Between the workers of one group. Each direction of a pair is used by one thread at a time."""
+    """Between the workers of one group. One thread at a time sends to a worker; any number may receive from it, each
+    with a tag of its own: one reads what comes, and puts aside what the others wait for."""
 
     def __init__(self, store: Any, rank: int, world: int, **options: Any) -> None:
         """Every worker makes one."""
@@ -37,6 +46,9 @@ class Mailbox:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._sent, self._read = [0] * world, [0] * world  # pieces, by peer
         self._aside: list[deque[tuple[int, torch.Tensor]]] = [deque() for _ in range(world)]
+        self._is_read = [False] * world  # by one of the threads, by peer
+        self._change = threading.Condition()
+        self._place, self._timeout = _Place(), options.get("timeout")
         for peer in range(world):
             full, free = self._signals(peer, rank)
             signals.make(full)
@@ -47,7 +59,7 @@ class Mailbox:
 
     def at(self, site: Callable[[], str]) -> None:
         """Says where in the script the next call was made, for the one who must explain it."""
-        self._meeting.site = site
+        self._place.site = site  # of this thread
 
     def send(self, data: torch.Tensor, to: int, tag: int) -> None:
         """Sends bytes. Returns when they lie in shared memory: the last two pieces may not have been read."""
@@ -63,44 +75,73 @@ class Mailbox:
 
     def receive(self, data: torch.Tensor, source: int, tag: int) -> None:
         """Receives bytes into `data`. Waits for a message with this tag."""
-        for index, (kept, message) in enumerate(self._aside[source]):
-            if kept == tag:
-                del self._aside[source][index]
-                self._check(message.numel(), data, source)
-                data.copy_(message)
-                return
         while True:
-            self._take(self._signals(source, self.rank)[0], source, "receive")
-            head, _ = self._places(source, self.rank, self._read[source])
-            got, size = HEAD.unpack(self._memory[head : head + HEAD.size])
-            if got == tag:
-                self._check(size, data, source)
-                self._read_into(data, source)
+            with self._change:
+                while (message := self._from_aside(source, tag)) is None and self._is_read[source]:
+                    self._change.wait()
+                if message is None:
+                    self._is_read[source] = True
+            if message is not None:
+                self._open(message, data, source)
                 return
-            message = torch.empty(size, dtype=torch.uint8)
-            self._read_into(message, source)
-            self._aside[source].append((got, message))
+            if self._read_next(data, source, tag):
+                return
 
     def receive_any(self, data: torch.Tensor, tag: int) -> int:
         """Receives the next message with this tag, whoever sends it; gives the sender."""
+        since = time.monotonic()
         while True:
+            gone = self._meeting.gone()  # before a look at what has come: who has ended may have sent something
             for source in range(self.world):
-                if source == self.rank:
-                    continue
-                here = any(kept == tag for kept, _ in self._aside[source])
-                if here or self._next_tag(source) == tag:
-                    self.receive(data, source, tag)
+                with self._change:
+                    message = self._from_aside(source, tag)
+                    come = message is None and not self._is_read[source] and self._has_come(source)
+                    if come:
+                        self._is_read[source] = True
+                if message is not None:
+                    self._open(message, data, source)
                     return source
-            if self._meeting.gone():
-                raise PeerLostError(f"Worker {self._meeting.gone()[0]} has ended, and a message is waited for.")
+                if come and self._read_next(data, source, tag):
+                    return source
+            if gone:
+                raise PeerLostError(
+                    f"Worker {self._meeting.names[gone[0]]} has ended, and worker {self._meeting.names[self.rank]} "
+                    f"waits for anybody's message at {self._place.site()}."
+                )
+            self._look_at_clock(since, "anybody's message")
             time.sleep(NAP)
 
-    def _next_tag(self, source: int) -> int | None:
-        """Of the next message that has come; one that nobody asked for is put aside by `receive`."""
-        if not signals.count(self._signals(source, self.rank)[0]):
-            return None
-        head, _ = self._places(source, self.rank, self._read[source])
-        return int(HEAD.unpack(self._memory[head : head + HEAD.size])[0])
+    def _has_come(self, source: int) -> bool:
+        return source != self.rank and bool(signals.count(self._signals(source, self.rank)[0]))
+
+    def _from_aside(self, source: int, tag: int) -> torch.Tensor | None:
+        for index, (kept, message) in enumerate(self._aside[source]):
+            if kept == tag:
+                del self._aside[source][index]
+                return message
+        return None
+
+    def _read_next(self, data: torch.Tensor, source: int, tag: int) -> bool:
+        """Waits for that worker's next message: into `data` if it is the one, which is said; else it is put aside. The
+        caller has taken `_is_read`."""
+        aside: tuple[int, torch.Tensor] | None = None
+        try:
+            self._take(self._signals(source, self.rank)[0], source, "receive")
+            head, _ = self._places(source, self.rank, self._read[source])
+            got, size = HEAD.unpack(self._memory[head : head + HEAD.size])
+            if got == tag and size == data.numel():
+                self._read_into(data, source)
+                return True
+            message = torch.empty(size, dtype=torch.uint8)
+            self._read_into(message, source)
+            aside = got, message
+            return False
+        finally:
+            with self._change:
+                if aside is not None:
+                    self._aside[source].append(aside)
+                self._is_read[source] = False
+                self._change.notify_all()
 
     def _read_into(self, data: torch.Tensor, source: int) -> None:
         """The first piece's signal has been taken."""
@@ -114,23 +155,33 @@ class Mailbox:
             self._read[source] += 1
             signals.post(free)
 
-    def _check(self, size: int, data: torch.Tensor, source: int) -> None:
-        if size != data.numel():
+    def _open(self, message: torch.Tensor, data: torch.Tensor, source: int) -> None:
+        if message.numel() != data.numel():
             raise PartedError(
-                f"Worker {self._meeting.names[source]} sent {size} bytes, and worker "
-                f"{self._meeting.names[self.rank]} expects {data.numel()} at {self._meeting.site()}.",
+                f"Worker {self._meeting.names[source]} sent {message.numel()} bytes, and worker "
+                f"{self._meeting.names[self.rank]} expects {data.numel()} at {self._place.site()}.",
                 advice="A send and its receive must be of the same size and dtype.",
             )
+        data.copy_(message)
 
     def _take(self, address: int, peer: int, doing: str) -> None:
+        since = time.monotonic()
+
         def look() -> None:
             if peer in self._meeting.gone() and not signals.count(address):
                 raise PeerLostError(
-                    f"Worker {self._meeting.names[peer]} has ended, in the middle of a {doing} at "
-                    f"{self._meeting.site()}."
+                    f"Worker {self._meeting.names[peer]} has ended, in the middle of a {doing} at {self._place.site()}."
                 )
+            self._look_at_clock(since, f"worker {self._meeting.names[peer]} in a {doing}")
 
         signals.take(address, self._meeting.spin, look)
+
+    def _look_at_clock(self, since: float, what: str) -> None:
+        if self._timeout is not None and time.monotonic() - since > self._timeout:
+            raise PeerLostError(
+                f"Worker {self._meeting.names[self.rank]} has waited {self._timeout:.0f} s for {what} at "
+                f"{self._place.site()}."
+            )
 
     def _signals(self, source: int, to: int) -> tuple[int, int]:
         at = self._base + PAIR * (source * self.world + to)

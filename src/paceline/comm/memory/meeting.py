@@ -10,7 +10,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,7 +22,7 @@ from paceline.errors import PacelineError, PartedError, PeerLostError
 SPIN = 300  # turns before sleeping: about a hundred microseconds
 LINE = 64
 TEXT = 1024  # bytes for a worker to say what it called
-CALL = struct.Struct("<qqqq")  # number, what, size, root
+CALL = struct.Struct("<qqqqq")  # number, what, size, root, parts
 HEAR_OUT = 5.0  # seconds in which workers that have parted tell each other what they called
 
 
@@ -91,16 +91,18 @@ class Meeting:
         """The workers that have ended."""
         return self._peers.gone()
 
-    def call(self, name: str, dtype: torch.dtype, size: int, root: int = 0) -> None:
-        """A collective begins. All must begin the same one, of the same dtype and size."""
+    def call(self, name: str, dtype: torch.dtype, size: int, root: int = 0, parts: Sequence[int] = ()) -> None:
+        """A collective begins. All must begin the same one, of the same dtype and size (and parts), and signal: one
+        that was begun and not entered might be overwritten by the next before all have read it."""
         if self._broken is not None:
             raise self._broken
         code = self._codes.get((name, dtype))
         if code is None:
             code = self._codes[name, dtype] = zlib.crc32(f"{name} {dtype}".encode())
         self._number += 1
-        self._call, self._said = CALL.pack(self._number, code, size, root), name
-        self._kind = (name, dtype, size, root)
+        uneven = zlib.crc32(str(parts).encode()) if parts and min(parts) != max(parts) else 0
+        self._call, self._said = CALL.pack(self._number, code, size, root, uneven), name
+        self._kind = (name, dtype, size, root, list(parts) if uneven else None)
         at = self._calls[self.rank] + LINE * (self._number & 1)
         self._region.memory[at : at + CALL.size] = self._call
         self._unheard = [True] * self.world
@@ -149,8 +151,9 @@ class Meeting:
 
     def _part(self) -> None:
         """Another worker made another call. All find that out at their first wait."""
-        name, dtype, size, root = self._kind
+        name, dtype, size, root, parts = self._kind
         text = f"{name} of {size} {str(dtype).removeprefix('torch.')}" + (f" from {root}" if root else "")
+        text += f" in parts of {', '.join(map(str, parts))}" if parts else ""
         self.part(f"{text} at {self.site()}")
 
     def part(self, text: str) -> None:

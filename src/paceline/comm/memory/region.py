@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import select
+import threading
 from typing import Any, Protocol
 
 import torch
@@ -64,7 +65,7 @@ class Peers:
     held by a descriptor of its own."""
 
     def __init__(self, pids: list[int], rank: int) -> None:
-        self._poll = select.poll()
+        self._poll, self._lock = select.poll(), threading.Lock()
         self._ranks: dict[int, int] = {}
         for peer, pid in enumerate(pids):
             if peer != rank:
@@ -74,7 +75,8 @@ class Peers:
 
     def gone(self) -> list[int]:
         """The ranks that have ended."""
-        return sorted(self._ranks[fd] for fd, _ in self._poll.poll(0))
+        with self._lock:  # several threads wait for messages, and a poll object serves one
+            return sorted(self._ranks[fd] for fd, _ in self._poll.poll(0))
 
     def __del__(self) -> None:
         for fd in self._ranks:

@@ -28,12 +28,12 @@ class Work(dist.Work):
         self._future: Any = None
         self._lock = threading.Lock()
 
-    def finish(self, error: Any = None) -> None:
+    def finish(self, error: Any = None) -> bool:
+        """Says whether `settle` is to be called after: somebody holds a future."""
         with self._lock:
             self._error = error
             self._done.set()
-            if self._future is not None:
-                self._settle()
+            return self._future is not None
 
     def wait(self, timeout: Any = None) -> bool:
         self._done.wait()
@@ -43,13 +43,16 @@ class Work(dist.Work):
 
     def get_future(self) -> Any:
         with self._lock:
-            if self._future is None:
+            is_first = self._future is None
+            if is_first:
                 self._future = torch.futures.Future()
-                if self._done.is_set():
-                    self._settle()
-            return self._future
+            is_done = self._done.is_set()
+        if is_first and is_done:
+            self.settle()
+        return self._future
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Gives the future its value, in this thread: what hangs on it runs here, and may wait for other works."""
         if self._error is None:
             self._future.set_result(self._result)
         else:
@@ -80,10 +83,14 @@ class Queue:
     def __init__(self, name: str, set_site: Callable[[Callable[[], str]], None]) -> None:
         """`set_site` is told where the call that is about to run was made."""
         self._name, self._set_site = name, set_site
-        self._todo: deque[tuple[Work, Callable[[], Any], str]] = deque()
+        self._todo: deque[tuple[Work, Callable[[], Any], str, bool]] = deque()
         self._change = threading.Condition()
-        self._running = False
-        self._thread: threading.Thread | None = None
+        self._running = self._closed = False
+        self._threads = self._idle = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running and not self._todo
 
     def run(self, work: Work, function: Callable[[], Any], *, later: bool) -> Work:
         """Runs it now, in this thread; or `later` in the queue's own."""
@@ -100,31 +107,76 @@ class Queue:
                 self._stop_running()
             return work
         with self._change:
-            self._todo.append((work, function, script_line()))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=f"paceline {self._name}", daemon=True)
-                self._thread.start()
+            self._todo.append((work, function, script_line(), torch.is_inference_mode_enabled()))
+            if not self._threads:
+                self._hire()
             self._change.notify_all()
         return work
 
+    def close(self) -> None:
+        """What was begun is run; then the queue's threads end, and with them all that they hold."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+
+    def _hire(self) -> None:
+        self._threads += 1
+        threading.Thread(target=self._serve, name=f"paceline {self._name}", daemon=True).start()
+
     def _serve(self) -> None:
-        while True:
-            with self._change:
-                while self._running or not self._todo:
-                    self._change.wait()
-                work, function, site = self._todo.popleft()
-                self._running = True
-            self._set_site(lambda site=site: site)  # type: ignore[misc]
-            try:
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        with self._change:
+            self._idle += 1
+            while self._running or not (self._todo or self._closed):
+                self._change.wait()
+            self._idle -= 1
+            if not self._todo:
+                self._threads -= 1
+                return False
+            work, function, site, inference = self._todo.popleft()
+            self._running = True
+        self._set_site(lambda: site)
+        error: Exception | None = None
+        try:
+            with torch.inference_mode(inference):  # tensors that were made in it can be written to in it only
                 function()
-            except Exception as error:
-                self._stop_running()
-                work.finish(error)
-            else:
-                self._stop_running()
-                work.finish()
+        except Exception as raised:
+            error = raised
+        self._stop_running()
+        if work.finish(error):
+            # What hangs on the future may begin other works and wait for them: another thread must be there to run
+            # them.
+            with self._change:
+                if not self._idle:
+                    self._hire()
+            work.settle()
+        return True
 
     def _stop_running(self) -> None:
         with self._change:
             self._running = False
             self._change.notify_all()
+
+
+class Lines:
+    """Queues for the messages of a pair: those of one tag keep their order, and wait for no other tag's."""
+
+    def __init__(self, name: str, set_site: Callable[[Callable[[], str]], None]) -> None:
+        self._name, self._set_site = name, set_site
+        self._queues: list[tuple[int, Queue]] = []  # the tag that each was last used for
+
+    def run(self, tag: int, work: Work, function: Callable[[], Any]) -> Work:
+        """Later. Called by one thread at a time."""
+        at = next((i for i, (last, _) in enumerate(self._queues) if last == tag), None)
+        if at is None:  # as many queues as there are tags under way at once
+            at = next((i for i, (_, queue) in enumerate(self._queues) if queue.is_idle), len(self._queues))
+        queue = self._queues[at][1] if at < len(self._queues) else Queue(self._name, self._set_site)
+        self._queues[at : at + 1] = [(tag, queue)]
+        return queue.run(work, function, later=True)
+
+    def close(self) -> None:
+        for _, queue in self._queues:
+            queue.close()

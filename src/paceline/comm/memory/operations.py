@@ -1,0 +1,54 @@
+"""What torch's reduce operations do to tensors in host memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.comm.memory.engine import Reduce, add
+
+Op = dist.ReduceOp
+REDUCTIONS: dict[Any, Reduce] = {
+    Op.SUM: add,
+    Op.AVG: add,
+    Op.PRODUCT: lambda into, other: into.mul_(other),
+    Op.MIN: lambda into, other: torch.minimum(into, other, out=into),
+    Op.MAX: lambda into, other: torch.maximum(into, other, out=into),
+    Op.BAND: lambda into, other: into.bitwise_and_(other),
+    Op.BOR: lambda into, other: into.bitwise_or_(other),
+    Op.BXOR: lambda into, other: into.bitwise_xor_(other),
+}
+
+
+def operation(op: Any, dtype: torch.dtype, world: int) -> tuple[Reduce, Callable[[torch.Tensor], Any]]:
+    """How two are made one, and what is done with the result. What this dtype cannot be reduced by is refused here: in
+    the middle of a collective it would be too late."""
+    kind = getattr(op, "op", op)
+    if kind not in REDUCTIONS or not _can_reduce(kind, dtype):
+        name = getattr(kind, "name", kind)
+        raise ValueError(f"The backend paceline cannot reduce {str(dtype).removeprefix('torch.')} by {name}.")
+    return REDUCTIONS[kind], functools.partial(_divide, by=world) if kind == Op.AVG else lambda flat: None
+
+
+@functools.cache
+def _can_reduce(kind: Any, dtype: torch.dtype) -> bool:
+    """Tried, on one number."""
+    one, other = torch.ones(1, dtype=dtype), torch.ones(1, dtype=dtype)
+    try:
+        REDUCTIONS[kind](one, other)
+        if kind == Op.AVG:
+            _divide(one, by=1)
+    except (RuntimeError, TypeError):  # NotImplementedError is the former
+        return False
+    return True
+
+
+def _divide(flat: torch.Tensor, *, by: int) -> None:
+    if flat.is_floating_point() or flat.is_complex():
+        flat.div_(by)
+    else:
+        flat.div_(by, rounding_mode="trunc")
