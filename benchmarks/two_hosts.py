@@ -53,11 +53,13 @@ SIDES = ("flat gloo", "by hosts", "by hosts, bf16")
 
 
 def local_of(store: Any, host: int, local_rank: int, local_world: int) -> Any:
-    """The leg within a host. Another implementation of `Local` goes here."""
-    from paceline.comm.network.hierarchy import WireLocal
-    from paceline.comm.network.wire import connect
+    """The leg within a host."""
+    from torch.distributed import PrefixStore
 
-    return WireLocal(connect(store, f"host{host}", local_rank, local_world, address="127.0.0.1"))
+    from paceline.comm.hosts import MemoryLocal
+    from paceline.comm.memory.engine import Engine
+
+    return MemoryLocal(Engine(PrefixStore(f"host{host}", store), local_rank, local_world))
 
 
 def work(rank: int, host: int, local_rank: int, local_world: int) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 View = Literal["auto", "batch", "slice"]
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
+Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class RunSettings:
     threads: int | None = None  # per worker; None: its share of the cores
     steps: int | None = None  # stop after so many
     backend: Backend = "auto"
+    compression: Compression = "none"  # of gradients, between hosts
     seed: int = 0  # starts torch's, numpy's and Python's random streams; a script's own seed overrides it
     stall_warning: float = 60.0
     stall_abort: float | None = None

@@ -161,9 +161,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def start_all_reduce(self, tensor: torch.Tensor, shared: Any = None) -> Pending:
+    def start_all_reduce(self, tensor: torch.Tensor, shared: Any = None, **about: Any) -> Pending:
         self.log.append(("sent", tensor.numel()))
-        return self._group.start_all_reduce(tensor, shared)
+        return self._group.start_all_reduce(tensor, shared, **about)
 
 
 def sending(group: Group, sizes: tuple[int, ...], first: int, size: int, steps: int) -> list[Any]:

@@ -18,7 +18,7 @@ from paceline.launch import Event, Notice, Output, Progress, Stall, check, launc
 from paceline.record import new_folder
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
-from paceline.settings import Batch, RunSettings
+from paceline.settings import Batch, Compression, RunSettings
 from paceline.topology import discover
 from paceline.trials.summary import Summary, summarize
 
@@ -51,6 +51,10 @@ Steps = Annotated[
         show_default="the script's own end",
         rich_help_panel=options.HOW,
     ),
+]
+CompressionOption = Annotated[
+    Compression,
+    typer.Option("--compression", help="Of gradients, between hosts. Changes numbers.", rich_help_panel=options.HOW),
 ]
 Timeline = Annotated[
     Path | None,
@@ -94,6 +98,7 @@ def run(
     oversubscribe: options.Oversubscribe = False,
     stall_warning: options.StallWarning = 60.0,
     stall_abort: options.StallAbort = None,
+    compression: CompressionOption = "none",
     timeline: Timeline = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
@@ -117,6 +122,7 @@ def run(
         seed=options.seed_or_new(seed),
         stall_warning=stall_warning,
         stall_abort=stall_abort,
+        compression=compression,
         timeline=timeline is not None,
     )
     # Before the record's folder is made: a mistake leaves nothing behind.

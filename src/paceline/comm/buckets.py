@@ -8,6 +8,7 @@ gradient here, too, and one that nobody used keeps none.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import weakref
@@ -45,6 +46,8 @@ class Bucket:
     slots: list[Slot]
     flat: torch.Tensor
     shared: Shared | None = None  # its memory, where the workers share it
+    key: int = 0
+    shapes: tuple[torch.Size, ...] = ()
     uses: int = 0  # of its memory while nobody but us holds it
     missing: int = 0
     pending: Pending | None = None
@@ -63,6 +66,7 @@ class Buckets:
         by the global one; every worker calls it for the same parameters in the same order."""
         self.group, self._average, self.size, self.first = group, average, size, first
         self.slots: list[Slot] = []
+        self._keys = itertools.count()
         self._late: set[int] = set()  # slots whose gradient came more than once in a backward: sent at the end
         self._order: list[int] = []  # as gradients came in this backward
         self._kinds: dict[int, list[Bucket]] = {}  # by place in the script: its buckets in the order of sending
@@ -195,7 +199,7 @@ class Buckets:
 
     def _send(self, bucket: Bucket) -> None:
         bucket.ready = time.perf_counter()
-        bucket.pending = self.group.start_all_reduce(bucket.flat, bucket.shared)
+        bucket.pending = self.group.start_all_reduce(bucket.flat, bucket.shared, key=bucket.key, shapes=bucket.shapes)
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
@@ -250,7 +254,8 @@ class Buckets:
             if len(names) == 1
             else f"gradients of {names[0]} … {names[-1]} ({len(names)})"
         )
-        bucket = Bucket(slots, flat, shared, what=what)
+        shapes = tuple(parameter.shape for parameter in parameters)
+        bucket = Bucket(slots, flat, shared, next(self._keys), shapes, what=what)
         for slot in slots:
             slot.bucket = bucket
         self._lay_views(bucket)

@@ -38,8 +38,11 @@ class Channel(Protocol):
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
         """Memory for a bucket that is summed where it lies, if there is such a thing."""
 
-    def start(self, flat: torch.Tensor, shared: Shared | None, what: str) -> Any:
-        """Begins to sum a bucket in place. The order of starting is everybody's."""
+    def start(
+        self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
+    ) -> Any:
+        """Begins to sum a bucket in place. The order of starting is everybody's. `key` is the bucket's own number, and
+        `shapes` are of what lies in it: for whoever wants to remember something of it."""
 
     def progress(self) -> None:
         """A moment to get on with sums that were started."""
@@ -71,7 +74,9 @@ class MemoryChannel:
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
         return self._sums.allocate(numel, dtype)
 
-    def start(self, flat: torch.Tensor, shared: Shared | None, what: str) -> Any:
+    def start(
+        self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
+    ) -> Any:
         if shared is None:
             return flat  # summed when it is waited for, since everybody waits at the same place
         return self._sums.start(shared, what)
@@ -93,9 +98,9 @@ class GlooChannel:
 
     name = "gloo"
 
-    def __init__(self, store: Any, rank: int, world: int, *, local: bool) -> None:
-        """`local`: all workers are on this host."""
-        self.world, self._local = world, local
+    def __init__(self, store: Any, rank: int, world: int, *, address: str) -> None:
+        """`address`: where the others reach this worker's host."""
+        self.world, self._address = world, address
         self._rows, self._buckets = (
             self._group(PrefixStore(channel, store), rank, world) for channel in ("rows", "buckets")
         )
@@ -124,7 +129,9 @@ class GlooChannel:
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
         return None
 
-    def start(self, flat: torch.Tensor, shared: Shared | None, what: str) -> Any:
+    def start(
+        self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
+    ) -> Any:
         return self._buckets.allreduce([flat], dist.AllreduceOptions())
 
     def progress(self) -> None:
@@ -136,10 +143,7 @@ class GlooChannel:
     def _group(self, store: Any, rank: int, world: int) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = FOREVER
-        if self._local:
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        else:
-            options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
         return dist.ProcessGroupGloo(store, rank, world, options)
 
 

@@ -21,13 +21,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
+from paceline.comm.hosts import HostsChannel, address_towards, compressor
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError
 from paceline.record.timeline import TimelineWriter
-from paceline.settings import WorkerSettings
+from paceline.settings import Compression, WorkerSettings
 
 GONE = (
     "closed by peer",
@@ -46,7 +47,7 @@ class Group:
         self.rank, self.world = settings.rank, settings.world
         self.pulse = pulse or Pulse()
         self.watch = watch or Stopwatch()
-        self.backend = settings.run.backend
+        self._settings, self.backend = settings, settings.run.backend
         self._local_world = settings.local_world
         self.timeline: TimelineWriter | None = None
         self.crossed = 0  # how often a gradient has crossed from the whole batch into slices
@@ -77,15 +78,18 @@ class Group:
         allocates the same ones in the same order."""
         return self._channel.allocate(numel, dtype)
 
-    def start_all_reduce(self, tensor: torch.Tensor, shared: Shared | None = None) -> Pending:
-        """Begins to sum a gradient bucket in place; `finish` waits for it. Order is the order of starting."""
+    def start_all_reduce(
+        self, tensor: torch.Tensor, shared: Shared | None = None, *, key: int = 0, shapes: Sequence[Any] = ()
+    ) -> Pending:
+        """Begins to sum a gradient bucket in place; `finish` waits for it. Order is the order of starting. `key` and
+        `shapes` say which bucket it is and what lies in it."""
         if self._on_gpus(tensor):
             return Pending(self, self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait)
         if shared is not None:
             begun = self._channel.start(tensor, shared, "gradients")
             return Pending(self, lambda: self._channel.finish(begun), begun)
         host, is_copy = _summable(tensor)
-        begun = self._channel.start(host.view(-1), None, "gradients")
+        begun = self._channel.start(host.view(-1), None, "gradients", key=key, shapes=shapes)
 
         def finish() -> None:
             self._channel.finish(begun)
@@ -93,6 +97,16 @@ class Group:
                 _copy_back(tensor, host)
 
         return Pending(self, finish)
+
+    def compress(self, how: Compression) -> None:
+        """From now on gradients travel so between hosts. Every worker calls it, before its first backward."""
+        if how == "none" or self.world == 1:
+            return
+        if isinstance(self._channel, HostsChannel):
+            self._channel.compression = how
+            self.pulse.notice(compressor(how).notice)
+        else:
+            self.pulse.notice(f"Compression ({how}) is for the network between hosts: here nothing is compressed.")
 
     def progress(self) -> None:
         """A moment to get on with what was started. Does not wait."""
@@ -145,14 +159,18 @@ class Group:
     # -- underneath -----------------------------------------------------------------------------------------------
 
     def _open_channel(self) -> Channel:
-        """Through shared memory if all workers are on one host, unless Gloo was asked for."""
+        """Through shared memory on one host, by hosts on several, unless Gloo was asked for."""
         store = PrefixStore("paceline", self._store)
         store.set(f"host{self.rank}", host_of_this_process())
-        local = len({store.get(f"host{rank}") for rank in range(self.world)}) == 1
+        hosts = [store.get(f"host{rank}").decode() for rank in range(self.world)]
+        local = len(set(hosts)) == 1
         try:
             if local and self.backend != "gloo":
                 return MemoryChannel(store, self.rank, self.world)
-            return GlooChannel(store, self.rank, self.world, local=local)
+            address = "127.0.0.1" if local else address_towards(self._settings.store_host, self._settings.store_port)
+            if local or self.backend == "gloo":
+                return GlooChannel(store, self.rank, self.world, address=address)
+            return HostsChannel(store, self.rank, hosts, address=address)
         except RuntimeError as error:
             raise self._explain(error, "start") from error
 

@@ -34,7 +34,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         timeline = group.timeline = TimelineWriter(folder, settings.rank)
         group.watch.on_span = partial(timeline.add, "phases")
     stage = Stage(run, group)
-    Mirrored().on_stage(stage)
+    Mirrored(compression=run.compression).on_stage(stage)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
     if run.sync_bn:
         batch_norm.synchronise(stage)

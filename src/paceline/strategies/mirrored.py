@@ -21,6 +21,7 @@ from paceline.comm.places import script_line
 from paceline.errors import PartedError
 from paceline.script import algebra
 from paceline.script.stage import Stage, call_site
+from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
 
 SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most
@@ -30,6 +31,10 @@ class Mirrored:
     """Synchronous data parallelism by all-reduce. When a peer dies, the collective that misses it raises."""
 
     name = "mirrored"
+
+    def __init__(self, *, compression: Compression = "none") -> None:
+        """`compression` of gradients between hosts ("bf16", "fp16", "powersgd") changes numbers; a notice says how."""
+        self.compression = compression
 
     def distribute(self, *objects: Any) -> Any:
         """Takes model, optimizer and loader (any number, in any order), and gives them back distributed.
@@ -46,6 +51,7 @@ class Mirrored:
         """Takes part in a run."""
         self.stage, self.group = stage, stage.group
         if self.group.world > 1:
+            self.group.compress(self.compression)
             self._buckets = Buckets(self.group, self._average_odd)
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()

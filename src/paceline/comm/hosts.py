@@ -1,0 +1,111 @@
+"""Workers on several hosts: gradient buckets are summed by hosts, everything else goes over Gloo.
+
+Buckets are summed in a thread of their own, in the order in which they were started: most of that time is waiting for
+the network, while backward goes on.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore
+
+from paceline.comm.channels import GlooChannel
+from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.reductions import Shared
+from paceline.comm.network import costs, hierarchy
+from paceline.comm.network.compression import Bfloat16, Compressor, Float16
+from paceline.comm.network.parts import cut
+from paceline.comm.network.powersgd import PowerSGD
+from paceline.settings import Compression
+
+
+class MemoryLocal:
+    """The workers of one host, through the memory that they share."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.rank, self.world = engine.rank, engine.world
+
+    def reduce_parts(self, flat: torch.Tensor, parts: int) -> torch.Tensor:
+        places = self._places(flat, parts)
+        self._engine.reduce_scatter(flat, places[self.rank], [place.numel() for place in places])
+        return places[self.rank]
+
+    def share_parts(self, flat: torch.Tensor, parts: int) -> None:
+        places = self._places(flat, parts)
+        self._engine.all_gather(places[self.rank], places, name="parts of gradients")
+
+    def _places(self, flat: torch.Tensor, parts: int) -> list[torch.Tensor]:
+        cuts = cut(flat.numel(), parts) + [(0, 0)] * (self.world - parts)
+        return [flat[start:end] for start, end in cuts]
+
+
+class HostsChannel(GlooChannel):
+    """Between workers of several hosts."""
+
+    name = "hosts"
+
+    def __init__(self, store: Any, rank: int, hosts: Sequence[str], *, address: str) -> None:
+        """`hosts[r]` names worker r's host; `address` is where the others reach this one. Every worker of the run."""
+        super().__init__(store, rank, len(hosts), address=address)
+        names = list(dict.fromkeys(hosts))
+        host = names.index(hosts[rank])
+        here = [r for r, name in enumerate(hosts) if name == hosts[rank]]
+        local_rank = here.index(rank)
+        self._lanes = hierarchy.count_lanes([list(hosts).count(name) for name in names])
+        self._local = MemoryLocal(Engine(PrefixStore(f"host{host}", store), local_rank, len(here), names=here))
+        self._lane = hierarchy.connect_lane(
+            store, "buckets", host=host, hosts=len(names), local_rank=local_rank, lanes=self._lanes, address=address
+        )
+        # All workers with a lane measure it together. They need not agree across lanes, only along one.
+        self.costs = costs.measure(self._lane) if self._lane is not None else None
+        self.compression: Compression = "none"
+        self._compressors: dict[int, Compressor] = {}
+        self._thread = ThreadPoolExecutor(1, "paceline-buckets")
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
+        return None
+
+    def start(
+        self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
+    ) -> Future[None]:
+        compressor = self._compressor(key, shapes)
+        return self._thread.submit(
+            hierarchy.all_reduce,
+            flat,
+            self._local,
+            self._lane,
+            lanes=self._lanes,
+            compressor=compressor,
+            costs=self.costs,
+        )
+
+    def finish(self, begun: Future[None]) -> None:
+        begun.result()
+
+    def _compressor(self, key: int, shapes: Sequence[Any]) -> Compressor | None:
+        """PowerSGD remembers what it left out: each bucket has its own."""
+        if self.compression == "none":
+            return None
+        if key not in self._compressors:
+            self._compressors[key] = compressor(self.compression, shapes)
+        return self._compressors[key]
+
+
+def compressor(name: Compression, shapes: Sequence[Any] = ()) -> Compressor:
+    """By the name that people type."""
+    if name == "bf16":
+        return Bfloat16()
+    return Float16() if name == "fp16" else PowerSGD(shapes=shapes or None)
+
+
+def address_towards(host: str, port: int) -> str:
+    """This host's address, as one on that host sees it: nothing is sent."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port or 1))
+        return str(probe.getsockname()[0])
