@@ -16,7 +16,7 @@ from paceline.cli import bandwidth_tables, options
 from paceline.cli.example_first import verb
 from paceline.cli.session import Session
 from paceline.cli.terminal import count, stderr
-from paceline.comm.measuring.plan import OPS
+from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
 from paceline.record import new_folder, write_run
 from paceline.record.schema import Outcome, Run
@@ -104,13 +104,16 @@ def bandwidth(
     parts = trials.parse_names(only, "--only", trials.PARTS)
     asked_ops = trials.parse_names(ops, "--ops", OPS)
     asked_sizes = trials.parse_sizes(sizes) if sizes is not None else trials.QUICK_SIZES if quick else trials.SIZES
-    asked_backends = trials.parse_backends(backends) if backends is not None else trials.usual_backends(host, number)
+    asked_backends = trials.usual_backends(host, number)
+    if backends is not None:
+        asked_backends = trials.parse_names(backends, "--backends", BACKENDS)
     # Before the record's folder is made: a mistake leaves nothing behind.
     trials.check(
         host,
         workers=number,
-        sizes=asked_sizes if "collectives" in parts else (),
+        sizes=asked_sizes,
         backends=asked_backends,
+        parts=parts,
         memory=free_memory(),
         oversubscribe=oversubscribe or workers is None,
     )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.terminal import count, percent, seconds
 from paceline.topology.links import in_words
-from paceline.trials.bandwidth_verdict import CollectiveRate, CopyRate, PairRate, Verdict, spread
+from paceline.trials.bandwidth import size_name
+from paceline.trials.bandwidth_verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, spread
 
+FEW = 6  # pairs that are listed; more are shown as a matrix
+ABREAST = 3  # ways of doing a collective that are shown side by side
 UNSTEADY = 0.5  # rounds further apart than this say more of the machine than of the backends
 
 
@@ -17,19 +24,29 @@ def show(console: Console, verdict: Verdict) -> None:
     if verdict.interrupted:
         console.print("interrupted: what follows had been measured until then", style="yellow")
     if verdict.copies:
-        _section(console, "GPU memory and host ↔ device, GB/s", copy_table(verdict.copies))
+        names = Counter({copy.gpu: copy.name for copy in verdict.copies}.values())
+        told = ", ".join(name if many == 1 else f"{many} × {name}" for name, many in names.items())
+        _section(console, f"host ↔ device and device memory, GB/s · {told}", copy_table(verdict.copies))
     for between, backend in dict.fromkeys((pair.between, pair.backend) for pair in verdict.pairs):
         found = [pair for pair in verdict.pairs if (pair.between, pair.backend) == (between, backend)]
-        who = "GPUs" if between == "gpus" else "workers"
-        _section(console, f"pairs of {who}: {_way(backend)}", pair_table(found))
+        title = f"{'GPUs' if between == 'gpus' else 'workers'}, {_way(backend)}"
+        if len(found) <= FEW:
+            _section(console, f"pairs of {title}, GB/s", pair_table(found))
+            continue
+        ends, one_way, both_ways, latencies = matrices(found)
+        _section(console, f"{title}: GB/s one way", matrix_table(ends, one_way, gb))
+        _section(console, f"{title}: GB/s both ways", matrix_table(ends, both_ways, gb))
+        _section(console, f"{title}: latency", matrix_table(ends, latencies, latency))
     for op in dict.fromkeys(each.op for each in verdict.collectives):
         found_of_op = [each for each in verdict.collectives if each.op == op]
-        _section(console, f"{op}, {count(verdict.workers, 'worker')}: time and busbw in GB/s", op_table(found_of_op))
+        title = f"{op}, {count(verdict.workers, 'worker')}: time and busbw in GB/s"
+        for part in _side_by_side(found_of_op):
+            _section(console, title, op_table(part))
     if verdict.copy_limits:
         limit = max(verdict.copy_limits, key=lambda each: each.bytes)
         console.print(
-            f"\nAll workers copying {size(limit.bytes)} each at the same time: {gb(limit.gb_per_s)} GB/s together. "
-            "The last\ncolumn is the share of that rate which the best way reaches."
+            f"\nAll workers copying {size_name(limit.bytes)} each at the same time: {gb(limit.gb_per_s)} GB/s "
+            "together. of copy: the\nshare of that rate, at its own size, which the best of the line reaches."
         )
     for flag in verdict.flags:
         console.print(
@@ -74,7 +91,7 @@ def copy_table(copies: list[CopyRate]) -> Table:
             gb(copy.gb_per_s),
             f"{gb(copy.low)}–{gb(copy.high)}",
             gb(copy.usual) if copy.usual else "-",
-            seconds(copy.latency),
+            latency(copy.latency),
         )
     return table
 
@@ -93,10 +110,25 @@ def pair_table(pairs: list[PairRate]) -> Table:
             gb(pair.gb_per_s),
             f"{gb(pair.low)}–{gb(pair.high)}",
             gb(pair.both_ways_gb_per_s),
-            seconds(pair.latency),
+            latency(pair.latency),
             *((gb(pair.usual) if pair.usual else "-", kind) if linked else ()),
         )
     return table
+
+
+def matrix_table(names: list[int], cells: Matrix, told: Callable[[float], str]) -> Table:
+    """From each (the row) to each."""
+    table = _table("", *map(str, names))
+    for name, line in zip(names, cells, strict=True):
+        table.add_row(str(name), *("X" if math.isnan(cell) else told(cell) for cell in line))
+    return table
+
+
+def _side_by_side(found: list[CollectiveRate]) -> list[list[CollectiveRate]]:
+    """As many ways of doing it as a line has room for."""
+    ways = list(dict.fromkeys((each.backend, each.algorithm) for each in found))
+    groups = [ways[at : at + ABREAST] for at in range(0, len(ways), ABREAST)]
+    return [[each for each in found if (each.backend, each.algorithm) in group] for group in groups]
 
 
 def op_table(found: list[CollectiveRate]) -> Table:
@@ -111,7 +143,7 @@ def op_table(found: list[CollectiveRate]) -> Table:
     for bytes_ in sorted({each.bytes for each in found}):
         row = [cells.get((bytes_, *way)) for way in ways]
         table.add_row(
-            size(bytes_),
+            size_name(bytes_),
             *(text for each in row for text in ((seconds(each.seconds), gb(each.busbw)) if each else ("-", "-"))),
             percent(max(each.share for each in row if each), digits=0),
         )
@@ -126,15 +158,12 @@ def way_name(backend: str, algorithm: str) -> str:
 
 
 def _way(backend: str) -> str:
-    return {"memory": "through shared memory", "gloo": "over Gloo (direct path off)"}.get(backend, backend)
+    return {"memory": "through shared memory", "gloo": "over Gloo"}.get(backend, backend)
 
 
-def size(number: int) -> str:
-    """1024 is `1 KiB`."""
-    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if number >= step:
-            return f"{number / step:.4g} {unit}"
-    return f"{number} B"
+def latency(value: float) -> str:
+    """Between GPUs tenths of a microsecond count."""
+    return f"{value * 1e6:.3g} µs" if value < 1e-4 else seconds(value)
 
 
 def gb(value: float) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.comm.measuring.plan import BACKENDS, OPS, Plan, Report, expected
+from paceline.comm.measuring.plan import OPS, Plan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
 from paceline.settings import RunSettings
@@ -154,9 +154,20 @@ def default_workers(host: Host) -> int:
 
 
 def check(
-    host: Host, *, workers: int, sizes: Sequence[int], backends: Sequence[str], memory: int | None, oversubscribe: bool
+    host: Host,
+    *,
+    workers: int,
+    sizes: Sequence[int] = SIZES,
+    backends: Sequence[str] = (),
+    parts: Sequence[str] = PARTS,
+    memory: int | None = None,
+    oversubscribe: bool = False,
 ) -> None:
     """UsageError where that cannot be measured here. `memory` is what is free, in bytes."""
+    if tuple(parts) == ("devices",):
+        if not host.gpus:
+            raise UsageError(f"--only devices: {host.name} has no GPU.", advice="Leave out --only devices.")
+        return
     if workers < 2:
         raise UsageError(
             f"-n {workers}: bandwidth is measured between workers, and that takes two.", advice="Type: -n 2"
@@ -170,6 +181,8 @@ def check(
         )
     if workers > (most := _MOST_PER_CORE * cores) and workers > 2:
         raise UsageError(f"{workers} workers on {cores} cores would never end.", advice=f"Ask for {most} at most.")
+    if "collectives" not in parts:
+        return
     if "nccl" in backends and workers > len(host.gpus):
         raise UsageError(
             f"--backends nccl: {workers} workers were asked for, and {host.name} has {len(host.gpus)} "
@@ -179,7 +192,7 @@ def check(
     need = max(sizes, default=0) * workers * _COPIES_OF_A_SIZE
     if memory is not None and need > memory:
         raise UsageError(
-            f"{workers} workers with messages of {max(sizes):,} bytes need about {need / 1e9:.1f} GB of memory, and "
+            f"{workers} workers with messages of {size_name(max(sizes))} need about {need / 1e9:.1f} GB of memory, and "
             f"{memory / 1e9:.1f} GB are free.",
             advice="Ask for smaller ones: --sizes 1K-16M",
         )
@@ -222,8 +235,12 @@ def _parse_size(text: str, whole: str) -> int:
     return size
 
 
-def parse_backends(text: str) -> tuple[str, ...]:
-    return parse_names(text, "--backends", BACKENDS)
+def size_name(size: int) -> str:
+    """1024 is `1 KiB`."""
+    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= step:
+            return f"{size / step:.4g} {unit}"
+    return f"{size} B"
 
 
 def _report(record: Path, name: str) -> str:

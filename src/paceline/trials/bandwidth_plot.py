@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from paceline.trials.bandwidth_verdict import CollectiveRate, PairRate, Verdict
+from paceline.trials.bandwidth import size_name
+from paceline.trials.bandwidth_verdict import CollectiveRate, Matrix, PairRate, Verdict, matrices
 
 _COLUMNS = 3
 
@@ -64,8 +66,10 @@ def _curves(verdict: Verdict) -> Any:
                 label=name,
             )
         axes.set_xscale("log", base=2)
+        sizes = sorted({point.bytes for points in ways.values() for point in points})[::2]
+        axes.set_xticks(sizes, [size_name(size) for size in sizes], fontsize=8)
         axes.set_yscale("log")
-        axes.set_xlabel("bytes")
+        axes.set_xlabel("size")
         axes.set_ylabel("busbw, GB/s")
         axes.set_title(op, fontsize=11)
         axes.grid(alpha=0.25)
@@ -75,29 +79,36 @@ def _curves(verdict: Verdict) -> Any:
 
 
 def _heat_maps(pairs: list[PairRate]) -> Any:
-    kinds: dict[tuple[str, str], list[PairRate]] = {}
+    """A row for each way of sending: one way, both ways, latency."""
+    ways: dict[tuple[str, str], list[PairRate]] = {}
     for pair in pairs:
-        kinds.setdefault((pair.between, pair.backend), []).append(pair)
-    figure, panels = _panels(len(kinds), width=4.2, height=3.8)
-    for axes, ((between, backend), found) in zip(panels, kinds.items(), strict=True):
-        names = sorted({end for pair in found for end in (pair.a, pair.b)})
-        cells = [[float("nan")] * len(names) for _ in names]
-        for pair in found:
-            a, b = names.index(pair.a), names.index(pair.b)
-            cells[a][b] = pair.gb_per_s
-            if between == "workers":  # measured once for both
-                cells[b][a] = pair.gb_per_s
-        image = axes.imshow(cells, cmap="viridis", vmin=0)
-        largest = max(pair.gb_per_s for pair in found)
-        for row, line in enumerate(cells):
-            for column, value in enumerate(line):
-                if value == value:
-                    colour = "black" if value > largest / 2 else "white"
-                    axes.text(column, row, f"{value:.3g}", ha="center", va="center", fontsize=8, color=colour)
-        axes.set_xticks(range(len(names)), names)
-        axes.set_yticks(range(len(names)), names)
-        axes.set_xlabel("to")
-        axes.set_ylabel("from")
-        axes.set_title(f"{'GPUs' if between == 'gpus' else between}: {backend}, GB/s one way", fontsize=10)
-        figure.colorbar(image, ax=axes, shrink=0.8)
+        ways.setdefault((pair.between, pair.backend), []).append(pair)
+    figure, panels = _panels(_COLUMNS * len(ways), width=4.2, height=3.8)
+    for row, ((between, backend), found) in enumerate(ways.items()):
+        names, one_way, both_ways, latency = matrices(found)
+        title = f"{'GPUs' if between == 'gpus' else between}: {backend}"
+        maps = (
+            (one_way, f"{title}, GB/s one way", "viridis"),
+            (both_ways, f"{title}, GB/s both ways", "viridis"),
+            ([[cell * 1e6 for cell in line] for line in latency], f"{title}, latency in µs", "viridis_r"),
+        )
+        for axes, (cells, name, colours) in zip(panels[_COLUMNS * row :], maps, strict=False):
+            _heat_map(figure, axes, names, cells, name, colours)
     return figure
+
+
+def _heat_map(figure: Any, axes: Any, names: list[int], cells: Matrix, title: str, colours: str) -> None:
+    largest = max(cell for line in cells for cell in line if not math.isnan(cell))
+    image = axes.imshow(cells, cmap=colours, vmin=0, vmax=largest)
+    for row, line in enumerate(cells):
+        for column, value in enumerate(line):
+            if not math.isnan(value):
+                light = sum(image.cmap(image.norm(value))[:3]) > 1.5
+                colour = "black" if light else "white"
+                axes.text(column, row, f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}", ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("to")
+    axes.set_ylabel("from")
+    axes.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.8)

@@ -5,14 +5,18 @@ Rates are GB/s (10⁹ bytes). A figure is the median of its rounds; `low` and `h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import TypeAlias
 
 import msgspec
 
 from paceline.comm.measuring.plan import Collective, Copy, Pair, Report
 from paceline.topology import links as kinds
 from paceline.topology.machine import Gpu, Topology
+
+Matrix: TypeAlias = list[list[float]]
 
 TOO_LITTLE = 0.7  # of what is usual for a link's kind: below that it is flagged
 
@@ -137,6 +141,20 @@ def judge(
 def spread(verdict: Verdict) -> float:
     """How much longer the slowest round took than the fastest, of the usual collective."""
     return median([each.high / each.low - 1 for each in verdict.collectives if each.low > 0] or [0.0])
+
+
+def matrices(pairs: Sequence[PairRate]) -> tuple[list[int], Matrix, Matrix, Matrix]:
+    """The ends of these pairs; and from each to each the rate one way, both ways, and the latency; NaN where nothing
+    was measured."""
+    names = sorted({end for pair in pairs for end in (pair.a, pair.b)})
+    found: list[Matrix] = [[[math.nan] * len(names) for _ in names] for _ in range(3)]
+    for pair in pairs:
+        a, b = names.index(pair.a), names.index(pair.b)
+        for matrix, value in zip(found, (pair.gb_per_s, pair.both_ways_gb_per_s, pair.latency), strict=True):
+            matrix[a][b] = value
+            if pair.between == "workers":  # measured once for both directions
+                matrix[b][a] = value
+    return names, found[0], found[1], found[2]
 
 
 def _rates(size: int, seconds: Sequence[float]) -> tuple[float, float, float]:

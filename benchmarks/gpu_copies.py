@@ -1,0 +1,99 @@
+"""On a machine with a GPU: what `paceline bandwidth` says of its copies, against a plain torch loop.
+
+    python benchmarks/gpu_copies.py
+    PYTHONPATH=src:.gpu-site python3 benchmarks/gpu_copies.py       # where paceline is only unpacked; about two minutes
+
+Host to device and back, pinned and pageable, and within the device's memory, 256 MB each. The loop is the one that
+anybody would write: synchronise, ten copies, synchronise, the host's clock. Sides run in turn; a ratio is the median
+over rounds (smallest – largest). Exit code 0 if every median is within 10 % of 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from side_by_side import PACELINE, ROOT
+
+SIZE = 256 << 20
+COPIES = 10
+REPEATS = 7
+WITHIN = 0.1
+
+
+def plain_loop() -> dict[str, float]:
+    """GB/s by path, of the first GPU. Runs in a process of its own, as the other side does."""
+    import torch
+
+    device, other = (torch.ones(SIZE, dtype=torch.uint8, device="cuda") for _ in range(2))
+    pageable = torch.ones(SIZE, dtype=torch.uint8)
+    pinned = torch.ones(SIZE, dtype=torch.uint8).pin_memory()
+    paths = {
+        "host to device, pinned": (device, pinned),
+        "host to device, pageable": (device, pageable),
+        "device to host, pinned": (pinned, device),
+        "device to host, pageable": (pageable, device),
+        "device memory": (other, device),
+    }
+    found: dict[str, list[float]] = {path: [] for path in paths}
+    for turn in range(REPEATS + 1):
+        for path, (to, source) in paths.items():
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for _ in range(COPIES):
+                to.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            if turn:  # the first is warm-up
+                found[path].append(COPIES * SIZE / (time.perf_counter() - begun) / 1e9)
+    return {path: statistics.median(rates) for path, rates in found.items()}
+
+
+def told_by_paceline() -> dict[str, float]:
+    """The same, by the verb."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*PACELINE, "bandwidth", "--only", "devices", "--json", "--quiet", "--record", folder]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    names = {True: ", pinned", False: ", pageable", None: ""}
+    copies = [copy for copy in json.loads(done.stdout)["copies"] if copy["gpu"] == 0]
+    return {copy["path"] + names[copy["pinned"]]: copy["gb_per_s"] for copy in copies}
+
+
+def told_by_loop() -> dict[str, float]:
+    done = subprocess.run([sys.executable, __file__, "--loop"], stdout=subprocess.PIPE, check=True, cwd=ROOT)
+    return json.loads(done.stdout)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Copies by a plain loop against what paceline bandwidth says.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    args = parser.parse_args()
+    if args.loop:
+        print(json.dumps(plain_loop()))
+        return 0
+    rounds = []
+    for number in range(1, args.rounds + 1):
+        rounds.append({"paceline": told_by_paceline(), "loop": told_by_loop()})
+        print(f"round {number} of {args.rounds}", file=sys.stderr, flush=True)
+    close = True
+    for path in rounds[0]["loop"]:
+        ratios = [each["paceline"][path] / each["loop"][path] for each in rounds]
+        middle = statistics.median(ratios)
+        close = close and abs(middle - 1) <= WITHIN
+        rates = " against ".join(f"{statistics.median(r[side][path] for r in rounds):.1f}" for side in rounds[0])
+        print(f"{path:<26} {middle:.3f} ({min(ratios):.3f} – {max(ratios):.3f})   {rates} GB/s")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(rounds, file, indent=1)
+    print("within 10 %: yes" if close else "within 10 %: no")
+    return 0 if close else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
