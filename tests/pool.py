@@ -121,15 +121,15 @@ class Pool:
 
 
 class Pools:
-    """One pool for each number of workers, made when first asked for."""
+    """One pool for each number of workers (and purpose, where they are changed for good), made when first asked for."""
 
     def __init__(self) -> None:
-        self._pools: dict[int, Pool] = {}
+        self._pools: dict[tuple[int, str], Pool] = {}
 
-    def __call__(self, world: int) -> Pool:
-        pool = self._pools.get(world)
+    def __call__(self, world: int, purpose: str = "") -> Pool:
+        pool = self._pools.get((world, purpose))
         if pool is None or not pool.usable:
-            pool = self._pools[world] = Pool(world)
+            pool = self._pools[world, purpose] = Pool(world)
         return pool
 
     @property

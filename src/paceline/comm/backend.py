@@ -103,7 +103,8 @@ class Backend(_ProcessGroup):
                 self._engine.all_reduce(flat, reduce, name=f"reduce to {opts.rootRank}")
                 if self.rank() == opts.rootRank:
                     divide(flat)
-                    _back(tensor, flat)
+                    with torch.no_grad():
+                        tensor.copy_(flat.view(tensor.shape))
 
         return self._begin(run, tensors, opts)
 
