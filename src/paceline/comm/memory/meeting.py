@@ -47,7 +47,8 @@ class Meeting:
         # Where workers share cores, turning round takes the core from the one that is waited for.
         self.spin = SPIN if world <= (os.cpu_count() or 1) else 0
         self._codes: dict[tuple[str, torch.dtype], int] = {}
-        self._number, self._call, self._said = 0, b"", ""
+        self._number, self._call = 0, b""
+        self.said = ""  # what this worker waits for, in words
         self._unheard = [False] * world  # who has not been compared with in the call under way
         self._signals, self._taken = 0, [0] * world
         self._since, self._awaited = 0.0, 0
@@ -101,7 +102,7 @@ class Meeting:
             code = self._codes[name, dtype] = zlib.crc32(f"{name} {dtype}".encode())
         self._number += 1
         uneven = zlib.crc32(str(parts).encode()) if parts and min(parts) != max(parts) else 0
-        self._call, self._said = CALL.pack(self._number, code, size, root, uneven), name
+        self._call, self.said = CALL.pack(self._number, code, size, root, uneven), name
         self._kind = (name, dtype, size, root, list(parts) if uneven else None)
         at = self._calls[self.rank] + LINE * (self._number & 1)
         self._region.memory[at : at + CALL.size] = self._call
@@ -132,13 +133,13 @@ class Meeting:
             if self._taken[peer] < self._signals and not signals.count(self._waits[peer]):
                 self._broken = PeerLostError(
                     f"Worker {self.names[peer]} has ended, and worker {self.names[self.rank]} waits for it in "
-                    f"{self._said} at {self.site()}."
+                    f"{self.said} at {self.site()}."
                 )
                 raise self._broken
         if self._timeout is not None and time.monotonic() - self._since > self._timeout:
             self._broken = PeerLostError(
                 f"Worker {self.names[self.rank]} has waited {self._timeout:.0f} s for worker "
-                f"{self.names[self._awaited]} in {self._said} at {self.site()}."
+                f"{self.names[self._awaited]} in {self.said} at {self.site()}."
             )
             raise self._broken
 
@@ -158,6 +159,8 @@ class Meeting:
 
     def part(self, text: str) -> None:
         """The workers have parted, and each finds that out here: they tell each other what they called, and raise."""
+        if self._broken is not None:
+            raise self._broken
         raw = text.encode()[: TEXT - 1]
         at = self._texts[self.rank]
         self._region.memory[at : at + len(raw) + 1] = raw + b"\0"

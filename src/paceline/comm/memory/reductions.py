@@ -14,6 +14,7 @@ import itertools
 import struct
 import time
 import weakref
+import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,10 +24,11 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.memory.meeting import LINE, Meeting
 from paceline.comm.memory.region import Region
+from paceline.comm.places import script_line
 
 CHUNK = 256 << 10  # bytes that are added and passed on while they are in the cache
 OPEN = 64  # sums that may be under way at once
-START = struct.Struct("<qqqqq")  # bucket, process, descriptor, number of the memory, elements
+START = struct.Struct("<qqqqqq")  # bucket, process, descriptor, number of the memory, elements, dtype
 HALVES = (torch.float16, torch.bfloat16)
 
 _serials = itertools.count(1)
@@ -37,17 +39,18 @@ class Shared:
 
     def __init__(self, key: int, numel: int, dtype: torch.dtype) -> None:
         self.key, self.numel, self.dtype = key, numel, dtype
+        self.kind = zlib.crc32(str(dtype).encode())
         self.renew()
 
     @torch.inference_mode(False)
     def renew(self) -> None:
         """Takes new memory, zeros; the old one is left to whoever holds it."""
         self.serial = next(_serials)
-        self._region = Region(self.numel * self.dtype.itemsize)
-        self.flat = self._region.bytes[: self.numel * self.dtype.itemsize].view(self.dtype)
+        self.region = Region(self.numel * self.dtype.itemsize)
+        self.flat = self.region.bytes[: self.numel * self.dtype.itemsize].view(self.dtype)
 
     def start(self) -> bytes:
-        return START.pack(self.key, *self._region.place, self.serial, self.numel)
+        return START.pack(self.key, *self.region.place, self.serial, self.numel, self.kind)
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +60,8 @@ class Sum:
     number: int
     bucket: Shared
     name: str
+    flat: torch.Tensor  # the bucket's memory when it was started
+    region: Region
     heard: set[int] = field(default_factory=set)
     reduced: bool = False
     adding: tuple[float, float] = (0.0, 0.0)  # when this worker added up its part
@@ -73,6 +78,7 @@ class Reductions:
         memory: Any = self._ready.space.numpy()
         self._starts = memoryview(memory)
         self._open: deque[Sum] = deque()  # started, not yet added up here
+        self._kept: deque[Sum] = deque()  # added up here; others may not have opened the memory yet
         self._count, self._keys = itertools.count(), itertools.count()
         self._done_by = [0] * world  # how many sums each has added its part of
         # Of the peers: their memory's number and the memory, by bucket and worker. Goes with the bucket.
@@ -86,7 +92,7 @@ class Reductions:
         """This worker's bucket is complete. Does not wait, unless very many are under way."""
         if len(self._open) >= OPEN // 2:
             self._add_up(wait=True)
-        begun = Sum(next(self._count), bucket, name)
+        begun = Sum(next(self._count), bucket, name, bucket.flat, bucket.region)
         at = self._at(self.rank, begun.number)
         self._starts[at : at + START.size] = bucket.start()
         self._ready.signal()
@@ -100,12 +106,15 @@ class Reductions:
 
     def finish(self, begun: Sum) -> None:
         """Waits for a sum: then every worker's bucket holds it."""
+        self._ready.said = self._done.said = begun.name
         while not begun.reduced:
             self._add_up(wait=True)
         for peer in range(self.world):
             while peer != self.rank and self._done_by[peer] <= begun.number:
                 self._done.wait(peer)
                 self._done_by[peer] += 1
+        while self._kept and self._kept[0].number <= begun.number:
+            self._kept.popleft()
 
     def _add_up(self, *, wait: bool) -> bool:
         """This worker's part of the oldest sum; False if a peer has not started it."""
@@ -118,8 +127,8 @@ class Reductions:
             elif not self._ready.is_here(peer):
                 return False
             oldest.heard.add(peer)
-        self._open.popleft()
         flats = [self._flat_of(peer, oldest) for peer in range(self.world)]
+        self._kept.append(self._open.popleft())
         bounds = [oldest.bucket.numel * rank // self.world for rank in (self.rank, self.rank + 1)]
         began = time.perf_counter()
         _sum_into_all(flats, self.rank, *bounds)
@@ -130,12 +139,15 @@ class Reductions:
 
     def _flat_of(self, peer: int, begun: Sum) -> torch.Tensor:
         if peer == self.rank:
-            return begun.bucket.flat
+            return begun.flat
         at = self._at(peer, begun.number)
-        key, process, descriptor, serial, numel = START.unpack(self._starts[at : at + START.size])
+        key, process, descriptor, serial, numel, kind = START.unpack(self._starts[at : at + START.size])
         bucket = begun.bucket
-        if (key, numel) != (bucket.key, bucket.numel):
-            self._done.part(f"{begun.name}, bucket {bucket.key} of {bucket.numel} numbers, sum {begun.number}")
+        if (key, numel, kind) != (bucket.key, bucket.numel, bucket.kind):
+            dtype = str(bucket.dtype).removeprefix("torch.")
+            self._done.part(
+                f"{begun.name}: bucket {bucket.key} of {bucket.numel} {dtype}, sum {begun.number}, at {script_line()}"
+            )
         maps = self._maps.setdefault(bucket, {})
         if peer not in maps or maps[peer][0] != serial:
             size = numel * bucket.dtype.itemsize

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.errors import PeerLostError
+
 PAGE = 4096
 
 
@@ -37,7 +39,10 @@ class Region:
             os.ftruncate(self._fd, self.size)
             fd = self._fd
         else:
-            fd = os.open(f"/proc/{of[0]}/fd/{of[1]}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fd = os.open(f"/proc/{of[0]}/fd/{of[1]}", os.O_RDWR | os.O_CLOEXEC)
+            except (FileNotFoundError, ProcessLookupError):
+                raise PeerLostError(f"A worker (process {of[0]}) has ended before its memory was shared.") from None
         self.memory = mmap.mmap(fd, self.size)
         if of is not None:
             os.close(fd)
@@ -69,7 +74,10 @@ class Peers:
         self._ranks: dict[int, int] = {}
         for peer, pid in enumerate(pids):
             if peer != rank:
-                fd = os.pidfd_open(pid)
+                try:
+                    fd = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    raise PeerLostError(f"A worker (process {pid}) has ended before all had met.") from None
                 self._ranks[fd] = peer
                 self._poll.register(fd, select.POLLIN)
 
