@@ -56,6 +56,14 @@ CompressionOption = Annotated[
     Compression,
     typer.Option("--compression", help="Of gradients, between hosts. Changes numbers.", rich_help_panel=options.HOW),
 ]
+Autotune = Annotated[
+    bool,
+    typer.Option(
+        "--autotune/--no-autotune",
+        help="Try sizes of gradient buckets in the first steps, and keep what is faster.",
+        rich_help_panel=options.HOW,
+    ),
+]
 Timeline = Annotated[
     Path | None,
     typer.Option(
@@ -99,6 +107,7 @@ def run(
     stall_warning: options.StallWarning = 60.0,
     stall_abort: options.StallAbort = None,
     compression: CompressionOption = "none",
+    autotune: Autotune = True,
     timeline: Timeline = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
@@ -123,6 +132,7 @@ def run(
         stall_warning=stall_warning,
         stall_abort=stall_abort,
         compression=compression,
+        autotune=autotune,
         timeline=timeline is not None,
     )
     # Before the record's folder is made: a mistake leaves nothing behind.

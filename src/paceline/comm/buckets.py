@@ -66,6 +66,7 @@ class Buckets:
         by the global one; every worker calls it for the same parameters in the same order."""
         self.group, self._average, self.size, self.first = group, average, size, first
         self.slots: list[Slot] = []
+        self.waited = 0.0  # seconds in which nothing was done but wait for sums
         self._keys = itertools.count()
         self._late: set[int] = set()  # slots whose gradient came more than once in a backward: sent at the end
         self._order: list[int] = []  # as gradients came in this backward
@@ -89,6 +90,17 @@ class Buckets:
         for bucket in list(self._sending):
             bucket.missing, bucket.pending, bucket.began = len(bucket.slots), None, 0.0
             self._make_fit(bucket)
+
+    def all(self) -> list[Bucket]:
+        """Those of every place in the script, each once."""
+        return list(dict.fromkeys(bucket for buckets in self._kinds.values() for bucket in buckets))
+
+    def resize(self, size: int) -> None:
+        """From the next backward on buckets are of this size. Every worker calls it, between two backwards."""
+        if size != self.size:
+            self.size = size
+            for bucket in self.all():
+                self._dissolve(bucket)
 
     def keep_back(self) -> None:
         """A backward begins whose gradients stay here: they are sent with the next one that is not kept back."""
@@ -141,6 +153,7 @@ class Buckets:
             if bucket.pending is not None:
                 began = time.perf_counter()
                 bucket.pending.finish(bucket.what)
+                self.waited += time.perf_counter() - began
                 if self.group.timeline is not None:
                     self._tell(number, bucket, began)
         return [(row[0], row[1]) for row in tails[:, :2].tolist()]

@@ -25,6 +25,8 @@ class Channel(Protocol):
     """Every worker calls the same methods in the same order; all but `start` and `progress` wait for all of them."""
 
     name: str
+    algorithms: tuple[str, ...]  # to choose from, for buckets
+    algorithm: str | None  # the one that is used; None: whichever suits the size
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         """Sums, in place."""
@@ -55,6 +57,8 @@ class MemoryChannel:
     """Between workers of one host."""
 
     name = "memory"
+    algorithms: tuple[str, ...] = ()
+    algorithm: str | None = None
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self._rows = Engine(PrefixStore("rows", store), rank, world)
@@ -97,6 +101,8 @@ class GlooChannel:
     """Between workers anywhere."""
 
     name = "gloo"
+    algorithms: tuple[str, ...] = ()
+    algorithm: str | None = None
 
     def __init__(self, store: Any, rank: int, world: int, *, address: str) -> None:
         """`address`: where the others reach this worker's host."""

@@ -108,6 +108,15 @@ class Group:
         else:
             self.pulse.notice(f"Compression ({how}) is for the network between hosts: here nothing is compressed.")
 
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The ways to sum over the network that there are to choose from."""
+        return self._channel.algorithms
+
+    def use_algorithm(self, name: str | None) -> None:
+        """From now on buckets are summed over the network so; None: chosen by their size. Every worker calls it."""
+        self._channel.algorithm = name
+
     def progress(self) -> None:
         """A moment to get on with what was started. Does not wait."""
         self._channel.progress()

@@ -49,6 +49,7 @@ class HostsChannel(GlooChannel):
     """Between workers of several hosts."""
 
     name = "hosts"
+    algorithms: tuple[str, ...] = ("ring", "halving_doubling", "tree")
 
     def __init__(self, store: Any, rank: int, hosts: Sequence[str], *, address: str) -> None:
         """`hosts[r]` names worker r's host; `address` is where the others reach this one. Every worker of the run."""
@@ -82,6 +83,7 @@ class HostsChannel(GlooChannel):
             self._lane,
             lanes=self._lanes,
             compressor=compressor,
+            algorithm=self.algorithm,
             costs=self.costs,
         )
 

