@@ -57,7 +57,7 @@ def told_by_paceline() -> dict[str, float]:
     """The same, by the verb."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*PACELINE, "bandwidth", "--only", "devices", "--json", "--quiet", "--record", folder]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT)
     names = {True: ", pinned", False: ", pageable", None: ""}
     copies = [copy for copy in json.loads(done.stdout)["copies"] if copy["gpu"] == 0]
     return {copy["path"] + names[copy["pinned"]]: copy["gb_per_s"] for copy in copies}

@@ -138,11 +138,13 @@ def test_the_tables(measured, paceline_, tmp_path):
         "all_reduce, 2 workers",
         "memory in place",
         "1 MiB",
-        "All workers copying 1 MiB",
+        "Copying 1 MiB on all workers at once: 21.0 GB/s together",
     ):
         assert words in err, f"{words!r} is not in\n{err}"
     assert re.findall("(?m)^! .*", err) == ["! GPU1, host to device, pinned: 6.00 GB/s, 23 % of the 25.8 usual for it."]
     assert "pcie.link.width.current" in err
+    told = [line for line in err.splitlines() if not line.startswith(("→", "plot", "record"))]
+    assert all(len(line) <= 80 for line in told)
     record = the_record(tmp_path)
     assert {path.name for path in (record / "plots").iterdir()} == {"collectives.svg", "pairs.svg"}
     assert "<svg" in (record / "plots" / "pairs.svg").read_text()

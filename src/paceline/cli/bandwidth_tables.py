@@ -45,8 +45,8 @@ def show(console: Console, verdict: Verdict) -> None:
     if verdict.copy_limits:
         limit = max(verdict.copy_limits, key=lambda each: each.bytes)
         console.print(
-            f"\nAll workers copying {size_name(limit.bytes)} each at the same time: {gb(limit.gb_per_s)} GB/s "
-            "together. of copy: the\nshare of that rate, at its own size, which the best of the line reaches."
+            f"\nCopying {size_name(limit.bytes)} on all workers at once: {gb(limit.gb_per_s)} GB/s together. "
+            "“of copy” is the\nshare of such a rate, at its own size, that the best of its line reaches."
         )
     for flag in verdict.flags:
         console.print(
