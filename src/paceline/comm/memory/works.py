@@ -145,8 +145,9 @@ class Queue:
                 function()
         except Exception as raised:
             error = raised
+        has_future = work.finish(error)
         self._stop_running()
-        if work.finish(error):
+        if has_future:
             # What hangs on the future may begin other works and wait for them: another thread must be there to run
             # them.
             with self._change:
