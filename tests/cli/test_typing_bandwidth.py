@@ -269,7 +269,9 @@ def test_two_workers_and_two_sizes(tmp_path):
         assert each["share"] > 0
     assert all(pair["gb_per_s"] > 0 and pair["latency"] < 1 for pair in document["pairs"])
     assert "pairs of workers, through shared memory" in done.stderr
-    assert (the_record(tmp_path) / "trials" / "workers" / "measurements.jsonl").is_file()
+    trial = the_record(tmp_path) / "trials" / "workers"
+    assert (trial / "measurements.jsonl").is_file()
+    assert not list(trial.glob("steps.rank*.jsonl"))  # no training script, so nobody looks for its steps
 
 
 def test_ctrl_c_leaves_no_worker_and_a_readable_record(tmp_path):

@@ -125,4 +125,4 @@ def test_a_round_takes_as_long_as_its_slowest_worker(pool):
     waits, settles = first
     assert len(waits) == len(settles) == 4
     assert min(waits) >= 0.02
-    assert max(settles) > 0  # of many calls in a stretch, settled once
+    assert min(settles) >= 0.03
