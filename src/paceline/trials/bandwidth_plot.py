@@ -105,7 +105,9 @@ def _heat_map(figure: Any, axes: Any, names: list[int], cells: Matrix, title: st
             if not math.isnan(value):
                 light = sum(image.cmap(image.norm(value))[:3]) > 1.5
                 colour = "black" if light else "white"
-                axes.text(column, row, f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}", ha="center", va="center", fontsize=8, color=colour)
+                digits = 0 if value >= 100 else 1 if value >= 10 else 2
+                text = f"{value:,.{digits}f}"
+                axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
     axes.set_xticks(range(len(names)), names)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("to")

@@ -101,4 +101,5 @@ def in_words(report: Report) -> str:
         return f"GPU {report.gpu}: {report.path}{kind}"
     if isinstance(report, Pair):
         return f"{report.between} {report.a} and {report.b}: {report.backend}"
-    return f"{report.op} of {report.bytes:,} bytes: {report.backend}, {report.algorithm}"
+    way = "" if report.algorithm == "its own" else f", {report.algorithm}"
+    return f"{report.op} of {report.bytes:,} bytes: {report.backend}{way}"
