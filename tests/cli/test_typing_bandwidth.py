@@ -239,6 +239,9 @@ def test_a_gpu_that_torch_cannot_use(measured, paceline_, monkeypatch):
     code, _, err = paceline_("bandwidth")
     assert code == 0
     assert "torch can use none of them" in err
+    code, out, _ = paceline_("bandwidth", "--only", "devices", "--json")
+    assert code == 1  # that was all that was asked for
+    assert "torch can use none of them" in json.loads(out)["error"]["message"]
 
 
 # -- real workers ------------------------------------------------------------------------------------------------------

@@ -241,17 +241,19 @@ def draw(verdict: Verdict, record: Path) -> list[Path]:
 
 def exit_code(verdict: Verdict) -> int:
     """0 only where everything was measured. A weak link is a finding, not a failure to measure."""
-    return INTERRUPTED if verdict.interrupted else int(bool(verdict.failures))
+    nothing = not (verdict.copies or verdict.pairs or verdict.collectives)
+    return INTERRUPTED if verdict.interrupted else int(nothing or bool(verdict.failures))
 
 
 def document(verdict: Verdict, plots: list[Path]) -> dict[str, Any]:
     """What --json prints."""
     told: dict[str, Any] = msgspec.to_builtins(verdict)
     told["plots"] = [str(plot) for plot in plots]
-    if verdict.failures or verdict.interrupted:
+    if exit_code(verdict):
+        why = [*verdict.failures, *(["interrupted before all was measured"] if verdict.interrupted else verdict.notes)]
         told["error"] = {
             "type": "Interrupted" if verdict.interrupted else "MeasurementFailed",
-            "message": verdict.failures[0] if verdict.failures else "interrupted before all was measured",
+            "message": why[0] if why else "nothing was measured",
             "advice": "Type the command again."
             if verdict.interrupted
             else "To see what is wrong, type: paceline doctor",
