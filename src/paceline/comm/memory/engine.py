@@ -142,9 +142,9 @@ class Engine:
     def all_to_all(self, pieces: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
         """`into[r]` becomes what worker r had for this one. Sizes may differ from pair to pair."""
         self._meeting.call("all_to_all", pieces[0].dtype, 0)
-        into[self.rank].copy_(pieces[self.rank])
         part = self._part(pieces[0].dtype)
         rounds = -(-self._compare(pieces, into) // part)
+        into[self.rank].copy_(pieces[self.rank])
         for turn in range(rounds):
             half, at = self._half(pieces[0].dtype), turn * part
             for peer in self._peers:

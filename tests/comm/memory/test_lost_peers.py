@@ -1,0 +1,285 @@
+"""Workers that end: the others notice soon, wherever they are, and nobody is missed who has done its part."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import Pool, alone
+from torch._C._distributed_c10d import PrefixStore
+from worlds import BUFFER, join, make_tiny
+
+from paceline.comm.group import Group
+from paceline.comm.memory.meeting import Meeting
+from paceline.comm.memory.reductions import Reductions
+from paceline.errors import PeerLostError
+
+VICTIM = 2
+SOON = 5.0
+
+
+def survivors(pool: Pool, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What the others answer, after the victim has ended itself."""
+    for _, pipe in pool._workers.values():
+        pipe.send_bytes(pickle.dumps((function, args)))
+    pid, pipe = pool._workers[VICTIM]
+    assert pipe.poll(20.0), "the victim lives"  # the end of its pipe
+    os.waitpid(pid, 0)
+    pipe.close()
+    del pool._workers[VICTIM]
+    answers, errors = pool._receive(20.0)
+    for error in errors.values():
+        raise error
+    return [answers[rank] for rank in sorted(answers)]
+
+
+def end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_at_signal(number: int) -> None:
+    """Of this worker: instead of its next but so many."""
+    plain, left = Meeting.signal, [number]
+
+    def post(meeting: Meeting) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            end()
+        plain(meeting)
+
+    Meeting.signal = post  # type: ignore[method-assign]
+
+
+def fall(group: Group, where: str) -> None:
+    """The victim's end; the others' call."""
+    if where.startswith("sum"):
+        fall_in_sum(group, where)
+        return
+    tensor, is_victim = torch.ones(3000), group.rank == VICTIM
+    if is_victim and where == "before an all_reduce":
+        end()
+    if is_victim and where.startswith("in the first half"):
+        end_at_signal(0)
+    if is_victim and where == "in the second half of an all_reduce":
+        end_at_signal(1)
+    if is_victim and where == "in a later round of an all_reduce":
+        end_at_signal(4)
+    match where.split(" of ")[-1].removeprefix("before ").removeprefix("in "):
+        case "an all_reduce":
+            dist.all_reduce(tensor)
+        case "an all_reduce that is waited for later":
+            works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+            works[2].wait()
+        case "an all_reduce whose future is waited for":
+            dist.all_reduce(tensor, async_op=True).get_future().wait()
+        case "a barrier":
+            dist.barrier()
+        case "a send":
+            if is_victim:
+                dist.recv(torch.empty(10 * BUFFER), 0)
+                end()  # the second waits for room
+            dist.send(torch.ones(10 * BUFFER), VICTIM)
+            dist.send(torch.ones(10 * BUFFER), VICTIM)
+        case "a receive":
+            if is_victim:
+                end()
+            dist.recv(tensor, VICTIM)
+        case "a receive that has begun":
+            if is_victim:
+                dist.isend(torch.ones(10 * BUFFER), 0)
+                dist.isend(torch.ones(10 * BUFFER), 1)
+                dist.recv(torch.empty(1), 0)  # sent when its first pieces have come
+                end()
+            if group.rank == 0:
+                dist.isend(torch.empty(1), VICTIM)
+            dist.recv(torch.empty(10 * BUFFER), VICTIM)
+            dist.recv(torch.empty(1), VICTIM)
+        case "a receive from anybody":
+            if is_victim:
+                end()
+            dist.recv(tensor)
+        case _:
+            raise AssertionError(where)
+
+
+def fall_in_sum(group: Group, where: str) -> None:
+    sums = Reductions(PrefixStore("sums", group._store), group.rank, group.world)
+    buckets = [sums.allocate(1000, torch.float32) for _ in range(3)]
+    if group.rank == VICTIM and where == "sum that it never started":
+        end()
+    begun = [sums.start(bucket, "the gradient of a.weight") for bucket in buckets]
+    if group.rank == VICTIM and where == "sum that it started":
+        end()
+    if group.rank == VICTIM:
+        end_at_signal(1)  # has added up one of them
+    time.sleep(0.05 if where == "sum that it started" else 0.0)  # mostly after its end: its memory is gone, too
+    for each in begun:
+        sums.finish(each)
+
+
+def outlive(group: Group, where: str) -> tuple[str, float]:
+    make_tiny()
+    join(group, "paceline")
+    dist.barrier()
+    began = time.monotonic()
+    with pytest.raises(PeerLostError) as caught:
+        fall(group, where)
+    return str(caught.value), time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "before an all_reduce",
+        "in the first half of an all_reduce",
+        "in the second half of an all_reduce",
+        "in a later round of an all_reduce",
+        "in the first half of an all_reduce that is waited for later",
+        "in the first half of an all_reduce whose future is waited for",
+        "in the first half of a barrier",
+        "in a send",
+        "in a receive",
+        "in a receive that has begun",
+        "in a receive from anybody",
+        "sum that it never started",
+        "sum that it started",
+        "sum that it had in hand",
+    ],
+)
+def test_the_others_are_told_soon(where: str) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with alone(3) as pool:
+        if where == "in a send":
+            told = survivors(pool, outlive_send, where)[:1]
+        else:
+            told = survivors(pool, outlive, where)
+    assert set(os.listdir("/dev/shm")) <= before
+    for text, took in told:
+        assert "has ended" in text
+        assert took < SOON
+        if where != "sum that it started":  # where its process is named, whose memory is gone
+            assert "Worker 2" in text
+            assert "test_lost_peers.py:" in text
+
+
+def outlive_send(group: Group, where: str) -> tuple[str, float]:
+    """Worker 1 has no part in it."""
+    if group.rank != 1:
+        return outlive(group, where)
+    make_tiny()
+    join(group, "paceline")
+    dist.barrier()
+    return "", 0.0
+
+
+# -- who has done its part is not missed -------------------------------------------------------------------------------
+
+
+def finish_without_it(group: Group, what: str) -> bool:
+    make_tiny()
+    join(group, "paceline")
+    tensor, is_victim = torch.full((3000,), group.rank + 1.0), group.rank == VICTIM
+    plain = Meeting.wait
+
+    def late(meeting: Meeting, peer: int) -> None:
+        time.sleep(0.02)
+        plain(meeting, peer)
+
+    match what:
+        case "an all_reduce":
+            if not is_victim:
+                Meeting.wait = late  # type: ignore[method-assign]
+            dist.all_reduce(tensor)
+        case "a message":
+            if is_victim:
+                for rank in (0, 1):
+                    dist.send(torch.full((BUFFER // 4,), 6.0), rank)
+                    dist.send(torch.full((BUFFER // 4,), 6.0), rank, tag=1)
+                end()
+            while not group_has_lost(group, VICTIM):
+                time.sleep(0.01)
+            tensor = torch.empty(BUFFER // 4)
+            dist.recv(tensor, VICTIM)
+            assert dist.recv(tensor, tag=1) == VICTIM
+    if is_victim:
+        end()
+    return bool((tensor == 6.0).all())
+
+
+def group_has_lost(group: Group, rank: int) -> bool:
+    return rank in dist.distributed_c10d._get_default_group()._mail._meeting.gone()
+
+
+@pytest.mark.parametrize("what", ["an all_reduce", "a message"])
+def test_a_worker_that_ends_after_its_part_is_not_missed(what: str) -> None:
+    with alone(3) as pool:
+        assert survivors(pool, finish_without_it, what) == [True, True]
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+def waited(group: Group, what: str, seconds: float) -> tuple[float, float]:
+    """Seconds, and seconds of the processor, for one who waits for a worker that is late."""
+    if not dist.is_initialized():
+        join(group, "paceline")
+    dist.barrier()
+    wall, busy = time.monotonic(), time.process_time()
+    if group.rank == 3:
+        time.sleep(seconds)
+    match what:
+        case "all_reduce":
+            dist.all_reduce(torch.ones(10))
+        case "later":
+            dist.all_reduce(torch.ones(10), async_op=True).wait()
+        case "recv" if group.rank == 3:
+            for rank in range(3):
+                dist.send(torch.ones(1), rank)
+        case "recv":
+            dist.recv(torch.empty(1), 3)
+        case "recv from anybody" if group.rank == 3:
+            for rank in range(3):
+                dist.send(torch.ones(1), rank)
+        case "recv from anybody":
+            dist.recv(torch.empty(1))
+    return time.monotonic() - wall, time.process_time() - busy
+
+
+def test_more_workers_than_cores_sleep_while_they_wait() -> None:
+    with alone(4) as pool:
+        for what, seconds in (("all_reduce", 1.0), ("later", 0.5), ("recv", 0.5), ("recv from anybody", 0.5)):
+            for wall, busy in pool.run(waited, what, seconds)[:3]:
+                assert wall > 0.9 * seconds
+                assert busy < 0.2 * seconds
+
+
+def timed_out(group: Group) -> list[str]:
+    make_tiny()
+    join(group, "gloo")
+    few = dist.new_group([0, 1], backend="paceline", timeout=datetime.timedelta(seconds=1))
+    texts = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(1), group=few),
+        lambda: dist.recv(torch.ones(1), 1, group=few),
+        lambda: dist.recv(torch.ones(1), group=few),
+    ):
+        if group.rank == 0:
+            with pytest.raises(PeerLostError) as caught:
+                call()
+            texts.append(str(caught.value))
+    dist.barrier()
+    return texts
+
+
+def test_a_timeout_is_kept() -> None:
+    with alone(2) as pool:
+        texts = pool.run(timed_out)[0]
+    assert all("has waited 1 s for" in text and "test_lost_peers.py:" in text for text in texts)
