@@ -144,6 +144,23 @@ def test_infinities_and_nans_get_through(worlds: Worlds, numel: int) -> None:
     assert bool(found[0][:4].isnan().all())
 
 
+def sparse(world: World, op: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rank 3 brings nothing; others some places more than once."""
+    places = torch.tensor([[0, world.rank, world.rank, 2]]) if world.rank < 3 else torch.empty(1, 0, dtype=torch.int64)
+    numbers = torch.arange(1.0, 13.0).view(4, 3)[: places.shape[1]] + world.rank
+    tensor = torch.sparse_coo_tensor(places, numbers, (5, 3), check_invariants=True)
+    dense = tensor.to_dense()
+    dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group=world.ours[0])
+    dist.all_reduce(dense, getattr(dist.ReduceOp, op), group=world.gloo[0])
+    return tensor.to_dense(), dense
+
+
+@pytest.mark.parametrize("op", ["SUM", "AVG"])
+def test_sparse_tensors_are_summed_as_dense_ones(worlds: Worlds, op: str) -> None:
+    for found, expected in worlds.run(sparse, op):
+        assert torch.equal(found, expected)
+
+
 # -- what torch builds on collectives ----------------------------------------------------------------------------------
 
 
@@ -227,6 +244,9 @@ def refused(world: World, name: str) -> str:
     wrong = {
         "bits of floats": lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND, group=group),
         "the mean of truths": lambda: dist.all_reduce(torch.ones(3) > 0, dist.ReduceOp.AVG, group=group),
+        "the largest of sparse tensors": lambda: dist.all_reduce(
+            torch.eye(3).to_sparse(), dist.ReduceOp.MAX, group=group
+        ),
         "uint16": lambda: dist.all_reduce(torch.ones(3, dtype=torch.uint16), group=group),
         "a longer output": lambda: dist.all_gather_into_tensor(torch.ones(9), torch.ones(2), group=group),
         "a longer input": lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(9), group=group),
@@ -250,6 +270,7 @@ def refused(world: World, name: str) -> str:
     [
         ("bits of floats", "cannot reduce float32 by BAND"),
         ("the mean of truths", "cannot reduce bool by AVG"),
+        ("the largest of sparse tensors", "can add sparse tensors up, and nothing else"),
         ("uint16", "cannot reduce uint16 by SUM"),
         ("a longer output", "9 torch.float32 are not 4 times 2"),
         ("a longer input", "9 torch.float32 are not 4 times 2"),

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.comm.memory.engine import Engine, Reduce
+from paceline.comm.memory.engine import Engine, Reduce, add
 from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.operations import operation
 from paceline.comm.memory.region import host_of_this_process
@@ -69,12 +69,27 @@ class Backend(_ProcessGroup):
 
         def run() -> None:
             for tensor in tensors:
+                if tensor.is_sparse:
+                    self._sum_sparse(tensor, divide)
+                    continue
                 flat = _flat(tensor)
                 self._engine.all_reduce(flat, reduce)
                 divide(flat)
                 _back(tensor, flat)
 
+        if tensors[0].is_sparse and reduce is not add:
+            raise ValueError("The backend paceline can add sparse tensors up, and nothing else.")
         return self._begin(run, tensors, opts)
+
+    @torch.no_grad()
+    def _sum_sparse(self, tensor: torch.Tensor, divide: Any) -> None:
+        """Everybody's numbers and their places, side by side: those of one place are added up."""
+        own = tensor.detach().coalesce()
+        every = self._engine.exchange((own.indices(), own.values()))
+        places, numbers = (torch.cat(parts, dim) for parts, dim in zip(zip(*every, strict=True), (1, 0), strict=True))
+        total = torch.sparse_coo_tensor(places, numbers, own.shape, check_invariants=False).coalesce()
+        divide(total.values())
+        tensor.copy_(total)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)

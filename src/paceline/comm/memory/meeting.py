@@ -78,6 +78,10 @@ class Meeting:
         self._peers = Peers([int(store.get(f"process{peer}")) for peer in ranks], self.rank)
         self.meet()
         self._region.close_door()
+        if self.rank == 0:  # a later group may meet in the same store, and must not find this one's
+            for key in ("region", *(f"process{peer}" for peer in ranks)):
+                store.delete_key(key)
+        self.meet()
 
     def meet(self) -> None:
         """Returns when everybody is here."""
