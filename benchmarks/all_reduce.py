@@ -54,6 +54,7 @@ def torch_worker(rank: int, world: int, port: int) -> None:
     from paceline.comm.memory.reductions import Reductions
 
     torch.set_num_threads(1)
+    os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})  # as `paceline run` and `mpirun` do
     store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     ours = dist.new_group(backend="paceline")

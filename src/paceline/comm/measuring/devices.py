@@ -1,7 +1,7 @@
 """Copies to, from, within and between the GPUs that this process sees. One worker does it; the others are not needed.
 
 Times are the device's own, by events, where one stream does the work; and the host's, with every device waited for,
-where several do. Each sample is one large copy (or a stretch of small ones), after a warm-up; paths take turns.
+where several do. Each sample is a stretch of copies, after a warm-up; paths take turns.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from paceline.comm.measuring.plan import Copy, Pair, Plan
 WARM_UP = 2
 WORD = 4  # bytes whose copy shows the latency
 WORDS = 50  # copies of it in a row
+LARGE = 10  # large copies in a row: a device's memory is so fast that the start of a single one would count
 CHUNK = 8 << 20  # bytes that go through the host at a time, where there is no direct path
 PARALLEL = 4  # copies in a row where the host keeps time
 
@@ -45,7 +46,7 @@ def _copies(gpu: int, plan: Plan) -> Iterator[Copy]:
             ("device to host", False, pageable, device),
             ("device memory", None, other, device),
         ]
-        large = _interleaved([_by_events(gpu, to, source) for _, _, to, source in ways], plan.rounds)
+        large = _interleaved([_by_events(gpu, to, source, LARGE) for _, _, to, source in ways], plan.rounds)
         small = _interleaved(
             [_by_events(gpu, to[:WORD], source[:WORD], WORDS) for _, _, to, source in ways], plan.rounds
         )
