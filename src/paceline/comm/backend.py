@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.comm.memory.engine import Engine, Reduce, add
+from paceline.comm.memory.engine import Engine, add
 from paceline.comm.memory.mailbox import Mailbox
-from paceline.comm.memory.operations import operation
+from paceline.comm.memory.operations import Operation, operation
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.memory.works import Lines, Queue, Work
 from paceline.errors import UsageError
@@ -65,30 +65,30 @@ class Backend(_ProcessGroup):
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         if tensors[0].is_cuda:
             return self._nccl().allreduce(tensors, opts)
-        reduce, divide = self._reduction(opts, tensors[0].dtype)
+        by = self._reduction(opts, tensors[0].dtype)
 
         def run() -> None:
             for tensor in tensors:
                 if tensor.is_sparse:
-                    self._sum_sparse(tensor, divide)
+                    self._sum_sparse(tensor, by)
                     continue
                 flat = _flat(tensor)
-                self._engine.all_reduce(flat, reduce)
-                divide(flat)
+                self._engine.all_reduce(flat, by.reduce, name=f"all_reduce{by.words}")
+                by.divide(flat)
                 _back(tensor, flat)
 
-        if tensors[0].is_sparse and reduce is not add:
+        if tensors[0].is_sparse and by.reduce is not add:
             raise ValueError("The backend paceline can add sparse tensors up, and nothing else.")
         return self._begin(run, tensors, opts)
 
     @torch.no_grad()
-    def _sum_sparse(self, tensor: torch.Tensor, divide: Any) -> None:
+    def _sum_sparse(self, tensor: torch.Tensor, by: Operation) -> None:
         """Everybody's numbers and their places, side by side: those of one place are added up."""
         own = tensor.detach().coalesce()
         every = self._engine.exchange((own.indices(), own.values()))
         places, numbers = (torch.cat(parts, dim) for parts, dim in zip(zip(*every, strict=True), (1, 0), strict=True))
         total = torch.sparse_coo_tensor(places, numbers, own.shape, check_invariants=False).coalesce()
-        divide(total.values())
+        by.divide(total.values())
         tensor.copy_(total)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
@@ -109,15 +109,15 @@ class Backend(_ProcessGroup):
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         if tensors[0].is_cuda:
             return self._nccl().reduce(tensors, opts)
-        reduce, divide = self._reduction(opts, tensors[0].dtype)
+        by = self._reduction(opts, tensors[0].dtype)
 
         def run() -> None:
             for tensor in tensors:
                 # What the others hold afterwards is undefined in torch; here it stays.
                 flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
-                self._engine.all_reduce(flat, reduce, name=f"reduce to {opts.rootRank}")
+                self._engine.all_reduce(flat, by.reduce, name=f"reduce to {opts.rootRank}{by.words}")
                 if self.rank() == opts.rootRank:
-                    divide(flat)
+                    by.divide(flat)
                     with torch.no_grad():
                         tensor.copy_(flat.view(tensor.shape))
 
@@ -166,12 +166,12 @@ class Backend(_ProcessGroup):
             return self._nccl().reduce_scatter(outputs, inputs, opts)
         for output, pieces in zip(outputs, inputs, strict=True):
             self._check_pieces("reduce_scatter", pieces, output)
-        reduce, divide = self._reduction(opts, outputs[0].dtype)
+        by = self._reduction(opts, outputs[0].dtype)
 
         def run() -> None:
             for output, pieces in zip(outputs, inputs, strict=True):
                 whole = torch.cat([piece.detach().reshape(-1) for piece in pieces])
-                self._scatter_sum(output, whole, [piece.numel() for piece in pieces], reduce, divide)
+                self._scatter_sum(output, whole, [piece.numel() for piece in pieces], by)
 
         return self._begin(run, outputs, opts)
 
@@ -183,18 +183,18 @@ class Backend(_ProcessGroup):
             return self._nccl().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
         for output, tensor in zip(outputs, inputs, strict=True):
             self._check_whole("reduce_scatter_tensor", tensor, output)
-        reduce, divide = self._reduction(opts, outputs[0].dtype)
+        by = self._reduction(opts, outputs[0].dtype)
 
         def run() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
-                self._scatter_sum(output, _flat(tensor), [output.numel()] * self.size(), reduce, divide)
+                self._scatter_sum(output, _flat(tensor), [output.numel()] * self.size(), by)
 
         return self._begin(run, outputs, opts)
 
-    def _scatter_sum(self, output: Any, whole: Any, counts: list[int], reduce: Reduce, divide: Any) -> None:
+    def _scatter_sum(self, output: Any, whole: Any, counts: list[int], by: Operation) -> None:
         flat = _flat(output)
-        self._engine.reduce_scatter(whole, flat, counts, reduce)
-        divide(flat)
+        self._engine.reduce_scatter(whole, flat, counts, by.reduce, name=f"reduce_scatter{by.words}")
+        by.divide(flat)
         _back(output, flat)
 
     def alltoall_base(
@@ -352,7 +352,7 @@ class Backend(_ProcessGroup):
     def _begin(self, run: Callable[[], None], result: Any, opts: Any) -> Work:
         return self._queue.run(Work(result), run, later=getattr(opts, "asyncOp", True))
 
-    def _reduction(self, opts: Any, dtype: torch.dtype) -> tuple[Reduce, Callable[[torch.Tensor], Any]]:
+    def _reduction(self, opts: Any, dtype: torch.dtype) -> Operation:
         return operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, dtype, self.size())
 
     # What is wrong on this side alone is said before the first signal: after it the others would be left in the middle.

@@ -46,6 +46,12 @@ def call_one(what: str, rank: int) -> Any:
             return dist.broadcast(torch.ones(10), 1 if odd else 0, async_op=later)
         case "root of a reduction":
             return dist.reduce(torch.ones(10), 1 if odd else 0, async_op=later)
+        case "what it is reduced by":
+            op = dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM
+            return dist.all_reduce(torch.ones(10), op, async_op=later)
+        case "what parts are reduced by":
+            op = dist.ReduceOp.AVG if odd else dist.ReduceOp.SUM
+            return dist.reduce_scatter(torch.ones(1), [torch.ones(1)] * group_size, op, async_op=later)
         case "one more":
             return None if odd and dist.barrier() is None else dist.all_reduce(torch.ones(3), async_op=later)
         case "parts":
@@ -94,6 +100,8 @@ SYNCHRONOUS = (
     "order",
     "root",
     "root of a reduction",
+    "what it is reduced by",
+    "what parts are reduced by",
     "one more",
     "parts",
     "splits",

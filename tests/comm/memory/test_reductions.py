@@ -162,8 +162,8 @@ def dropped(group: Group) -> bool:
     begun = [sums.start(bucket) for bucket in (first, second, last)]
     group.gather_objects("all have started", "a test")
     if group.rank == 0:
-        sums.progress()
         second.renew()
+        sums.progress()
         del first, second, begun[:2], bucket
         others = [sums.allocate(100, torch.float32) for _ in range(4)]  # would be given the free descriptors
     group.gather_objects("rank 0 has let go", "a test")

@@ -162,7 +162,7 @@ def test_groups_that_are_dropped_leave_nothing(pool: Any) -> None:
 
 
 def held_by_torch_groups(world: World) -> tuple[Any, Any]:
-    counts = []
+    counts, of_others = [], set(threading.enumerate())
     for turn in range(TIMES // 2 + 1):
         group = dist.new_group([0, 1, 2, 3], backend="paceline")
         tensor = torch.ones(100)
@@ -180,9 +180,8 @@ def held_by_torch_groups(world: World) -> tuple[Any, Any]:
         gone = weakref.ref(group)
         dist.destroy_process_group(group)
         del group, work, works
-        for thread in threading.enumerate():
-            if thread.name.startswith("paceline") and thread is not threading.current_thread():
-                thread.join(0.01)
+        for thread in set(threading.enumerate()) - of_others:
+            thread.join(10)
         if turn in (0, TIMES // 2):
             threads = threading.active_count()
             counts.append((descriptors(), mapped(), threads, gone() is None))

@@ -65,10 +65,16 @@ class Engine:
                 flat[start:stop].copy_(half[peer][peer * part :][: stop - start])
 
     def reduce_scatter(
-        self, flat: torch.Tensor, own: torch.Tensor, counts: Sequence[int], reduce: Reduce = add
+        self,
+        flat: torch.Tensor,
+        own: torch.Tensor,
+        counts: Sequence[int],
+        reduce: Reduce = add,
+        *,
+        name: str = "reduce_scatter",
     ) -> None:
         """`own` becomes this worker's part of the sum; `counts` says how long each worker's part is."""
-        self._meeting.call("reduce_scatter", flat.dtype, flat.numel(), parts=counts)
+        self._meeting.call(name, flat.dtype, flat.numel(), parts=counts)
         ends = [0]
         for count in counts:
             ends.append(ends[-1] + count)

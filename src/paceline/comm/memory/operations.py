@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -24,14 +24,26 @@ REDUCTIONS: dict[Any, Reduce] = {
 }
 
 
-def operation(op: Any, dtype: torch.dtype, world: int) -> tuple[Reduce, Callable[[torch.Tensor], Any]]:
-    """How two are made one, and what is done with the result. What this dtype cannot be reduced by is refused here: in
-    the middle of a collective it would be too late."""
+class Operation(NamedTuple):
+    reduce: Reduce  # makes two one
+    divide: Callable[[torch.Tensor], Any]  # what is done with the result
+    words: str  # for who calls it by another one than the others
+
+
+def operation(op: Any, dtype: torch.dtype, world: int) -> Operation:
+    """What this dtype cannot be reduced by is refused here: in the middle of a collective it would be too late."""
     kind = getattr(op, "op", op)
+    name = getattr(kind, "name", str(kind))
     if kind not in REDUCTIONS or not _can_reduce(kind, dtype):
-        name = getattr(kind, "name", kind)
         raise ValueError(f"The backend paceline cannot reduce {str(dtype).removeprefix('torch.')} by {name}.")
-    return REDUCTIONS[kind], functools.partial(_divide, by=world) if kind == Op.AVG else lambda flat: None
+    divide: Callable[[torch.Tensor], Any] = _leave
+    if kind == Op.AVG:
+        divide = functools.partial(_divide, by=world)
+    return Operation(REDUCTIONS[kind], divide, "" if kind == Op.SUM else f" by {name}")
+
+
+def _leave(flat: torch.Tensor) -> None:
+    pass
 
 
 @functools.cache
