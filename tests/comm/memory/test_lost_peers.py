@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import Pool, alone
+from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 from worlds import BUFFER, join, make_tiny
 
@@ -31,7 +32,9 @@ def survivors(pool: Pool, function: Callable[..., Any], *args: Any) -> list[Any]
     for _, pipe in pool._workers.values():
         pipe.send_bytes(pickle.dumps((function, args)))
     pid, pipe = pool._workers[VICTIM]
-    assert pipe.poll(20.0), "the victim lives"  # the end of its pipe
+    assert pipe.poll(20.0), "the victim lives"
+    with pytest.raises((EOFError, ConnectionResetError)):  # the end of its pipe, and no answer
+        raise AssertionError(pickle.loads(pipe.recv_bytes()))
     os.waitpid(pid, 0)
     pipe.close()
     del pool._workers[VICTIM]
@@ -80,6 +83,13 @@ def fall(group: Group, where: str) -> None:
             works[2].wait()
         case "an all_reduce whose future is waited for":
             dist.all_reduce(tensor, async_op=True).get_future().wait()
+        case "DDP's backward":
+            model = nn.parallel.DistributedDataParallel(nn.Linear(50, 50))
+            loss = model(torch.ones(2, 50)).sum()
+            dist.barrier()
+            if is_victim:
+                end()
+            loss.backward()
         case "a barrier":
             dist.barrier()
         case "a send":
@@ -130,8 +140,10 @@ def outlive(group: Group, where: str) -> tuple[str, float]:
     join(group, "paceline")
     dist.barrier()
     began = time.monotonic()
-    with pytest.raises(PeerLostError) as caught:
+    # Torch's futures tell errors by their words.
+    with pytest.raises((PeerLostError, RuntimeError)) as caught:
         fall(group, where)
+    assert "PeerLostError" in repr(caught.value)
     return str(caught.value), time.monotonic() - began
 
 
@@ -144,6 +156,7 @@ def outlive(group: Group, where: str) -> tuple[str, float]:
         "in a later round of an all_reduce",
         "in the first half of an all_reduce that is waited for later",
         "in the first half of an all_reduce whose future is waited for",
+        "in DDP's backward",
         "in the first half of a barrier",
         "in a send",
         "in a receive",
@@ -187,16 +200,15 @@ def finish_without_it(group: Group, what: str) -> bool:
     make_tiny()
     join(group, "paceline")
     tensor, is_victim = torch.full((3000,), group.rank + 1.0), group.rank == VICTIM
-    plain = Meeting.wait
-
-    def late(meeting: Meeting, peer: int) -> None:
-        time.sleep(0.02)
-        plain(meeting, peer)
-
     match what:
-        case "an all_reduce":
-            if not is_victim:
-                Meeting.wait = late  # type: ignore[method-assign]
+        case "an all_reduce, while worker 0 is late" | "an all_reduce, while worker 1 is late":
+            tensor = tensor[:10].clone()  # small: all is said with the first signal
+            if is_victim:
+                Meeting.wait = lambda meeting, peer: end()  # type: ignore[method-assign]
+            if str(group.rank) in what:
+                time.sleep(0.7)  # longer than the others wait without looking round
+            dist.all_reduce(tensor)
+        case "the last of an all_reduce":
             dist.all_reduce(tensor)
         case "a message":
             if is_victim:
@@ -218,7 +230,15 @@ def group_has_lost(group: Group, rank: int) -> bool:
     return rank in dist.distributed_c10d._get_default_group()._mail._meeting.gone()
 
 
-@pytest.mark.parametrize("what", ["an all_reduce", "a message"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "an all_reduce, while worker 0 is late",
+        "an all_reduce, while worker 1 is late",
+        "the last of an all_reduce",
+        "a message",
+    ],
+)
 def test_a_worker_that_ends_after_its_part_is_not_missed(what: str) -> None:
     with alone(3) as pool:
         assert survivors(pool, finish_without_it, what) == [True, True]

@@ -26,6 +26,7 @@ class Work(dist.Work):
         self._result, self._error = result, None
         self._done = threading.Event()
         self._future: Any = None
+        self._ended: Any = None
         self._lock = threading.Lock()
 
     def finish(self, error: Any = None) -> bool:
@@ -45,7 +46,9 @@ class Work(dist.Work):
         with self._lock:
             is_first = self._future is None
             if is_first:
-                self._future = torch.futures.Future()
+                # DDP looks at futures in C++, which knows an error as such only where a callback has raised it.
+                self._ended = torch.futures.Future()
+                self._future = self._ended.then(self._give)
             is_done = self._done.is_set()
         if is_first and is_done:
             self.settle()
@@ -53,10 +56,12 @@ class Work(dist.Work):
 
     def settle(self) -> None:
         """Gives the future its value, in this thread: what hangs on it runs here, and may wait for other works."""
-        if self._error is None:
-            self._future.set_result(self._result)
-        else:
-            self._future.set_exception(self._error)
+        self._ended.set_result(None)
+
+    def _give(self, ended: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def is_completed(self) -> bool:
         return self._done.is_set()
