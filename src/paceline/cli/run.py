@@ -184,12 +184,17 @@ def show_summary(console: Console, summary: Summary, session: Session) -> None:
     """The table at the end."""
     console.print()
     if summary.steps == 0:
-        console.print(f"{count(summary.workers, 'worker')} · {seconds(summary.seconds)} · no optimizer step was made")
+        whole = ": every worker ran all of the script" if summary.workers > 1 else ""
+        console.print(
+            f"{count(summary.workers, 'worker')} · {seconds(summary.seconds)} · no optimizer step was made{whole}",
+            soft_wrap=True,
+        )
     else:
         head = [count(summary.workers, "worker"), count(summary.steps, "step"), seconds(summary.seconds)]
         if summary.view:
             head.append(f"{summary.view} view")
-        head.append(f"{rate(summary.samples_per_s)} samples/s")
+        if summary.samples_per_s > 0:
+            head.append(f"{rate(summary.samples_per_s)} samples/s")
         console.print(" · ".join(head), style="bold", soft_wrap=True)
         console.print()
         console.print(time_table(summary.step))

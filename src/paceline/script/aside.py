@@ -24,7 +24,7 @@ def watch(stage: Stage) -> None:
 def _aside(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         if not stage.aside:
-            stage.aside = True
+            stage.aside, stage.pulse.view = True, ""
             if stage.group.world > 1:
                 stage.pulse.notice(
                     "The script makes its own process group: Paceline steps aside. It starts, watches and records the "
