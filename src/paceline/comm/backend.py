@@ -45,6 +45,8 @@ class Backend(_ProcessGroup):
         settings = {"names": names, "timeout": options.timeout.total_seconds()}
         self._engine = Engine(PrefixStore("engine", store), rank, world, **settings)
         self._mail = Mailbox(PrefixStore("mail", store), rank, world, **settings)
+        self._done = Work(None)  # of all that was waited for at once
+        self._done.finish()
         self._queue = Queue("collectives", self._engine.at)
         self._lines: dict[tuple[str, int], Lines] = {}  # by way and peer
         self._lock = threading.Lock()
@@ -350,7 +352,10 @@ class Backend(_ProcessGroup):
     # -- underneath ------------------------------------------------------------------------------------------------
 
     def _begin(self, run: Callable[[], None], result: Any, opts: Any) -> Work:
-        return self._queue.run(Work(result), run, later=getattr(opts, "asyncOp", True))
+        if getattr(opts, "asyncOp", True):
+            return self._queue.run(Work(result), run, later=True)
+        self._queue.run_now(run)
+        return self._done
 
     def _reduction(self, opts: Any, dtype: torch.dtype) -> Operation:
         return operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, dtype, self.size())

@@ -32,7 +32,12 @@ class Operation(NamedTuple):
 
 def operation(op: Any, dtype: torch.dtype, world: int) -> Operation:
     """What this dtype cannot be reduced by is refused here: in the middle of a collective it would be too late."""
-    kind = getattr(op, "op", op)
+    return _operation(int(getattr(op, "op", op)), dtype, world)
+
+
+@functools.cache
+def _operation(number: int, dtype: torch.dtype, world: int) -> Operation:
+    kind = Op.RedOpType(number)
     name = getattr(kind, "name", str(kind))
     if kind not in REDUCTIONS or not _can_reduce(kind, dtype):
         raise ValueError(f"The backend paceline cannot reduce {str(dtype).removeprefix('torch.')} by {name}.")

@@ -100,16 +100,8 @@ class Queue:
     def run(self, work: Work, function: Callable[[], Any], *, later: bool) -> Work:
         """Runs it now, in this thread; or `later` in the queue's own."""
         if not later:
-            with self._change:
-                while self._todo or self._running:
-                    self._change.wait()
-                self._running = True
-            try:
-                self._set_site(script_line)
-                function()
-                work.finish()
-            finally:
-                self._stop_running()
+            self.run_now(function)
+            work.finish()
             return work
         with self._change:
             self._todo.append((work, function, script_line(), torch.is_inference_mode_enabled()))
@@ -117,6 +109,18 @@ class Queue:
                 self._hire()
             self._change.notify_all()
         return work
+
+    def run_now(self, function: Callable[[], Any]) -> None:
+        """Runs it in this thread, behind what was begun before."""
+        with self._change:
+            while self._todo or self._running:
+                self._change.wait()
+            self._running = True
+        try:
+            self._set_site(script_line)
+            function()
+        finally:
+            self._stop_running()
 
     def close(self) -> None:
         """What was begun is run; then the queue's threads end, and with them all that they hold."""
