@@ -5,6 +5,7 @@ The expected averages are computed on one process, by running each worker's part
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -606,3 +607,42 @@ def nothing_reached(group: Group) -> Any:
 
 def test_a_backward_that_reaches_nothing(pool: Any) -> None:
     assert pool(2).run(nothing_reached) == [[(1.0, 1.0)] * 2] * 2
+
+
+# -- a backward that is broken off -------------------------------------------------------------------------------------
+
+
+def broken_off(group: Group) -> list[Grads]:
+    """The last gradient of the third backward raises, when the others have been sent; the script goes on."""
+    tensors = parameters(30, 20, 10)
+    buckets = Buckets(group, no_odd_gradients, size=100, first=100)
+    attach(buckets, tensors)
+    step, found = 0, []
+
+    def stop(gradient: torch.Tensor) -> None:
+        if step == 2:
+            raise LookupError("enough")
+
+    tensors[0].register_hook(stop)
+    for step in range(5):
+        for tensor in tensors:
+            tensor.grad = None
+        loss = sum(t.exp().sum() for t in tensors) * float(step + group.rank)
+        if step == 2:
+            time.sleep(0.2 * group.rank)  # the first has long begun the next one
+            with pytest.raises(LookupError):
+                backward(buckets, loss)
+        else:
+            backward(buckets, loss)
+            found.append(grads(tensors))
+    return found
+
+
+def test_what_was_sent_before_a_backward_was_broken_off_does_not_come_into_the_next(pool: Any) -> None:
+    def part(rank: int, step: int, tensors: list[torch.Tensor]) -> torch.Tensor:
+        steps = (0, 1, 3, 4)
+        return sum(t.exp().sum() for t in tensors) * float(steps[step] + rank)
+
+    expected = averaged(2, part, 4, (30, 20, 10), True)
+    for found in pool(2).run(broken_off):
+        same(found, expected)

@@ -83,6 +83,7 @@ class Buckets:
 
     def begin(self, site: int) -> None:
         """A backward begins at this place in the script."""
+        self._end_broken_off()
         self._sending = self._kinds.setdefault(site, [])
         self._order, self._sent, self._keeping = [], 0, False
         for slot in self.slots:
@@ -104,6 +105,7 @@ class Buckets:
 
     def keep_back(self) -> None:
         """A backward begins whose gradients stay here: they are sent with the next one that is not kept back."""
+        self._end_broken_off()
         self._keeping = True
 
     def ready(self, index: int, parameter: torch.Tensor) -> None:
@@ -156,6 +158,7 @@ class Buckets:
                 self.waited += time.perf_counter() - began
                 if self.group.timeline is not None:
                     self._tell(number, bucket, began)
+                bucket.pending = None
         return [(row[0], row[1]) for row in tails[:, :2].tolist()]
 
     def _tell(self, number: int, bucket: Bucket, waiting: float) -> None:
@@ -173,6 +176,14 @@ class Buckets:
             add(track, "reduced", start, end, **about)
         add("waiting for buckets", f"waited for {bucket.what}", waiting, now, bucket=number, **about)
         bucket.began = 0.0
+
+    def _end_broken_off(self) -> None:
+        """A backward that raised, and a script that went on: what it had sent is still under way, and the others would
+        write its sum over what comes next."""
+        for bucket in self.all():
+            if bucket.pending is not None:
+                bucket.pending.finish(bucket.what)
+                bucket.pending = None
 
     # -- filling and sending ---------------------------------------------------------------------------------------
 
