@@ -12,7 +12,7 @@ or dtype, raises `PartedError` on everybody; a peer that is gone raises `PeerLos
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ import torch
 from paceline.comm.memory.meeting import Meeting
 from paceline.comm.memory.region import Store
 
-HALF = 8 << 20  # bytes of a slot's half
+HALF = 1 << 20  # bytes of a slot's half: what was written is still in the cache when it is read
 SMALL = 32 << 10  # bytes: below this everybody adds up everything, which needs one signal less
 ALIGN = 64
+Slots = Sequence[Sequence[torch.Tensor]]
 Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # takes the second into the first
 
 
@@ -39,6 +40,7 @@ class Engine:
         self._meeting = Meeting(store, rank, world, world * 2 * HALF, **options)
         self._peers = [(rank + step) % world for step in range(1, world)]  # everybody begins with another one
         self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}  # by half, by rank
+        self._cut: dict[tuple[torch.dtype, int], Slots] = {}
         self._round = 0
 
     def at(self, site: Callable[[], str]) -> None:
@@ -53,16 +55,18 @@ class Engine:
         if flat.numel() * flat.element_size() <= SMALL:
             self._reduce_small(flat, reduce)
             return
-        for bounds in self._blocks(flat):
-            half, part = self._half(flat.dtype), self._part(flat.dtype)
-            self._bring_parts(flat, bounds, half, part)
-            own = self._reduce_part(flat, bounds, half, part, reduce)
-            half[self.rank][self.rank * part :][: own.numel()].copy_(own)
-            self._meeting.signal()
-            for peer in self._peers:
-                self._meeting.wait(peer)
-                start, stop = bounds[peer], bounds[peer + 1]
-                flat[start:stop].copy_(half[peer][peer * part :][: stop - start])
+        part = self._part(flat.dtype)
+        rounds = flat.numel() // (part * self.world)
+        whole = rounds * part * self.world
+        for block in flat[:whole].view(rounds, self.world, part).unbind():
+            self._reduce_block(block.unbind(), self._parts(flat.dtype), reduce)
+        if whole < flat.numel():
+            pieces = flat[whole:].tensor_split(self.world)
+            slots = [
+                [slot[: piece.numel()] for slot, piece in zip(own, pieces, strict=True)]
+                for own in self._parts(flat.dtype)
+            ]
+            self._reduce_block(pieces, slots, reduce)
 
     def reduce_scatter(
         self,
@@ -100,28 +104,21 @@ class Engine:
         for peer in range(1, self.world):
             reduce(flat, half[peer][:size])
 
-    def _blocks(self, flat: torch.Tensor) -> Iterator[list[int]]:
-        """What fits into the slots at a time, as the bounds of each worker's part."""
-        most, size = self._part(flat.dtype) * self.world, flat.numel()
-        rounds = -(-size // most)
-        for turn in range(rounds):
-            start, stop = size * turn // rounds, size * (turn + 1) // rounds
-            yield [start + (stop - start) * rank // self.world for rank in range(self.world + 1)]
-
-    def _bring_parts(self, flat: torch.Tensor, bounds: list[int], half: list[torch.Tensor], part: int) -> None:
+    def _reduce_block(self, pieces: Sequence[torch.Tensor], slots: Slots, reduce: Reduce) -> None:
+        """`pieces[r]` is worker r's to add up, and `slots[s][r]` is where worker s brings its own for that; the sum
+        goes into `slots[r][r]`."""
+        meeting, rank, own = self._meeting, self.rank, pieces[self.rank]
         for peer in self._peers:
-            start, stop = bounds[peer], bounds[peer + 1]
-            half[self.rank][peer * part :][: stop - start].copy_(flat[start:stop])
-        self._meeting.signal()
-
-    def _reduce_part(
-        self, flat: torch.Tensor, bounds: list[int], half: list[torch.Tensor], part: int, reduce: Reduce
-    ) -> torch.Tensor:
-        own = flat[bounds[self.rank] : bounds[self.rank + 1]]
+            slots[rank][peer].copy_(pieces[peer])
+        meeting.signal()
         for peer in self._peers:
-            self._meeting.wait(peer)
-            reduce(own, half[peer][self.rank * part :][: own.numel()])
-        return own
+            meeting.wait(peer)
+            reduce(own, slots[peer][rank])
+        slots[rank][rank].copy_(own)
+        meeting.signal()
+        for peer in self._peers:
+            meeting.wait(peer)
+            pieces[peer].copy_(slots[peer][peer])
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
@@ -240,6 +237,16 @@ class Engine:
                 space = self._meeting.space.view(2, self.world, HALF)
                 slots = self._slots[dtype] = [[space[h, r].view(dtype) for r in range(self.world)] for h in (0, 1)]
         return slots[self._round & 1]
+
+    def _parts(self, dtype: torch.dtype) -> Slots:
+        """A new round: the slots to use in it, each cut into a part for every worker."""
+        half = self._half(dtype)
+        key = dtype, self._round & 1
+        if key not in self._cut:  # cutting takes longer than a signal
+            part = self._part(dtype)
+            with torch.inference_mode(False):
+                self._cut[key] = [[slot[part * r : part * (r + 1)] for r in range(self.world)] for slot in half]
+        return self._cut[key]
 
     def _part(self, dtype: torch.dtype) -> int:
         """Elements of one worker's part of a slot."""
