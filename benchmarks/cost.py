@@ -12,8 +12,11 @@ How: the script prints its loss every few steps; the benchmark reads the pipe an
 are from the line of step 20 to the last one, so start-up and end don't count, and no side is edited. Sides run in
 turn; a ratio is the median over rounds (smallest – largest).
 
-Figures, 2 cores, a machine that others were using (plain python alone changed by 60 % between rounds), so no more than
-a first sight: `one` 1.064 (0.677 – 1.114), 3 rounds; `ddp` 0.78 and 1.17, 2 rounds. To be measured on a quiet machine.
+Figures, 2 cores of a virtual machine whose cores differ by up to a third from minute to minute: `one` 1.121 (0.920 –
+1.223), 5 rounds; `ddp` 0.889 (0.867 – 0.913), 4 rounds, where 1.0 is the aim. The steps of a worker vary by 10 ms and
+more there, and the batch view meets its peers at the batch, the outputs and the gradients, DDP at the gradients only:
+the record shows what a step without such waiting costs, some 3 ms of 140 for the exchange of the batch and of gradients
+and for the seams. With data in memory (benchmarks/ddp_engine.py) it is 1.005.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ they print; sides run in turn; a ratio is the median over rounds (smallest – l
 Figures, one H200, torch 2.11, Python 3.12, 16 host cores:
 
     numbers   CNN: python again 9.2e-06, -n 1 2.5e-06, -n 2 9.2e-06. GPT: python again 0, -n 1 0, -n 2 2.7e-06.
-    speed     GPT: 0.994 (0.964 – 1.002), 4 rounds. CNN: 0.874 (0.781 – 1.115), 6 rounds, after the recorder was made
-              lighter; 0.945 in the quietest round (83.7 k against 88.6 k samples/s). The aim is 0.98. The CNN's step is
-              3 ms of the host's time, half of it the loader, on a host whose own speed changed by 40 % between rounds;
-              about 0.16 ms of a step are the recorder's.
+    speed     GPT: 0.994 (0.964 – 1.002), 4 rounds. CNN: 0.919 (0.762 – 1.022), 7 rounds, with every step split by
+              events; 1.001 (0.839 – 1.089), 4 rounds, and 0.882 (0.770 – 0.969), 3 rounds, with one step in ten.
+              The aim is 0.98. The CNN's step is 3 to 4 ms of the host's time, on a host whose own speed changes by
+              40 % between runs; what the seams add is 0.1 to 0.2 ms (benchmarks/seams.py: 0.94 to 0.96).
 """
 
 from __future__ import annotations

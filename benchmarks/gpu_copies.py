@@ -7,8 +7,8 @@ Host to device and back, pinned and pageable, and within the device's memory, 25
 anybody would write: synchronise, ten copies, synchronise, the host's clock. Sides run in turn; a ratio is the median
 over rounds (smallest – largest). Exit code 0 if every median is within 10 % of 1.
 
-Figures, one H200 on PCIe 5 × 16, 3 rounds: host to device 1.000 pinned (55.5 GB/s), 1.003 pageable (8.3); device to host
-1.001 pinned (55.3), 0.993 pageable (15.0); device memory 1.008 (2,014 GB/s copied).
+Figures, one H200 on PCIe 5 × 16, 3 rounds: host to device 1.000 pinned (55.5 GB/s), 1.003 pageable (8.3); device to
+host 1.001 pinned (55.3), 0.993 pageable (15.0); device memory 1.008 (2,014 GB/s copied).
 """
 
 from __future__ import annotations

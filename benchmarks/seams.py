@@ -7,6 +7,9 @@
 Two processes never get the same machine, and a step here is short: so one process trains all the time, and the seams
 are put in and taken out again every few steps. The medians of both kinds of block are compared, block by block with its
 neighbour: nothing else differs.
+
+Figures: on a GPU (H200) a step of 4.1 to 4.8 ms gets 0.19 to 0.28 ms longer, 0.944 to 0.954; on CPUs 5 to 6.5 ms get
+0.08 to 0.17 ms longer, 0.966 to 0.984. Some 60 µs of it are Python's own calls, the rest caches that they empty.
 """
 
 from __future__ import annotations
