@@ -13,7 +13,7 @@ ROOMS = (
     *("errors", "settings", "record", "topology", "comm", "script", "strategies", "data", "converge", "checkpoint"),
     *("mods", "launch", "horovod", "profile", "tables", "advise", "trials", "plan", "view", "cli"),
 )
-IN_WORKERS = ("comm", "script", "strategies", "record")
+IN_WORKERS = ("comm", "script", "strategies", "record", "mods")
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline", "__main__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

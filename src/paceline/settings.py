@@ -37,6 +37,7 @@ class RunSettings:
     stall_warning: float = 60.0
     stall_abort: float | None = None
     staged: bool = True  # False: a program that measures, not a training script; it is left alone
+    mods: tuple[str, ...] = ()  # as typed: name, or name=value
     autotune: bool = True  # try sizes of buckets in the first steps
     timeline: bool = False  # keep a time line of phases and buckets in the record
 

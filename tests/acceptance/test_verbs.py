@@ -262,3 +262,23 @@ def test_a_time_line_in_a_folder_that_is_not_there_is_refused_at_once(paceline_)
     assert done.returncode == 2
     assert "mkdir -p no" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_mods_change_a_run_and_not_the_script(folder, paceline_) -> None:
+    plain = paceline_("run", "-n", "2", "train.py")
+    changed = paceline_("run", "-n", "2", "--mod", "fused_optimizer", "--mod", "precision", "--json", "train.py")
+    assert changed.returncode == 0, changed.stderr
+    told = json.loads(changed.stdout)
+    assert told["mods"] == ["fused_optimizer", "precision=bf16"]
+    assert read_run(folder / told["record"]).mods == told["mods"]
+    losses = [float(re.findall(r"loss (\S+)", text)[0]) for text in (plain.stdout, changed.stderr)]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+def test_mods_are_listed(paceline_) -> None:
+    done = paceline_("mods", "--json")
+    assert {"precision", "tf32", "channels_last"} <= {mod["name"] for mod in json.loads(done.stdout)["mods"]}
+    done = paceline_("run", "--mod", "precision=bf8", "train.py")
+    assert done.returncode == 2
+    assert "--mod precision=bf16" in done.stderr

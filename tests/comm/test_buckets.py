@@ -646,3 +646,33 @@ def test_what_was_sent_before_a_backward_was_broken_off_does_not_come_into_the_n
     expected = averaged(2, part, 4, (30, 20, 10), True)
     for found in pool(2).run(broken_off):
         same(found, expected)
+
+
+def laid(group: Group) -> Any:
+    """Gradients of parameters that lie in memory otherwise than row by row, and where the bucket keeps them."""
+    last = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last).requires_grad_()
+    turned = torch.randn(5, 3).t().detach().requires_grad_()
+    gaps = torch.randn(4, 4)[:, ::2].detach().requires_grad_()
+    tensors = [last, turned, gaps]
+    buckets = Buckets(group, no_odd_gradients)
+    attach(buckets, tensors)
+    for _ in range(2):
+        for tensor in tensors:
+            tensor.grad = None
+        weights = [torch.arange(float(t.numel())).view(t.shape) for t in tensors]
+        backward(buckets, sum((t * w).sum() * (group.rank + 1) for t, w in zip(tensors, weights, strict=True)))
+    found = [(t.grad.clone(), t.grad.stride() == t.stride()) for t in tensors]
+    last.data = last.data.contiguous()  # converted in the middle of a run
+    last.grad = None
+    backward(buckets, (last * weights[0]).sum())
+    return found, weights, (last.grad.clone(), last.grad.is_contiguous())
+
+
+def test_gradients_lie_in_memory_as_their_parameters_do(pool: Any) -> None:
+    """A fused optimizer walks through both alike: channels last against row by row would mix numbers up."""
+    for found, weights, (converted, is_contiguous) in pool(2).run(laid):
+        assert [alike for _, alike in found] == [True, True, False], "one with gaps cannot lie alike, and need not"
+        for (grad, _), weight in zip(found, weights, strict=True):
+            assert torch.equal(grad, weight * 1.5)
+        assert torch.equal(converted, weights[0])
+        assert is_contiguous

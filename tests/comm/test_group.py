@@ -328,3 +328,19 @@ def test_bytes_of_a_tensor_with_odd_strides(shape: tuple[int, ...]) -> None:
         tensor, shape, [7 if size <= 1 else stride for size, stride in zip(shape, tensor.stride(), strict=True)]
     )
     assert torch.equal(as_bytes(odd).view(torch.float32), tensor.flatten())
+
+
+def told_weights(group: Group) -> list[torch.Tensor]:
+    weights = [
+        torch.full((4, 1, 3, 3), float(group.rank + 1)).to(memory_format=torch.channels_last),  # in a row both ways
+        torch.full((4, 2, 3, 3), float(group.rank + 1)).to(memory_format=torch.channels_last),
+        torch.full((3, 5), float(group.rank + 1)).t(),
+    ]
+    for weight in weights:
+        group.broadcast(weight, "weights")
+    return weights
+
+
+def test_weights_that_lie_otherwise_in_memory_are_rank_0s_too(pool: Any) -> None:
+    for weights in pool(2).run(told_weights):
+        assert all(bool((weight == 1).all()) for weight in weights)

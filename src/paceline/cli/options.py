@@ -125,3 +125,15 @@ def seed_or_new(seed: int | None) -> int:
 def default_workers() -> int:
     """One for each GPU; without one, one."""
     return max(1, len(discover().gpus))
+
+
+Mods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mod",
+        metavar="NAME[=VALUE]",
+        help="Change the run without changing the script: see `paceline mods`. May be repeated.",
+        show_default=False,
+        rich_help_panel=HOW,
+    ),
+]

@@ -15,6 +15,7 @@ from paceline.cli.session import Session
 from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
+from paceline.mods import catalog
 from paceline.record import new_folder
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
@@ -106,6 +107,7 @@ def run(
     oversubscribe: options.Oversubscribe = False,
     stall_warning: options.StallWarning = 60.0,
     stall_abort: options.StallAbort = None,
+    mod: options.Mods = None,
     compression: CompressionOption = "none",
     autotune: Autotune = True,
     timeline: Timeline = None,
@@ -131,6 +133,7 @@ def run(
         seed=options.seed_or_new(seed),
         stall_warning=stall_warning,
         stall_abort=stall_abort,
+        mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         compression=compression,
         autotune=autotune,
         timeline=timeline is not None,

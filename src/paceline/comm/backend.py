@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.memory.engine import Engine, add
+from paceline.comm.memory.flats import bytes_of, flat_of, write_back
 from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.operations import Operation, operation
 from paceline.comm.memory.region import host_of_this_process
@@ -74,10 +75,10 @@ class Backend(_ProcessGroup):
                 if tensor.is_sparse:
                     self._sum_sparse(tensor, by)
                     continue
-                flat = _flat(tensor)
+                flat = flat_of(tensor)
                 self._engine.all_reduce(flat, by.reduce, name=f"all_reduce{by.words}")
                 by.divide(flat)
-                _back(tensor, flat)
+                write_back(tensor, flat)
 
         if tensors[0].is_sparse and by.reduce is not add:
             raise ValueError("The backend paceline can add sparse tensors up, and nothing else.")
@@ -102,9 +103,9 @@ class Backend(_ProcessGroup):
 
         def run() -> None:
             for tensor in tensors:
-                flat = _flat(tensor)
+                flat = flat_of(tensor)
                 self._engine.broadcast(flat, opts.rootRank if opts is not None else 0)
-                _back(tensor, flat)
+                write_back(tensor, flat)
 
         return self._begin(run, tensors, opts)
 
@@ -133,10 +134,10 @@ class Backend(_ProcessGroup):
 
         def run() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
-                flats = [_flat(piece) for piece in output]
-                self._engine.all_gather(_flat(tensor), flats)
+                flats = [flat_of(piece) for piece in output]
+                self._engine.all_gather(flat_of(tensor), flats)
                 for piece, flat in zip(output, flats, strict=True):
-                    _back(piece, flat)
+                    write_back(piece, flat)
 
         return self._begin(run, outputs, opts)
 
@@ -157,9 +158,9 @@ class Backend(_ProcessGroup):
 
         def run() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
-                flat = _flat(output)
-                self._engine.all_gather(_flat(tensor), list(flat.view(self.size(), tensor.numel())))
-                _back(output, flat)
+                flat = flat_of(output)
+                self._engine.all_gather(flat_of(tensor), list(flat.view(self.size(), tensor.numel())))
+                write_back(output, flat)
 
         return self._begin(run, outputs, opts)
 
@@ -189,15 +190,15 @@ class Backend(_ProcessGroup):
 
         def run() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
-                self._scatter_sum(output, _flat(tensor), [output.numel()] * self.size(), by)
+                self._scatter_sum(output, flat_of(tensor), [output.numel()] * self.size(), by)
 
         return self._begin(run, outputs, opts)
 
     def _scatter_sum(self, output: Any, whole: Any, counts: list[int], by: Operation) -> None:
-        flat = _flat(output)
+        flat = flat_of(output)
         self._engine.reduce_scatter(whole, flat, counts, by.reduce, name=f"reduce_scatter{by.words}")
         by.divide(flat)
-        _back(output, flat)
+        write_back(output, flat)
 
     def alltoall_base(
         self, output: torch.Tensor, tensor: torch.Tensor, output_splits: Any, splits: Any, opts: Any = None
@@ -208,9 +209,9 @@ class Backend(_ProcessGroup):
         parts, into_parts = self._splits(tensor, splits), self._splits(output, output_splits)
 
         def run() -> None:
-            flat = _flat(output)
-            self._engine.all_to_all(list(_flat(tensor).split(parts)), list(flat.split(into_parts)))
-            _back(output, flat)
+            flat = flat_of(output)
+            self._engine.all_to_all(list(flat_of(tensor).split(parts)), list(flat.split(into_parts)))
+            write_back(output, flat)
 
         return self._begin(run, [output], opts)
 
@@ -229,10 +230,10 @@ class Backend(_ProcessGroup):
             self._check_pieces("all_to_all", pieces, others[min(self.rank(), len(others) - 1)])
 
         def run() -> None:
-            flats = [_flat(piece) for piece in outputs]
-            self._engine.all_to_all([_flat(piece) for piece in inputs], flats)
+            flats = [flat_of(piece) for piece in outputs]
+            self._engine.all_to_all([flat_of(piece) for piece in inputs], flats)
             for piece, flat in zip(outputs, flats, strict=True):
-                _back(piece, flat)
+                write_back(piece, flat)
 
         return self._begin(run, outputs, opts)
 
@@ -244,10 +245,10 @@ class Backend(_ProcessGroup):
 
         def run() -> None:
             pieces = outputs[0] if self.rank() == opts.rootRank else None
-            flats = None if pieces is None else [_flat(piece) for piece in pieces]
-            self._engine.gather(_flat(inputs[0]), flats, opts.rootRank)
+            flats = None if pieces is None else [flat_of(piece) for piece in pieces]
+            self._engine.gather(flat_of(inputs[0]), flats, opts.rootRank)
             for piece, flat in zip(pieces or (), flats or (), strict=True):
-                _back(piece, flat)
+                write_back(piece, flat)
 
         return self._begin(run, outputs, opts)
 
@@ -258,10 +259,10 @@ class Backend(_ProcessGroup):
             self._check_pieces("scatter", inputs[0], outputs[0], equal=True)
 
         def run() -> None:
-            pieces = [_flat(piece) for piece in inputs[0]] if self.rank() == opts.rootRank else None
-            flat = _flat(outputs[0])
+            pieces = [flat_of(piece) for piece in inputs[0]] if self.rank() == opts.rootRank else None
+            flat = flat_of(outputs[0])
             self._engine.scatter(flat, pieces, opts.rootRank)
-            _back(outputs[0], flat)
+            write_back(outputs[0], flat)
 
         return self._begin(run, outputs, opts)
 
@@ -273,7 +274,7 @@ class Backend(_ProcessGroup):
     def send(self, tensors: list[torch.Tensor], to: int, tag: int = 0) -> Any:
         if tensors[0].is_cuda:
             return self._nccl().send(tensors, to, tag)
-        data = _bytes(_flat(tensors[0]))
+        data = bytes_of(flat_of(tensors[0]))
         return self._post("to", to, 0, Work(tensors), lambda: self._mail.send(data, to, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:
@@ -281,9 +282,9 @@ class Backend(_ProcessGroup):
             return self._nccl().recv(tensors, source, tag)
 
         def run() -> None:
-            flat = _flat(tensors[0])
-            self._mail.receive(_bytes(flat), source, tag)
-            _back(tensors[0], flat)
+            flat = flat_of(tensors[0])
+            self._mail.receive(bytes_of(flat), source, tag)
+            write_back(tensors[0], flat)
 
         return self._post("from", source, tag, Work(tensors, source), run)
 
@@ -291,9 +292,9 @@ class Backend(_ProcessGroup):
         work = Work(tensors)
 
         def run() -> None:
-            flat = _flat(tensors[0])
-            work.source = self._mail.receive_any(_bytes(flat), tag)
-            _back(tensors[0], flat)
+            flat = flat_of(tensors[0])
+            work.source = self._mail.receive_any(bytes_of(flat), tag)
+            write_back(tensors[0], flat)
 
         return self._post("from", -1, tag, work, run)
 
@@ -384,20 +385,3 @@ class Backend(_ProcessGroup):
             store = PrefixStore("cuda", options.store)
             self._cuda = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, options.timeout)
         return self._cuda
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Its numbers in a row: the tensor's own memory where that is in a row already."""
-    tensor = tensor.detach()
-    return tensor.view(-1) if tensor.is_contiguous() else tensor.contiguous().view(-1)
-
-
-def _back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Writes them back, where they were copied."""
-    if not tensor.is_contiguous():
-        with torch.no_grad():
-            tensor.copy_(flat.view(tensor.shape))
-
-
-def _bytes(flat: torch.Tensor) -> torch.Tensor:
-    return flat.view(torch.uint8)

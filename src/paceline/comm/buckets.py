@@ -35,6 +35,7 @@ class Slot:
     bucket: Bucket | None = None
     view: torch.Tensor | None = None
     address: int = 0  # of the view's memory when it was laid
+    strides: tuple[int, ...] = ()  # of the parameter, then
     fired: bool = False  # its gradient came, in this backward
     filled: bool = False  # … and has been written into the bucket
 
@@ -289,8 +290,8 @@ class Buckets:
         for slot in bucket.slots:
             parameter = slot.parameter()
             if parameter is not None:
-                slot.view = bucket.flat[at : at + parameter.numel()].view(parameter.shape)
-                slot.address = slot.view.data_ptr()
+                slot.view = _laid_like(parameter, bucket.flat[at : at + parameter.numel()])
+                slot.address, slot.strides = slot.view.data_ptr(), parameter.stride()
                 at += parameter.numel()
         bucket.uses = _uses(bucket.flat)
 
@@ -309,6 +310,7 @@ class Buckets:
             and slot.view is not None
             and slot.view.data_ptr() == slot.address
             and p.shape == slot.view.shape
+            and p.stride() == slot.strides
             and p.dtype == bucket.flat.dtype
             and p.device == bucket.flat.device
             for slot in bucket.slots
@@ -346,6 +348,15 @@ class Buckets:
 def _odd(parameter: torch.Tensor) -> bool:
     grad = parameter.grad
     return grad is not None and (grad.layout is not torch.strided or grad.requires_grad)
+
+
+def _laid_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """A view of `flat` whose numbers lie in the order of the parameter's (channels last): fused optimizers walk through
+    both memories alike."""
+    order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    if parameter.is_contiguous() or not parameter.detach().permute(order).is_contiguous():
+        return flat.view(parameter.shape)
+    return flat.as_strided(parameter.shape, parameter.stride())
 
 
 def _uses(flat: torch.Tensor) -> int:

@@ -128,8 +128,8 @@ class Group:
         host = as_bytes(tensor)
         with self._waiting(what):
             self._channel.broadcast(host, what)
-        with torch.no_grad():
-            tensor.copy_(host.view(tensor.dtype).view(tensor.shape))
+        if host.data_ptr() != tensor.data_ptr():  # a copy: of a GPU's, or of one that does not lie in a row
+            _copy_back(tensor, host.view(tensor.dtype).view(tensor.shape))
 
     def gather_rows(self, rows: torch.Tensor, dim: int, sizes: Sequence[int], what: str) -> torch.Tensor:
         """All workers' rows side by side along `dim`; `sizes[r]` is how many worker r brings."""

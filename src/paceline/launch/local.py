@@ -64,6 +64,7 @@ def launch(
         script=run.script,
         arguments=list(run.arguments),
         settings=dataclasses.asdict(run),
+        mods=list(run.mods),
         versions=_versions(),
         topology=dataclasses.asdict(host) | (placed.recorded if placed else {}),
         started=time.time(),

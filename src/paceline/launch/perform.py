@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.comm.group import Group, connect_store
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
+from paceline.mods import catalog
 from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter, write_tuning
 from paceline.script import api, aside, batch_norm, finding, streams
@@ -34,6 +35,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         timeline = group.timeline = TimelineWriter(folder, settings.rank)
         group.watch.on_span = partial(timeline.add, "phases")
     stage = Stage(run, group)
+    for asked in catalog.parse(run.mods):
+        catalog.load(asked).on_stage(stage)
     mirrored = Mirrored(compression=run.compression)
     mirrored.on_stage(stage)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))

@@ -13,6 +13,9 @@ having a method of its name; `finding` makes the seams of an unmodified script c
     on_save(target)              torch.save is about to write
     on_end()                     the script has ended
 
+One seam changes what is done there: `around_forward(plain)` gives back what is called in the place of `plain` in an
+outermost call: on the slice, where the call is sliced.
+
 Every worker passes every seam, in the same order: listeners may use collectives.
 """
 
@@ -72,6 +75,8 @@ class Stage:
         self.has_optimizer = False
         self.views = Views(self)
         self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}
+        self._around: list[Callable[..., Any]] = []
+        self._wrapped: Callable[..., Any] | None = None  # the plain call inside all of them
         self.subscribe(self.views)
         self._split = self._unsplit = 0  # backwards that crossed a sliced call, and that did not
 
@@ -80,6 +85,8 @@ class Stage:
         for seam in SEAMS:
             if hasattr(listener, seam):
                 self._listeners[seam].append(getattr(listener, seam))
+        if hasattr(listener, "around_forward"):
+            self._around.append(listener.around_forward)
 
     def emit(self, seam: str, *args: Any) -> None:
         self.pulse.seam = seam
@@ -91,6 +98,8 @@ class Stage:
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module that has parameters."""
         learning = torch.is_grad_enabled() and module.training
+        if self._around:
+            plain = self._wrap(plain)
         self.depth += 1
         self.watch.enter("forward" if learning else "evaluation")
         try:
@@ -110,6 +119,13 @@ class Stage:
         finally:
             self.watch.leave()
             self.depth -= 1
+
+    def _wrap(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        if self._wrapped is None:
+            self._wrapped = plain
+            for around in self._around:
+                self._wrapped = around(self._wrapped)
+        return self._wrapped
 
     def backward(self, plain: Callable[..., Any], tensors: Any, grad_tensors: Any, rest: dict[str, Any]) -> None:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""

@@ -1,0 +1,37 @@
+"""`paceline mods`: what can be changed about a run without changing its script."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli import options
+from paceline.cli.example_first import verb
+from paceline.cli.session import Session
+from paceline.mods.catalog import CATALOG
+
+NUMBERS = {"same": "the same", "rounded": "to rounding", "other": "others"}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command("mods", cls=verb("paceline mods", "paceline run --mod precision=bf16 --mod channels_last train.py"))(
+        mods
+    )
+
+
+def mods(context: typer.Context, json: options.Json = False) -> None:
+    """Lists the mods: what each changes, and what becomes of the numbers."""
+    session = Session.of(context, json=json)
+    if json:
+        session.print_document({"mods": [msgspec.to_builtins(entry) for entry in CATALOG.values()]})
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("--mod", "what it does", "numbers"):
+        table.add_column(heading)
+    for entry in CATALOG.values():
+        values = f"=[{'|'.join(entry.values)}]" if entry.values else ""
+        table.add_row(entry.name + values, entry.summary, NUMBERS[entry.numbers])
+    Console(highlight=False, markup=False).print(table)

@@ -1,0 +1,129 @@
+"""The mods that there are: what each is called, what it takes, and what it promises. Knows nothing of torch, so that
+the command line can list and check them.
+
+A mod is a class in a file of its own, that subscribes to seams. Its docstring says what it changes, when it applies,
+what it can break, and the lines that keep it by hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.errors import UsageError
+
+Numbers = Literal["same", "rounded", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A mod, as people type it: `name`, or `name=value`."""
+
+    name: str
+    values: tuple[str, ...]  # that it takes, the default first; none: it takes no value. "N" stands for a number
+    summary: str
+    numbers: Numbers  # the same as without it, to rounding of its precision, or others
+    excludes: tuple[str, ...] = ()
+
+
+CATALOG = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            name="channels_last",
+            values=(),
+            summary="pictures and convolution weights with the channel as the last dimension in memory",
+            numbers="rounded",
+        ),
+        Entry(
+            name="compile",
+            values=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+            summary="the model compiled by torch.compile, in this mode",
+            numbers="rounded",
+        ),
+        Entry(
+            name="cudnn_benchmark",
+            values=(),
+            summary="cuDNN tries its convolution algorithms and keeps the fastest",
+            numbers="rounded",
+        ),
+        Entry(
+            name="fused_optimizer",
+            values=(),
+            summary="the optimizer's step in one kernel, where torch has one",
+            numbers="rounded",
+        ),
+        Entry(
+            name="precision",
+            values=("bf16",),
+            summary="the model's forward under autocast, its outputs in float32 again",
+            numbers="other",
+        ),
+        Entry(
+            name="tf32",
+            values=(),
+            summary="matrix products and convolutions of float32 on tensor cores, inputs rounded to 10 bits",
+            numbers="other",
+        ),
+        Entry(
+            name="threads",
+            values=("N",),
+            summary="N threads for each worker",
+            numbers="rounded",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A mod and its value, as asked for."""
+
+    entry: Entry
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.entry.name}={self.value}" if self.value else self.entry.name
+
+
+def parse(texts: Sequence[str]) -> list[Asked]:
+    """What `--mod` was given, checked: known, of a value that it takes, none twice, none that excludes another."""
+    asked = [_parse_one(text) for text in texts]
+    names = [one.entry.name for one in asked]
+    for one in asked:
+        if names.count(one.entry.name) > 1:
+            raise UsageError(f"Asked for the mod {one.entry.name} twice.", advice="Give it once.")
+        for other in one.entry.excludes:
+            if other in names:
+                raise UsageError(
+                    f"Asked for the mods {one.entry.name} and {other}, which exclude each other.",
+                    advice="Leave one of them out.",
+                )
+    return asked
+
+
+def _parse_one(text: str) -> Asked:
+    name, given, value = text.partition("=")
+    entry = CATALOG.get(name)
+    if entry is None:
+        raise UsageError(f"Asked for --mod {text}, but there is no mod {name!r}.", advice="List them: paceline mods")
+    if not entry.values:
+        if given:
+            raise UsageError(f"Asked for --mod {text}, but {name} takes no value.", advice=f"--mod {name}")
+        return Asked(entry, "")
+    value = value if given else entry.values[0]
+    if entry.values == ("N",):
+        if not value.isdigit() or int(value) < 1:
+            raise UsageError(f"Asked for --mod {text}, but {name} takes a number from 1.", advice=f"--mod {name}=2")
+    elif value not in entry.values:
+        known = ", ".join(entry.values)
+        raise UsageError(f"Asked for --mod {text}, but {name} takes {known}.", advice=f"--mod {name}={entry.values[0]}")
+    return Asked(entry, value)
+
+
+def load(asked: Asked) -> Any:
+    """The mod itself, in a worker: an object with an `on_stage`."""
+    module = importlib.import_module(f"paceline.mods.{asked.entry.name}")
+    return module.Mod(asked.value)

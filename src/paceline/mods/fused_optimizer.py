@@ -1,0 +1,38 @@
+"""Fused optimizer: the step of all parameters in one kernel.
+
+Changes: the order of operations in an update, hence the last digits. Applies to Adam, AdamW, SGD and Adagrad over
+floating-point parameters. Can break: nothing known; an optimizer without a fused form is left as it is.
+
+By hand:
+
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adagrad, Adam, AdamW
+
+from paceline.script.stage import Stage
+
+FUSED = (Adam, AdamW, SGD, Adagrad)
+
+
+class Mod:
+    """Switches an optimizer over before its first step."""
+
+    def __init__(self, value: str) -> None:
+        pass
+
+    def on_stage(self, stage: Stage) -> None:
+        stage.subscribe(self)
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        if type(optimizer) not in FUSED or optimizer.defaults.get("differentiable"):
+            return
+        for group in optimizer.param_groups:
+            if all(isinstance(p, torch.Tensor) and p.is_floating_point() for p in group["params"]):
+                group["fused"], group["foreach"] = True, False
+        optimizer._step_supports_amp_scaling = True
