@@ -56,10 +56,24 @@ CATALOG = {
             numbers="rounded",
         ),
         Entry(
+            name="loader",
+            values=("N",),
+            summary="N processes that load samples ahead, for each loader that has none; pinned memory on a GPU",
+            numbers="same",
+            excludes=("resident",),
+        ),
+        Entry(
             name="precision",
             values=("bf16",),
             summary="the model's forward under autocast, its outputs in float32 again",
             numbers="other",
+        ),
+        Entry(
+            name="resident",
+            values=(),
+            summary="a dataset of tensors on the device, and a batch as one gather",
+            numbers="same",
+            excludes=("loader",),
         ),
         Entry(
             name="tf32",

@@ -1,0 +1,73 @@
+"""Resident: a dataset of tensors is put on the device once, and a batch is one gather.
+
+Changes: nothing but where batches come from: the same samples in the same order. Applies to a `TensorDataset` (or a
+`Subset` of one) that the DataLoader puts together by its own default; with one worker on a GPU it lies there if half of
+the free memory holds it, else it stays on the host. Can break: code that changes the dataset's tensors while it trains
+on a GPU, or that expects batches on the host.
+
+By hand:
+
+    x, y = x.to(device), y.to(device)
+    for index in torch.randperm(len(x)).split(batch_size):
+        images, labels = x[index], y[index]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from paceline.script.stage import Stage
+
+SHARE = 0.5  # of a GPU's free memory that may be taken
+
+
+class Batch(tuple[torch.Tensor, ...]):
+    """Tensors that are a batch already."""
+
+
+class Mod:
+    """Teaches a loader's dataset to give a whole batch at a time, before it is first iterated."""
+
+    def __init__(self, value: str) -> None:
+        pass
+
+    def on_stage(self, stage: Stage) -> None:
+        self.stage = stage
+        stage.subscribe(self)
+
+    def on_loader(self, loader: Any) -> None:
+        found = _tensors(loader.dataset)
+        if found is None or loader.collate_fn is not default_collate or loader.num_workers:
+            return
+        tensors, inner = found
+        device = self._device(tensors)
+        tensors = tuple(tensor.to(device) for tensor in tensors)
+
+        def give(indices: list[int]) -> Batch:
+            index = torch.as_tensor(indices)
+            if inner is not None:
+                index = inner[index]
+            index = index.to(device)
+            return Batch(tensor.index_select(0, index) for tensor in tensors)
+
+        loader.dataset.__getitems__ = give
+        loader.collate_fn = lambda batch: list(batch) if isinstance(batch, Batch) else default_collate(batch)
+
+    def _device(self, tensors: tuple[torch.Tensor, ...]) -> torch.device:
+        """Several workers put a batch together on the host."""
+        if self.stage.group.world > 1 or not torch.cuda.is_available():
+            return torch.device("cpu")
+        free, _ = torch.cuda.mem_get_info()
+        return torch.device("cuda" if sum(tensor.nbytes for tensor in tensors) < SHARE * free else "cpu")
+
+
+def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None] | None:
+    """A dataset's tensors, and the samples that are taken of them where it is a part of another."""
+    if type(dataset) is TensorDataset:
+        return dataset.tensors, None
+    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
+        return dataset.dataset.tensors, torch.as_tensor(list(dataset.indices))
+    return None
