@@ -21,6 +21,7 @@ from paceline.cli.terminal import count, percent, rate, seconds, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
+from paceline.mods import catalog
 from paceline.record import new_folder, write_run
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
@@ -70,6 +71,7 @@ def scale(
     sync_bn: options.SyncBn = False,
     threads: options.Threads = None,
     backend: options.BackendOption = "auto",
+    mod: options.Mods = None,
     seed: options.Seed = None,
     oversubscribe: options.Oversubscribe = False,
     stall_warning: options.StallWarning = 60.0,
@@ -93,6 +95,7 @@ def scale(
         threads=threads,
         steps=steps,
         backend=backend,
+        mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         seed=options.seed_or_new(seed),
         stall_warning=stall_warning,
         stall_abort=stall_abort,
