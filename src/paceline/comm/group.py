@@ -128,7 +128,7 @@ class Group:
         host = as_bytes(tensor)
         with self._waiting(what):
             self._channel.broadcast(host, what)
-        if host.data_ptr() != tensor.data_ptr():  # a copy: of a GPU's, or of one that does not lie in a row
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():  # else it is the tensor's own memory
             _copy_back(tensor, host.view(tensor.dtype).view(tensor.shape))
 
     def gather_rows(self, rows: torch.Tensor, dim: int, sizes: Sequence[int], what: str) -> torch.Tensor:
