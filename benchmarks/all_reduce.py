@@ -22,6 +22,11 @@ Figures, 2 cores of a virtual machine whose speed changes by the minute, 5 round
     25 MB         2.26 (2.06 – 2.66)   5.2 (4.9 – 6.7)     0.88        2.03          1.03
     64 MB         1.25 (0.79 – 2.26)   3.9 (2.4 – 7.0)     1.75        6.2           0.67
 
+    4 workers on these 2 cores, 3 rounds
+    1 MB          3.2 (2.3 – 4.4)      4.9 (3.1 – 6.0)     0.69        0.97
+    4 MB          1.76 (1.33 – 1.79)   3.3 (2.8 – 3.9)     0.70        1.49
+    25 MB         1.81 (1.68 – 1.88)   3.2 (2.9 – 3.8)     0.95        1.75
+
 In place a sum is as fast as this machine copies memory: there is nothing left to gain. An ordinary tensor is copied in
 and out, and every byte that one core has written must reach the other: that is what limits it from 4 MB up, whatever
 the size of the slots (256 KB to 32 MB were tried), and reading the peer's memory through the kernel instead
