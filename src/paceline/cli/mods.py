@@ -32,6 +32,8 @@ def mods(context: typer.Context, json: options.Json = False) -> None:
     for heading in ("--mod", "what it does", "numbers"):
         table.add_column(heading)
     for entry in CATALOG.values():
-        values = f"=[{'|'.join(entry.values)}]" if entry.values else ""
-        table.add_row(entry.name + values, entry.summary, NUMBERS[entry.numbers])
+        takes_number = entry.values == ("N",)
+        value = "=N" if takes_number else "[=VALUE]" if entry.values else ""
+        choice = f" ({', '.join(entry.values)})" if entry.values and not takes_number else ""
+        table.add_row(entry.name + value, entry.summary + choice, NUMBERS[entry.numbers])
     Console(highlight=False, markup=False).print(table)

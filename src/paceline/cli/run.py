@@ -57,11 +57,11 @@ CompressionOption = Annotated[
     Compression,
     typer.Option("--compression", help="Of gradients, between hosts. Changes numbers.", rich_help_panel=options.HOW),
 ]
-Autotune = Annotated[
+NoAutotune = Annotated[
     bool,
     typer.Option(
-        "--autotune/--no-autotune",
-        help="Try sizes of gradient buckets in the first steps, and keep what is faster.",
+        "--no-autotune",
+        help="Don't try other sizes of gradient buckets in the first steps.",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -109,7 +109,7 @@ def run(
     stall_abort: options.StallAbort = None,
     mod: options.Mods = None,
     compression: CompressionOption = "none",
-    autotune: Autotune = True,
+    no_autotune: NoAutotune = False,
     timeline: Timeline = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
@@ -135,7 +135,7 @@ def run(
         stall_abort=stall_abort,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         compression=compression,
-        autotune=autotune,
+        autotune=not no_autotune,
         timeline=timeline is not None,
     )
     # Before the record's folder is made: a mistake leaves nothing behind.
