@@ -6,7 +6,6 @@ is ready early on one worker cannot be mistaken for a gather. Tensors are flat a
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
+from paceline.comm.gloo import gloo_group
 from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Reductions, Shared, Sum
-
-# The stall inspector decides when waiting is too long, with both sides' stacks in hand; a time-out knows neither.
-FOREVER = datetime.timedelta(days=30)
 
 
 class Channel(Protocol):
@@ -106,9 +104,9 @@ class GlooChannel:
 
     def __init__(self, store: Any, rank: int, world: int, *, address: str) -> None:
         """`address`: where the others reach this worker's host."""
-        self.world, self._address = world, address
+        self.world = world
         self._rows, self._buckets = (
-            self._group(PrefixStore(channel, store), rank, world) for channel in ("rows", "buckets")
+            gloo_group(PrefixStore(channel, store), rank, world, address=address) for channel in ("rows", "buckets")
         )
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
@@ -117,10 +115,10 @@ class GlooChannel:
     def broadcast(self, flat: torch.Tensor, what: str) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = 0
-        self._rows.broadcast([_as_bytes(flat)], options).wait()
+        self._rows.broadcast([bytes_of(flat)], options).wait()
 
     def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor], what: str) -> None:
-        own, pieces = _as_bytes(own), [_as_bytes(piece) for piece in into]
+        own, pieces = bytes_of(own), [bytes_of(piece) for piece in into]
         longest = max(piece.numel() for piece in pieces)
         if all(piece.numel() == longest for piece in pieces):
             self._rows.allgather([pieces], [own], AllgatherOptions()).wait()
@@ -145,14 +143,3 @@ class GlooChannel:
 
     def finish(self, begun: Any) -> None:
         begun.wait()
-
-    def _group(self, store: Any, rank: int, world: int) -> Any:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = FOREVER
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._address)]
-        return dist.ProcessGroupGloo(store, rank, world, options)
-
-
-def _as_bytes(flat: torch.Tensor) -> torch.Tensor:
-    """Gathers and broadcasts move any dtype alike."""
-    return flat.view(torch.uint8)

@@ -69,6 +69,8 @@ def _curves(verdict: Verdict) -> Any:
         sizes = sorted({point.bytes for points in ways.values() for point in points})[::2]
         axes.set_xticks(sizes, [size_name(size) for size in sizes], fontsize=8)
         axes.set_yscale("log")
+        for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            axis(lambda value, _: f"{value:g}")
         axes.set_xlabel("size")
         axes.set_ylabel("busbw, GB/s")
         axes.set_title(op, fontsize=11)

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import alone
+from wire_local import WireLocal
 from wires import Counting, hosts_of, wire_of, with_a_death
 
 from paceline.comm.group import Group
 from paceline.comm.network import algorithms
 from paceline.comm.network.compression import Bfloat16
-from paceline.comm.network.hierarchy import WireLocal, all_reduce, count_lanes
+from paceline.comm.network.hierarchy import all_reduce, count_lanes
 from paceline.errors import PeerLostError
 
 HOSTS = [(1, 1), (2, 2), (2, 1), (1, 3), (2, 1, 2), (1, 1, 1), (3, 2), (4,), (1, 1, 2)]

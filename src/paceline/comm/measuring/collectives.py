@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from paceline.comm.gloo import gloo_group
 from paceline.comm.measuring.plan import FLOAT, Collective, Plan, algorithms, elements
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import Engine
@@ -106,9 +107,7 @@ class Torch(_Backend):
         self._group = self._make(store)
 
     def _make(self, store: Any) -> Any:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        return dist.ProcessGroupGloo(PrefixStore("measuring/gloo", store), self.rank, self.world, options)
+        return gloo_group(PrefixStore("measuring/gloo", store), self.rank, self.world)
 
     def prepare(self, op: str, numel: int) -> Ways:
         call = self._call(op, numel)

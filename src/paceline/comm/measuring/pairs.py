@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from paceline.comm.gloo import gloo_group
 from paceline.comm.measuring.plan import FLOAT, Pair, Plan
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import Engine
@@ -31,9 +31,7 @@ def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Pair]:
 def _measure(plan: Plan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
     place = 0 if rank == a else 1
     memory = Engine(PrefixStore("memory", store), place, 2)
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), place, 2, options)
+    gloo = gloo_group(PrefixStore("gloo", store), place, 2)
     numel = max(1, plan.pair_bytes // FLOAT)
     contenders = [*_through_memory(memory, numel), *_over_gloo(gloo, place, numel)]
     times = time_contenders(contenders, memory, rounds=plan.rounds, seconds=plan.seconds)

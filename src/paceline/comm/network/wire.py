@@ -13,12 +13,11 @@ from collections import Counter
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from paceline.comm.gloo import gloo_group
 from paceline.errors import PeerLostError
 
-FOREVER = datetime.timedelta(days=30)  # the stall inspector decides when waiting is too long
 AT_ONCE = datetime.timedelta(milliseconds=1)
 TAGS = 1 << 30
 
@@ -125,15 +124,9 @@ def connect(store: Any, name: str, rank: int, world: int, *, address: str | None
     """A wire between `world` workers that agree on `name`. Each of them calls it; it waits for all of them.
 
     `address`: of this host, by which the others reach it. Without one it is what the host's name resolves to."""
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = FOREVER
-    if address is None:
-        options._devices = [dist.ProcessGroupGloo.create_default_device()]
-    else:
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     places = [PrefixStore(f"paceline/wire/{name}/{way}", store) for way in ("up", "down")]
     try:
-        return GlooWire(*(dist.ProcessGroupGloo(place, rank, world, options) for place in places))
+        return GlooWire(*(gloo_group(place, rank, world, address=address) for place in places))
     except RuntimeError as error:
         reason = _reason(error)
         raise PeerLostError(f"Worker {rank} of {world} could not join the network leg {name}: {reason}.") from error
