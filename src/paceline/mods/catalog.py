@@ -8,6 +8,7 @@ what it can break, and the lines that keep it by hand.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,12 +26,21 @@ class Entry:
     values: tuple[str, ...]  # that it takes, the default first; none: it takes no value. "N" stands for a number
     summary: str
     numbers: Numbers  # the same as without it, to rounding of its precision, or others
-    excludes: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()  # by name, or only with a value: name=value
+    outermost: bool = False  # it wraps what the others do, however they were typed
+    pattern: str = ""  # of its value, where `values` only shows what it may look like
 
 
 CATALOG = {
     entry.name: entry
     for entry in (
+        Entry(
+            name="batch",
+            values=("512", "x4", "x4:linear", "x4:sqrt", "x4:none"),
+            pattern=r"([1-9]\d*|x(?!0*\.?0*(:|$))\d+(\.\d+)?)(:(linear|sqrt|none))?",
+            summary="training batches of so many samples, or times as many; the learning rate by this rule",
+            numbers="other",
+        ),
         Entry(
             name="channels_last",
             values=(),
@@ -42,6 +52,14 @@ CATALOG = {
             values=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
             summary="the model compiled by torch.compile, in this mode",
             numbers="rounded",
+        ),
+        Entry(
+            name="cuda_graphs",
+            values=(),
+            summary="forward, backward and optimizer step each launched as a whole",
+            numbers="rounded",
+            excludes=("compile=reduce-overhead", "compile=max-autotune"),
+            outermost=True,
         ),
         Entry(
             name="cudnn_benchmark",
@@ -110,12 +128,12 @@ def parse(texts: Sequence[str]) -> list[Asked]:
         if names.count(one.entry.name) > 1:
             raise UsageError(f"Asked for the mod {one.entry.name} twice.", advice="Give it once.")
         for other in one.entry.excludes:
-            if other in names:
+            if other in names or other in map(str, asked):
                 raise UsageError(
                     f"Asked for the mods {one.entry.name} and {other}, which exclude each other.",
                     advice="Leave one of them out.",
                 )
-    return asked
+    return sorted(asked, key=lambda one: one.entry.outermost)
 
 
 def _parse_one(text: str) -> Asked:
@@ -127,6 +145,14 @@ def _parse_one(text: str) -> Asked:
         if given:
             raise UsageError(f"Asked for --mod {text}, but {name} takes no value.", advice=f"--mod {name}")
         return Asked(entry, "")
+    if entry.pattern:
+        if not re.fullmatch(entry.pattern, value):
+            known = ", ".join(entry.values)
+            raise UsageError(
+                f"Asked for --mod {text}, but {name} takes values like {known}.",
+                advice=f"--mod {name}={entry.values[0]}",
+            )
+        return Asked(entry, value)
     value = value if given else entry.values[0]
     if entry.values == ("N",):
         if not value.isdigit() or int(value) < 1:

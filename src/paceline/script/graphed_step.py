@@ -1,0 +1,97 @@
+"""An optimizer's step as a CUDA graph.
+
+Gradients that lie at the same place step after step (those of a `GraphedCall` do) let the whole step be captured. The
+learning rate is read from memory, so that schedules go on; whatever else changes makes the step run as before.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+KINDS = (SGD, Adam, AdamW)
+WARM_UP = 3  # steps with gradients in the same places, before they are relied upon
+RATES = ("lr", "initial_lr", "params")
+
+
+class GraphedStep:
+    """Of one optimizer."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._key: Any = None
+        self._state: Any = None
+        self._seen = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._rates: list[torch.Tensor] = []
+        self._filled: list[float] = []
+        self._refused = False
+
+    @classmethod
+    def put_into(cls, optimizer: Any) -> None:
+        """From now on `optimizer.step` replays where it can. An optimizer of another kind is left alone."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        on_gpu = all(isinstance(p, torch.Tensor) and p.is_cuda and p.is_floating_point() for p in parameters)
+        if type(optimizer) not in KINDS or optimizer.defaults.get("differentiable") or not on_gpu:
+            return
+        for group in optimizer.param_groups:
+            group["fused"], group["foreach"] = True, False
+            if "capturable" in group:
+                group["capturable"] = True
+        optimizer._step_supports_amp_scaling = True
+        optimizer._warned_capturable_if_run_uncaptured = True  # torch would warn of the first steps
+        graphed = cls(type(optimizer).step.__wrapped__)
+        step = Optimizer.profile_hook_step(lambda self, closure=None: graphed.step(self, closure))
+        optimizer.step = types.MethodType(step, optimizer)
+
+    def step(self, optimizer: Any, closure: Any) -> Any:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        scaled = getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
+        if self._refused or closure is not None or scaled or any(isinstance(rate, torch.Tensor) for rate in rates):
+            return self._raw(optimizer, closure)
+        key = _key(optimizer)
+        if key != self._key or optimizer.state is not self._state:
+            self._key, self._state, self._seen, self._graph = key, optimizer.state, 0, None
+        self._seen += 1
+        if self._graph is None and (self._seen <= WARM_UP or not self._capture(optimizer, rates)):
+            return self._raw(optimizer, closure)
+        assert self._graph is not None
+        if rates != self._filled:
+            for tensor, rate in zip(self._rates, rates, strict=True):
+                tensor.fill_(rate)
+            self._filled = rates
+        self._graph.replay()
+        return None
+
+    def _capture(self, optimizer: Any, rates: list[float]) -> bool:
+        device = optimizer.param_groups[0]["params"][0].device
+        self._rates = [torch.tensor(rate, dtype=torch.float32, device=device) for rate in rates]
+        self._filled = list(rates)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._raw(optimizer)
+        except Exception:
+            self._refused = True
+            return False
+        finally:
+            for group, given in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = given
+        self._graph = graph
+        return True
+
+
+def _key(optimizer: Any) -> Any:
+    """What a captured step relies on: where gradients and weights lie, and every setting but the rate."""
+    places = [
+        (p.data_ptr(), 0 if p.grad is None else p.grad.data_ptr())
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
+    settings = [[(k, v) for k, v in group.items() if k not in RATES] for group in optimizer.param_groups]
+    return places, settings
