@@ -1,0 +1,199 @@
+"""Does a script still learn the same with its mods? Compares loss series. Pure: it runs nothing.
+
+The script is run as it is, twice from one seed and then from others. Runs from other seeds are equally good runs of the
+same script, so how far their losses lie apart says what a difference means here; two runs from one seed say what
+rounding alone does. A run with mods sees the same data in the same order, so its losses must stay much closer to the
+baseline's than another seed's do.
+
+A distance is the mean absolute difference of two smoothed series over their first steps, relative to the size of the
+losses. All distances that are compared are over the same number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal
+
+import msgspec
+
+from paceline.trials.same_numbers import difference
+
+Losses = Sequence[float | None]
+# What mods promise of the numbers: the same, the same to rounding, those of another precision, or those of a script
+# whose mathematics is another one (a larger batch), which may learn faster by step but not slower.
+Promise = Literal["same", "rounded", "other", "mathematics"]
+
+COMPARED = 60  # steps at most: later, rounding has grown into a difference of its own in many networks
+FEWEST = 5  # steps that say something
+WINDOW = 5  # steps that are smoothed over
+SHARE = 0.5  # of the distance between seeds that mods may make
+REPEATED = 2.0  # times the distance between equal runs, which mods may always make
+FLOOR = 1e-3  # a distance that is nobody's fault
+# Relative, at steps 1, 2 and 3, of mods that promise the same numbers: the second loss shows the first update, long
+# before a wrong one shows in the curve. What is rounding at first may grow from step to step.
+FIRST = (1e-4, 1e-3, 1e-2)
+
+
+class Compared(msgspec.Struct, kw_only=True):
+    """What was found. `distance` is None where there was nothing to compare, or no number to give."""
+
+    held: bool
+    distance: float | None = None
+    tolerance: float = 0.0
+    first: float | None = None  # relative difference of the first loss
+    steps: int = 0
+    why: str = ""  # empty where it held
+
+
+class Standard(msgspec.Struct, kw_only=True):
+    """What there is to compare with, for the record."""
+
+    steps: int
+    repeated: float  # distance between equal runs
+    seeds: float  # distance between runs from different seeds
+    parted: int | None = None  # the step at which equal runs differ by more than rounding; None: nowhere
+    parted_by: float = 0.0  # … by so much, relative
+    notes: list[str] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The baseline's losses: `repeats` from one seed (the first is what others are compared with), `seeds` from
+    others. None and NaN are steps without a number; only NaN and infinity are trouble."""
+
+    repeats: Sequence[Losses]
+    seeds: Sequence[Losses]
+
+    @property
+    def trouble(self) -> str:
+        """Why no run can be compared with this baseline, in words for a person; empty where one can."""
+        for step, loss in enumerate(self.repeats[0][:FEWEST], 1):
+            if loss is not None and not math.isfinite(loss):
+                return f"the script's loss is {loss} at step {step}, without any mod"
+        return ""
+
+    @property
+    def blind(self) -> bool:
+        """No loss was seen: a script that calls backward on no scalar."""
+        return not any(_is_number(loss) for loss in self.repeats[0])
+
+    @property
+    def standard(self) -> Standard:
+        """How far the baseline's own runs lie apart."""
+        if self.blind:
+            note = "no loss was seen, so that nothing is guarded: only mods that promise the same numbers are tried"
+            return Standard(steps=0, repeated=0.0, seeds=0.0, notes=[note])
+        at = self._steps(len(self.repeats[0]))
+        told = Standard(steps=len(at), repeated=self._repeated(at), seeds=self._between(at))
+        told.parted, told.parted_by = self._parted(at)
+        if told.parted is not None:
+            told.notes.append(
+                f"the script does not repeat itself: two runs from one seed differ by {told.parted_by:.1%} at step "
+                f"{told.parted}. The guard can only compare within that spread"
+            )
+        elif self.seeds and told.seeds <= FLOOR:
+            told.notes.append(
+                f"another seed changes the script's losses by {told.seeds:.1e} only: mods are held to {FLOOR:.0e}"
+            )
+        return told
+
+    def compare(self, losses: Losses, promise: Promise, *, draws: bool = False) -> Compared:
+        """A run with mods that promise this much. `draws`: they may draw other random numbers inside the model, as
+        dropout under compile does, so that not even the first losses need be the same."""
+        if self.blind:
+            held = promise in ("same", "rounded")
+            return Compared(held=held, why="" if held else "no loss was seen, so that it cannot be guarded")
+        at = self._steps(len(losses))
+        broken = next((step for step in at if not _is_number(losses[step])), None)
+        if broken is not None:
+            return Compared(held=False, steps=len(at), why=f"the loss is no number at step {broken + 1}")
+        if len(at) < FEWEST:
+            return Compared(held=False, steps=len(at), why=f"only {len(at)} losses were seen")
+        base = self.repeats[0]
+        parted = self._parted(at)[0] is not None
+        if promise == "mathematics":
+            distance, tolerance = self._distance(base, losses, at, above=True), self._tolerance(at, share=1.0)
+        else:
+            distance, tolerance = self._distance(base, losses, at), self._tolerance(at, parted=parted)
+        why = ""
+        if distance > tolerance:
+            where = "above" if promise == "mathematics" else "away from"
+            why = f"its losses are {distance:.2%} {where} the baseline's; {tolerance:.2%} is allowed"
+        elif promise == "other" and not draws and not parted:
+            if self._other_data(losses, at):
+                why = "its losses go up and down at other steps than the baseline's: other data, or in another order"
+        elif promise in ("same", "rounded") and not draws and not parted:
+            for step, limit in zip(at, FIRST, strict=False):
+                if (apart := _apart(base, losses, step)) > limit:
+                    why = f"the loss of step {step + 1} differs by {apart:.1e}; {limit:.0e} is allowed"
+                    break
+        first = _apart(base, losses, at[0])
+        return Compared(held=not why, distance=distance, tolerance=tolerance, first=first, steps=len(at), why=why)
+
+    def _steps(self, length: int) -> list[int]:
+        """The first steps of which all of the baseline's series have a loss, counted from 0."""
+        ours = (*self.repeats, *self.seeds)
+        common = min(COMPARED, length, *map(len, ours))
+        return [step for step in range(common) if all(_is_number(series[step]) for series in ours)]
+
+    def _tolerance(self, at: Sequence[int], *, share: float = SHARE, parted: bool = False) -> float:
+        repeated, between = self._repeated(at), self._between(at)
+        if parted:  # a run with mods is as free as one from another seed
+            return max(FLOOR, REPEATED * repeated, REPEATED * between)
+        return max(FLOOR, REPEATED * repeated, share * between)
+
+    def _distance(self, one: Losses, other: Losses, at: Sequence[int], *, above: bool = False) -> float:
+        """How far the other series lies away from the first one; with `above`, only where it is larger."""
+        apart = [b - a for a, b in zip(_smooth(one, at), _smooth(other, at), strict=True)]
+        base = [loss for step in at if (loss := self.repeats[0][step]) is not None]
+        scale = max(fmean(map(abs, base)), max(base) - min(base), 1e-12)
+        return fmean(max(0.0, found) if above else abs(found) for found in apart) / scale
+
+    def _other_data(self, losses: Losses, at: Sequence[int]) -> bool:
+        """Which step is above its neighbours and which below is decided by the batches, in any precision."""
+        base, other = _rough(self.repeats[0], at), _rough(losses, at)
+        apart = fmean(abs(a - b) for a, b in zip(base, other, strict=True))
+        theirs = [fmean(abs(a - b) for a, b in zip(base, _rough(seed, at), strict=True)) for seed in self.seeds]
+        return bool(theirs) and apart > max(SHARE * median(theirs), FLOOR * fmean(_smooth(self.repeats[0], at)))
+
+    def _repeated(self, at: Sequence[int]) -> float:
+        return max((self._distance(self.repeats[0], other, at) for other in self.repeats[1:]), default=0.0)
+
+    def _between(self, at: Sequence[int]) -> float:
+        everyone = [self.repeats[0], *self.seeds]
+        found = [self._distance(a, b, at) for i, a in enumerate(everyone) for b in everyone[:i]]
+        return median(found) if found else 0.0
+
+    def _parted(self, at: Sequence[int]) -> tuple[int | None, float]:
+        """Where equal runs differ by more than rounding: at the first steps, or as much as different seeds do."""
+        base, far = self.repeats[0], self._repeated(at) > max(FLOOR, SHARE * self._between(at))
+        for other in self.repeats[1:]:
+            apart = {step: _apart(base, other, step) for step in at}
+            if far or any(apart[step] > limit for step, limit in zip(at, FIRST, strict=False)):
+                where = next((step for step in at if apart[step] > FIRST[0]), at[0])
+                return where + 1, apart[where]
+        return None, 0.0
+
+
+def _is_number(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
+
+
+def _apart(one: Losses, other: Losses, step: int) -> float:
+    a, b = one[step], other[step]
+    return math.inf if a is None or b is None else difference(a, b)
+
+
+def _smooth(losses: Losses, at: Sequence[int]) -> list[float]:
+    """The mean of the last few: what a person's eye does with a loss curve."""
+    found = [loss for step in at if (loss := losses[step]) is not None]
+    return [fmean(found[max(0, step - WINDOW + 1) : step + 1]) for step in range(len(found))]
+
+
+def _rough(losses: Losses, at: Sequence[int]) -> list[float]:
+    """What smoothing takes away."""
+    found = [loss for step in at if (loss := losses[step]) is not None]
+    return [loss - smooth for loss, smooth in zip(found, _smooth(losses, at), strict=True)]
