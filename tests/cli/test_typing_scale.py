@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from paceline.launch import Notice, Output
-from paceline.record import read_run
+from paceline.record import Step, read_run
+from paceline.trials.summary import PARTS
 
 
 def test_the_table(launched, paceline_, tmp_path):
@@ -19,6 +22,8 @@ def test_the_table(launched, paceline_, tmp_path):
     assert err.count("said once") == 1
     assert all(len(line) <= 80 for line in err.splitlines())
     for word in ("workers", "samples/s", "speed-up", "efficiency", "same numbers: yes", "50 %", "1.00×"):
+        assert word in err
+    for word in ("where the time of a step goes", "points lost", "2 workers reach 50 %", "largest cause is compute"):
         assert word in err
     [record] = (tmp_path / "paceline-runs").iterdir()
     assert (record / "plots" / "scale.svg").is_file()
@@ -35,6 +40,10 @@ def test_the_document(launched, paceline_):
     assert (document["verb"], document["mode"]) == ("scale", "strong")
     assert [point["workers"] for point in document["points"]] == [1, 2]
     assert {"samples_per_s", "low", "high", "speedup", "efficiency", "step"} <= document["points"][0].keys()
+    why = document["points"][1]["why"]
+    assert why["seconds"].keys() == {"total", "compute", "communication", "imbalance", "input"}
+    assert sum(why["lost"].values()) == pytest.approx(1 - document["points"][1]["efficiency"])
+    assert why["sentence"].startswith("2 workers reach 50 %")
     assert document["same_numbers"]["checked"] is True
     assert document["same_numbers"]["max_difference"] == 0.0
 
@@ -43,6 +52,7 @@ def test_weak(launched, paceline_):
     _, _, err = paceline_("scale", "-n", "1,2", "--repeat", "1", "--weak", "train.py")
     assert {run.batch for run in launched.runs} == {"scale"}
     assert "weak scaling" in err
+    assert "points lost" in err
     assert "same numbers: not checked" in err
 
 
@@ -75,3 +85,15 @@ def test_an_interrupt_between_two_trials(launched, paceline_, tmp_path):
     outcome = read_run(record).outcome
     assert outcome is not None
     assert outcome.interrupted
+
+
+def test_steps_that_were_not_split_are_not_explained(launched, paceline_, monkeypatch):
+    def unsplit(number: int, *, waits: float = 0.0) -> Step:
+        return Step(step=number, at=1000.0, samples=64, total=0.1, split=False, **dict.fromkeys(PARTS, 0.0))
+
+    monkeypatch.setattr("fake_launch.one_step", unsplit)
+    code, out, err = paceline_("scale", "-n", "1,2", "--repeat", "1", "--json", "train.py")
+    assert code == 0
+    assert "efficiency" in err
+    assert "points lost" not in err
+    assert [point["why"] for point in json.loads(out)["points"]] == [None, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,24 @@ def test_when_the_base_fails_nothing_else_is_tried(tmp_path, monkeypatch):
 def test_a_script_without_a_step_is_a_failure(tmp_path, monkeypatch):
     verdict = measure(Launcher({1: [0.1]}, losses={1: []}), tmp_path, monkeypatch, workers=(1,))
     assert "no optimizer step" in verdict.failures[0].message
+
+
+def test_steps_without_samples_are_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "step", functools.partial(step, samples=0))
+    verdict = measure(Launcher({1: [0.1]}), tmp_path, monkeypatch, workers=(1,))
+    assert "no samples" in verdict.failures[0].message
+
+
+@pytest.mark.parametrize("mode", ["strong", "weak"])
+def test_each_point_says_why(tmp_path, monkeypatch, mode):
+    verdict = measure(Launcher({1: [0.1, 0.12], 2: [0.05, 0.08]}), tmp_path, monkeypatch, rounds=2, mode=mode)
+    for point in verdict.points:
+        assert point.why is not None
+        assert sum(point.why.lost.values()) == pytest.approx(1 - point.efficiency)
+        assert point.why.seconds["total"] == pytest.approx(64 / point.samples_per_s)
+    one, two = verdict.points
+    assert one.why.sentence == ""
+    assert "largest cause is compute" in two.why.sentence
 
 
 def test_an_interrupt_ends_it_and_the_rest_still_counts(tmp_path, monkeypatch):

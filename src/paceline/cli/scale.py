@@ -11,13 +11,13 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from paceline import __version__
 from paceline.cli import options
 from paceline.cli.example_first import verb
+from paceline.cli.scale_tables import show_verdict
 from paceline.cli.session import Session
-from paceline.cli.terminal import count, percent, rate, seconds, stderr
+from paceline.cli.terminal import count, rate, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
@@ -27,11 +27,8 @@ from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials import scale as trials
-from paceline.trials.same_numbers import SameNumbers
-from paceline.trials.summary import PARTS
 
 INTERRUPTED = 130
-UNSTEADY = 0.2  # rounds further apart than this say more of the machine than of the script
 
 WorkersList = Annotated[
     str,
@@ -227,95 +224,6 @@ def draw(verdict: trials.Verdict, record: Path, script: str) -> Path:
 def exit_code(verdict: trials.Verdict) -> int:
     """0 only where every trial ended well. Other numbers are a finding, not a failure to measure."""
     return INTERRUPTED if verdict.interrupted else int(bool(verdict.failures))
-
-
-def show_verdict(console: Console, verdict: trials.Verdict) -> None:
-    """The tables and the same-numbers line."""
-    console.print()
-    if verdict.interrupted:
-        console.print("interrupted: what follows is of the trials that had ended", style="yellow")
-    if not verdict.points:
-        console.print("No number of workers was measured to the end.", style="bold")
-        return
-    console.print(
-        f"{verdict.mode} scaling · {count(verdict.rounds, 'round')} of {count(verdict.steps, 'step')}, "
-        f"the first {verdict.warm_up} left out as warm-up",
-        style="bold",
-    )
-    console.print()
-    console.print(speed_table(verdict))
-    console.print()
-    console.print(share_table(verdict))
-    console.print()
-    console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
-    if trials.spread(verdict) > UNSTEADY:
-        console.print(
-            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: something else keeps this "
-            "machine busy. Try again when it is quiet, or with a larger --repeat.",
-            style="yellow",
-        )
-    for failure in verdict.failures:
-        console.print(
-            f"failed: {count(failure.workers, 'worker')}, round {failure.round}; record: {failure.record}",
-            style="red",
-            soft_wrap=True,
-        )
-
-
-def _table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
-
-
-def speed_table(verdict: trials.Verdict) -> Table:
-    """How fast, with the spread over rounds."""
-    table = _table()
-    for name in ("workers", "samples/s", "low–high", "speed-up", "low–high", "efficiency", "view"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for p in verdict.points:
-        table.add_row(
-            str(p.workers),
-            rate(p.samples_per_s),
-            f"{rate(p.low)}–{rate(p.high)}",
-            f"{p.speedup:.2f}×",
-            f"{p.speedup_low:.2f}–{p.speedup_high:.2f}",
-            percent(p.efficiency, digits=0),
-            p.view or "-",
-        )
-    return table
-
-
-def share_table(verdict: trials.Verdict) -> Table:
-    """Where a step's time goes."""
-    parts = [part for part in PARTS if part != "evaluation" or any(p.step[part] for p in verdict.points)]
-    short = {"communication": "comm.", "optimizer": "optim.", "evaluation": "eval."}
-    table = _table()
-    table.add_column("workers", justify="right")
-    table.add_column("a step", justify="right")
-    for part in parts:
-        table.add_column(short.get(part, part), justify="right")
-    for p in verdict.points:
-        total = p.step["total"] or 1.0
-        table.add_row(
-            str(p.workers),
-            seconds(p.step["total"]),
-            *(percent(p.step[part] / total, digits=0) for part in parts),
-        )
-    return table
-
-
-def same_numbers_line(same: SameNumbers, base: int) -> str:
-    """yes, no, or why there is no answer."""
-    if not same.checked:
-        return f"same numbers: not checked: {same.why}."
-    found = "beyond comparison" if same.max_difference is None else f"{same.max_difference:.1e}"
-    line = f"same numbers: {'yes' if same.same else 'no'} · largest relative loss difference {found}"
-    if same.same:
-        return f"{line} (limit {same.tolerance:.0e})"
-    return (
-        f"{line}\n  ({count(same.workers or 0, 'worker')} against {base}, step {same.step}; limit "
-        f"{same.tolerance:.0e}). Dropout draws anew on each worker; batch norm sees its\n"
-        "  slice of the batch unless --sync-bn is given."
-    )
 
 
 def document(verdict: trials.Verdict, plot: Path | None) -> dict[str, Any]:

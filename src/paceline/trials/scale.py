@@ -16,10 +16,11 @@ from typing import Literal
 import msgspec
 
 from paceline.launch import Event, Zygote, launch
-from paceline.record import read_steps
+from paceline.record import WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
 from paceline.trials.same_numbers import Losses, SameNumbers, compare
-from paceline.trials.summary import WARM_UP, Summary, summarize
+from paceline.trials.scale_why import Parts, Setting, Why, explain, join, take_apart
+from paceline.trials.summary import Summary, summarize
 
 Mode = Literal["strong", "weak"]
 
@@ -44,6 +45,8 @@ class Result:
     trial: Trial
     summary: Summary
     losses: Losses
+    setting: Setting
+    parts: Parts | None = None  # of a typical step; None where no step was split into parts
     failure: str = ""
     interrupted: bool = False
 
@@ -63,6 +66,7 @@ class Point(msgspec.Struct, kw_only=True):
     view: str
     step: dict[str, float]
     rounds: int
+    why: Why | None = None  # what its efficiency is lost to; None where its steps were not split into parts
 
 
 class Failure(msgspec.Struct, kw_only=True):
@@ -128,8 +132,19 @@ def carry_out(
         failure = outcome.message if outcome.exit_code else ""
         if not failure and not outcome.interrupted and summary.steps == 0:
             failure = "the script made no optimizer step: there is nothing to measure"
-        losses = [step.loss for step in read_steps(folder, 0)]
-        result = Result(trial=trial, summary=summary, losses=losses, failure=failure, interrupted=outcome.interrupted)
+        if not failure and not outcome.interrupted and not summary.median_samples_per_s:
+            failure = "the script's steps have no samples that could be counted: there is no speed to compare"
+        workers = read_run(folder).workers
+        by_rank = [read_steps(folder, worker.rank) for worker in workers]
+        result = Result(
+            trial=trial,
+            summary=summary,
+            losses=[step.loss for step in by_rank[0]] if by_rank else [],
+            setting=_setting(trial, workers),
+            parts=take_apart([steps[summary.warm_up :] for steps in by_rank]),
+            failure=failure,
+            interrupted=outcome.interrupted,
+        )
         results.append(result)
         on_result(result)
         if failure:
@@ -157,8 +172,8 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
         base=base,
         rounds=max((r.trial.round for r in results), default=0),
         steps=max((r.summary.steps for r in good), default=0),
-        warm_up=max((r.summary.warm_up for r in good), default=WARM_UP),
-        points=[_point(by_workers[n], base_results) for n in sorted(by_workers)],
+        warm_up=max((r.summary.warm_up for r in good), default=0),
+        points=[_point(by_workers[n], base_results, mode) for n in sorted(by_workers)],
         same_numbers=_same_numbers(by_workers, base, mode),
         failures=[
             Failure(
@@ -178,7 +193,7 @@ def spread(verdict: Verdict) -> float:
     return max((p.high / p.low - 1 for p in verdict.points if p.low > 0), default=0.0)
 
 
-def _point(results: Sequence[Result], base: Sequence[Result]) -> Point:
+def _point(results: Sequence[Result], base: Sequence[Result], mode: Mode) -> Point:
     speeds = {r.trial.round: r.summary.median_samples_per_s for r in results}
     base_speeds = {r.trial.round: r.summary.median_samples_per_s for r in base}
     speed = median(speeds.values())
@@ -197,6 +212,27 @@ def _point(results: Sequence[Result], base: Sequence[Result]) -> Point:
         view=results[-1].summary.view,
         step={part: fmean(r.summary.step[part] for r in results) for part in results[0].summary.step},
         rounds=len(results),
+        why=_why(results, speed, base, median(base_speeds.values()), mode),
+    )
+
+
+def _why(results: Sequence[Result], speed: float, base: Sequence[Result], base_speed: float, mode: Mode) -> Why | None:
+    rounds = [r.parts for r in results if r.parts]
+    base_rounds = [r.parts for r in base if r.parts]
+    if not rounds or not base_rounds:
+        return None
+    setting, base_setting = results[0].setting, base[0].setting
+    return explain(join(rounds, speed), join(base_rounds, base_speed), setting, base_setting, weak=mode == "weak")
+
+
+def _setting(trial: Trial, workers: Sequence[WorkerInfo]) -> Setting:
+    on_cores = [worker for worker in workers if not worker.gpus]
+    cores = [(worker.host, core) for worker in on_cores for core in worker.cores]
+    return Setting(
+        workers=trial.workers,
+        threads=max((worker.threads for worker in on_cores), default=0),
+        shared_cores=len(set(cores)) < len(cores),
+        mods=trial.settings.mods,
     )
 
 

@@ -1,0 +1,104 @@
+"""How a scaling verdict is shown: how fast, where the time of a step goes, and whether the numbers stay."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.terminal import count, percent, rate, seconds
+from paceline.trials import scale as trials
+from paceline.trials.same_numbers import SameNumbers
+from paceline.trials.scale_why import CAUSES
+
+UNSTEADY = 0.2  # rounds further apart than this say more of the machine than of the script
+
+
+def show_verdict(console: Console, verdict: trials.Verdict) -> None:
+    """The tables and the same-numbers line."""
+    console.print()
+    if verdict.interrupted:
+        console.print("interrupted: what follows is of the trials that had ended", style="yellow")
+    if not verdict.points:
+        console.print("No number of workers was measured to the end.", style="bold")
+        return
+    console.print(
+        f"{verdict.mode} scaling · {count(verdict.rounds, 'round')} of {count(verdict.steps, 'step')}, "
+        f"the first {verdict.warm_up} left out as warm-up",
+        style="bold",
+    )
+    console.print()
+    console.print(speed_table(verdict))
+    console.print()
+    if any(p.why for p in verdict.points):
+        console.print("where the time of a step goes", style="bold")
+        console.print(why_table(verdict))
+        console.print()
+    for p in verdict.points:
+        if p.why and p.why.sentence:
+            console.print(p.why.sentence)
+    console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
+    if trials.spread(verdict) > UNSTEADY:
+        console.print(
+            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: something else keeps this "
+            "machine busy. Try again when it is quiet, or with a larger --repeat.",
+            style="yellow",
+        )
+    for failure in verdict.failures:
+        console.print(
+            f"failed: {count(failure.workers, 'worker')}, round {failure.round}; record: {failure.record}",
+            style="red",
+            soft_wrap=True,
+        )
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
+
+
+def speed_table(verdict: trials.Verdict) -> Table:
+    """How fast, with the spread over rounds."""
+    table = _table()
+    for name in ("workers", "samples/s", "low–high", "speed-up", "low–high", "efficiency", "view"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for p in verdict.points:
+        table.add_row(
+            str(p.workers),
+            rate(p.samples_per_s),
+            f"{rate(p.low)}–{rate(p.high)}",
+            f"{p.speedup:.2f}×",
+            f"{p.speedup_low:.2f}–{p.speedup_high:.2f}",
+            percent(p.efficiency, digits=0),
+            p.view or "-",
+        )
+    return table
+
+
+def why_table(verdict: trials.Verdict) -> Table:
+    """Where the time of a step goes, and below each number of workers what that takes of its efficiency."""
+    table = _table()
+    table.add_column("", no_wrap=True)
+    for name in ("a step", *CAUSES):
+        table.add_column(name, justify="right", no_wrap=True)
+    for p in verdict.points:
+        if p.why is None:
+            continue
+        table.add_row(count(p.workers, "worker"), *(seconds(p.why.seconds[part]) for part in ("total", *CAUSES)))
+        if p.workers != verdict.base:
+            lost = (1 - p.efficiency, *(p.why.lost[cause] for cause in CAUSES))
+            table.add_row("  points lost", *(f"{part * 100 + 0.0:.1f}" for part in lost), style="dim")
+    return table
+
+
+def same_numbers_line(same: SameNumbers, base: int) -> str:
+    """yes, no, or why there is no answer."""
+    if not same.checked:
+        return f"same numbers: not checked: {same.why}."
+    found = "beyond comparison" if same.max_difference is None else f"{same.max_difference:.1e}"
+    line = f"same numbers: {'yes' if same.same else 'no'} · largest relative loss difference {found}"
+    if same.same:
+        return f"{line} (limit {same.tolerance:.0e})"
+    return (
+        f"{line}\n  ({count(same.workers or 0, 'worker')} against {base}, step {same.step}; limit "
+        f"{same.tolerance:.0e}). Dropout draws anew on each worker; batch norm sees its\n"
+        "  slice of the batch unless --sync-bn is given."
+    )
