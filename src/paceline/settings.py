@@ -31,9 +31,12 @@ class RunSettings:
     sync_bn: bool = False
     threads: int | None = None  # per worker; None: its share of the cores
     steps: int | None = None  # stop after so many
+    enough: float = 0.0  # stop after so many seconds of settled steps, ten of them at least; 0: don't
     backend: Backend = "auto"
     compression: Compression = "none"  # of gradients, between hosts
     seed: int = 0  # starts torch's, numpy's and Python's random streams; a script's own seed overrides it
+    seed_shift: int = 0  # added to `seed`, and to every seed that the script sets
+    memory_limit: int = 0  # bytes that a worker may take; 0: what there is
     stall_warning: float = 60.0
     stall_abort: float | None = None
     staged: bool = True  # False: a program that measures, not a training script; it is left alone

@@ -47,6 +47,7 @@ class FakeLaunch:
         on_event: Callable[[Event], None],
         verb: str = "run",
         oversubscribe: bool = False,
+        limit: float | None = None,
     ) -> Outcome:
         self.runs.append(run)
         self.records.append(record)

@@ -5,22 +5,29 @@ from __future__ import annotations
 import pytest
 from records import step, write_record
 
-from paceline.trials.summary import WARM_UP, summarize, warm_up
+from paceline.trials.summary import summarize, warm_up
 
 
 def test_the_first_steps_do_not_count_for_the_speed(tmp_path):
-    slow = [step(k, own=5.0) for k in range(1, WARM_UP + 1)]
-    steady = [step(k) for k in range(WARM_UP + 1, 31)]
+    slow = [step(k, own=5.0) for k in range(1, 7)]
+    steady = [step(k) for k in range(7, 31)]
     write_record(tmp_path, [slow + steady])
     summary = summarize(tmp_path)
     assert summary.samples_per_s == pytest.approx(640)
     assert summary.median_samples_per_s == pytest.approx(640)
-    assert (summary.steps, summary.samples, summary.warm_up) == (30, 30 * 64, WARM_UP)
+    assert (summary.steps, summary.samples, summary.warm_up) == (30, 30 * 64, 6)
 
 
-@pytest.mark.parametrize(("steps", "dropped"), [(0, 0), (1, 0), (2, 0), (3, 1), (9, 3), (24, 8), (1000, 8)])
-def test_a_short_run_keeps_most_of_its_steps(steps, dropped):
-    assert warm_up(steps) == dropped
+@pytest.mark.parametrize(("steps", "dropped"), [(0, 0), (1, 0), (2, 0), (3, 1), (7, 2), (24, 8)])
+def test_where_times_never_settle_a_third_is_warm_up(steps, dropped):
+    assert warm_up([step(k, own=0.1 * 1.2**k) for k in range(steps)]) == dropped
+
+
+def test_evaluation_between_steps_is_no_warm_up():
+    steps = [step(k) for k in range(20)]
+    for k in (0, 5, 10):
+        steps[k].total, steps[k].evaluation = 9.1, 9.0
+    assert warm_up(steps) == 0
 
 
 def test_the_parts_of_a_step_add_up(tmp_path):

@@ -32,11 +32,19 @@ class Kind(enum.IntEnum):
     STALLED = 1
     RAISED = 2
     EXITED = 3  # sys.exit with a code
-    CONSEQUENCE = 4  # a collective failed
+    LATE = 4  # past the limit of time that the run was given
+    CONSEQUENCE = 5  # a collective failed
 
 
 # Seconds to wait for a better cause, or for the other workers to end the same way by themselves.
-_SETTLING = {Kind.KILLED: 0.2, Kind.STALLED: 0.0, Kind.RAISED: 1.0, Kind.EXITED: 2.0, Kind.CONSEQUENCE: 2.0}
+_SETTLING = {
+    Kind.KILLED: 0.2,
+    Kind.STALLED: 0.0,
+    Kind.RAISED: 1.0,
+    Kind.EXITED: 2.0,
+    Kind.LATE: 0.0,
+    Kind.CONSEQUENCE: 2.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,10 @@ def launch(
     on_event: Callable[[Event], None],
     verb: str = "run",
     oversubscribe: bool = False,
+    limit: float | None = None,
 ) -> Outcome:
-    """Runs the script on `run.workers` workers and returns when all have ended and nothing of them is left.
+    """Runs the script on `run.workers` workers and returns when all have ended and nothing of them is left. Those that
+    still run `limit` seconds after they were started are stopped: then the run has failed.
 
     A script that fails is no error here: the outcome says so. Errors are what is wrong before a worker starts
     (UsageError, RecordError), a zygote that cannot fork (LaunchError), and a record that can no longer be
@@ -75,7 +77,17 @@ def launch(
     near = placed.near if placed else ()
     try:
         with Signals() as signals:
-            outcome = _watched(run, host, entry, near, zygote=zygote, record=record, signals=signals, on_event=on_event)
+            outcome = _watched(
+                run,
+                host,
+                entry,
+                near,
+                zygote=zygote,
+                record=record,
+                signals=signals,
+                on_event=on_event,
+                limit=limit,
+            )
     except PacelineError as error:
         _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=error.message, message=str(error)))
         raise
@@ -128,6 +140,7 @@ def _watched(
     record: Path,
     signals: Signals,
     on_event: Callable[[Event], None],
+    limit: float | None,
 ) -> Outcome:
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -145,6 +158,7 @@ def _watched(
             record=record,
             host=host.name,
             on_event=on_event,
+            limit=limit,
         )
         stack.callback(watch.close)
         try:

@@ -48,7 +48,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     finding.find(stage)
     aside.watch(stage)
     api.take_stage(stage)
-    streams.start(run.seed)
+    streams.start(run.seed + run.seed_shift)
+    streams.shift(run.seed_shift)
     pulse.view = stage.views.name
     try:
         play(run)

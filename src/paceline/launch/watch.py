@@ -75,6 +75,7 @@ class Watch:
         record: Path,
         host: str,
         on_event: Callable[[Event], None],
+        limit: float | None = None,
     ) -> None:
         self._zygote, self._channel, self._signals = zygote, channel, signals
         self._pipes, self._record, self._host, self._tell = pipes, record, host, on_event
@@ -88,6 +89,7 @@ class Watch:
         self._live: set[int] = set()
         self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves and may still have said something
         self._kill_at: float | None = None
+        self._limit, self._begun = limit, 0.0
         self._swept = True
         self._stalled: stall.Stalled | None = None  # a report waits for stacks until _answers_by
         self._answers_by = 0.0
@@ -107,7 +109,7 @@ class Watch:
     def begin(self, spawn: wire.Spawn, descriptors: list[int]) -> list[int]:
         """Has the workers forked; returns their process ids."""
         self._zygote.send(spawn, descriptors)
-        self._swept = False
+        self._swept, self._begun = False, time.monotonic()
         self._live = set(range(len(spawn.orders)))
         while not self.pids:
             self._turn()
@@ -230,6 +232,9 @@ class Watch:
             self._stop(signal.SIGTERM, _GRACE_FAILED)
         elif self._live:
             self._inspect(now)
+            if self._limit is not None and now - self._begun > self._limit:
+                cause = f"was stopped: it ran for more than {self._limit:.0f} s"
+                self._failures.add(Failure(rank=min(self._live), kind=Kind.LATE, at=now, cause=cause, exit_code=1))
 
     def _inspect(self, now: float) -> None:
         found = self._inspector.look(self.standings, now)

@@ -25,6 +25,7 @@ from paceline.launch.control import Control
 from paceline.launch.perform import perform
 from paceline.launch.trimming import describe
 from paceline.record.folder import open_log
+from paceline.script import ceiling
 from paceline.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -58,6 +59,8 @@ def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: i
     try:
         _redirect(settings, pipes)
         os.chdir(spawn.folder)
+        if settings.run.memory_limit:
+            ceiling.limit(settings.run.memory_limit)
         perform(settings, control.pulse)
     except SystemExit as end:
         return end.code
@@ -131,6 +134,8 @@ def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
 
 def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> int:
     """Tells the launcher, which shows it once for all workers; this worker's log gets its own copy."""
+    if settings.run.memory_limit:
+        ceiling.lift()
     failure = describe(error)
     control.failed(failure)
     for stream in (sys.stdout, sys.stderr):

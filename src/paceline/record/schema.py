@@ -30,7 +30,9 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
     evaluation: float = 0.0  # calls in eval mode since the step before
     other: float = 0.0
     loss: float | None = None
+    finite: bool = True  # False: the loss was no number, or infinite, for which JSON has no sign
     split: bool = True
+    memory: int = 0  # the most bytes that were taken so far: of the GPU's memory, or of the host's where there is none
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True):

@@ -5,6 +5,7 @@ A step ends with the step of the script's first optimizer; in a script that has 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from paceline.comm.stopwatch import UNSPLIT, Lap
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
+from paceline.script import ceiling
+from paceline.script.enough import Enough
 from paceline.script.losses import Losses, Ticket
 from paceline.script.stage import Stage, call_site
 
@@ -40,6 +43,8 @@ class Recorder:
         self._rows = 0  # of the first model call of the step: the samples, where there is no loader
         self._sites: dict[int, int] = {}  # backwards of this step, by place
         self._written = 0.0
+        self._memory, self._weighed = 0, 0.0  # the peak, and when that was asked for
+        self._enough = Enough(stage.run.enough) if stage.run.enough else None
         stage.subscribe(self)
 
     def on_batch(self, batch: Any) -> None:
@@ -83,13 +88,21 @@ class Recorder:
         if now - self._written > FLUSH:
             self._written = now
             self.write()
-        if self.steps == self.stage.run.steps:
+        if self.steps == self.stage.run.steps or self._has_enough():
             raise EnoughSteps
+
+    def _has_enough(self) -> bool:
+        if self._enough is None or not self._enough.is_time_to_look(self.steps):
+            return False
+        self.write()
+        return self._enough.is_reached(self.stage.group)
 
     def write(self, *, wait: bool = False) -> None:
         """Writes the steps whose times and losses are known; with `wait`, all of them."""
         self._losses.send()
         self._laps.extend(self.watch.laps(wait=wait))
+        if self._laps:
+            self._weigh(wait)
         while self._laps:
             seconds, (number, at, samples, loss) = self._laps[0]
             if loss is not None and not loss.is_here(wait=wait):
@@ -101,12 +114,22 @@ class Recorder:
                 samples=samples,
                 total=sum(seconds.values()),
                 loss=None if loss is None else loss.value,
+                finite=loss is None or loss.value is None or math.isfinite(loss.value),
                 split=UNSPLIT not in seconds,
+                memory=self._memory,
                 **{phase: seconds.get(phase, 0.0) for phase in PHASES},
             )
             self.writer.append(step)
             self.stage.pulse.latest = step
+            if self._enough is not None:
+                self._enough.add(step.total - step.evaluation)
+
+    def _weigh(self, wait: bool) -> None:
+        now = time.perf_counter()
+        if wait or not self._memory or now - self._weighed > WEIGH:
+            self._memory, self._weighed = ceiling.most_taken(), now
 
 
 FLUSH = 0.02  # seconds: steps shorter than this are written several at a time
+WEIGH = 0.25  # seconds between questions for the peak of memory, which take long on a GPU
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,30 @@ def _seed_what_asks_the_system(run_seed: int) -> None:
     modules[0].seed = lambda seed=None: numpy_seed(new_seed() if seed is None else seed)
     modules[1].seed = lambda a=None, version=2: python_seed(new_seed() if a is None else a, version)
     modules[2].seed = modules[3].seed = seed_torch
+
+
+def shift(by: int) -> None:
+    """Every seed that the script sets from now on is another one: the same script, with other random numbers."""
+    if not by:
+        return
+
+    def shifted(plain: Any, most: int) -> Any:
+        def other(seed: Any) -> Any:
+            return (int(seed) + by) % most if isinstance(seed, Integral) else seed
+
+        def reseed(*args: Any, **kwargs: Any) -> Any:
+            if args:
+                return plain(other(args[0]), *args[1:], **kwargs)
+            return plain(**{name: value if name == "version" else other(value) for name, value in kwargs.items()})
+
+        return reseed
+
+    owners: Any = (random, np.random, torch.cuda, torch)
+    owners[0].seed = shifted(random.seed, 2**63)
+    owners[1].seed = shifted(np.random.seed, 2**32)
+    for name in ("manual_seed", "manual_seed_all"):
+        setattr(owners[2], name, shifted(getattr(torch.cuda, name), 2**63))
+    owners[3].manual_seed = torch.random.manual_seed = shifted(torch.manual_seed, 2**63)
 
 
 class OwnStream:

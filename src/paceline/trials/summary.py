@@ -15,12 +15,9 @@ import msgspec
 
 from paceline.record import read_run, read_steps
 from paceline.record.schema import Step
+from paceline.record.settling import settle
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
-
-# Step 1 pays for the set-up before it, allocates, picks kernels and proves the slicing; the next ones fill
-# buckets in a new order; with --view auto the view is chosen after the third. By the ninth, all has happened.
-WARM_UP = 8
 
 
 class Slowest(msgspec.Struct, kw_only=True):
@@ -52,9 +49,12 @@ class Summary(msgspec.Struct, kw_only=True):
     exit_code: int
 
 
-def warm_up(steps: int) -> int:
-    """How many of so many steps are left out of the measurement: never more than a third of them."""
-    return min(WARM_UP, steps // 3)
+def warm_up(steps: Sequence[Step]) -> int:
+    """How many first steps are left out of the measurement: until their times have settled; a third of them where they
+    never do. Step 1 pays for the set-up before it, allocates, picks kernels and proves the slicing; the next ones fill
+    buckets in a new order; with --view auto the view is chosen after the third; a compiler takes as long as it does."""
+    found = settle([step.total - step.evaluation for step in steps])
+    return len(steps) // 3 if found is None else found
 
 
 def rates(steps: Sequence[Step]) -> list[float]:
@@ -98,7 +98,7 @@ def summarize(folder: Path) -> Summary:
     run = read_run(folder)
     by_rank = [read_steps(folder, worker.rank) for worker in run.workers]
     first = by_rank[0] if by_rank else []
-    dropped = warm_up(len(first))
+    dropped = warm_up(first)
     steady = [steps[dropped:] for steps in by_rank]
     measured = steady[0] if steady else []
     total = sum(step.total for step in measured)

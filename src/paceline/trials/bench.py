@@ -1,0 +1,175 @@
+"""The bench that trials are measured on: one script, one zygote, one record, one budget of time.
+
+A trial is a run of its own, in a folder below the record's `trials/`, and a line in its `journal.jsonl`. A trial whose
+name the journal knows is not run again: that is how a series goes on after Ctrl-C. Which trials to make, and what they
+show, is the business of `sweep` and `tune`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import RecordError
+from paceline.launch import Event, Zygote, launch
+from paceline.record import read_run
+from paceline.record.folder import unwritable
+from paceline.settings import RunSettings
+from paceline.trials.measured import Measured, Status, read_measured
+
+__all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "details"]
+
+GRACE = 2.0  # seconds that a trial may take beyond the budget …
+GRACE_SHARE = 0.05  # … or this share of it, if that is more
+LONGEST = 120  # letters of a trial's folder
+
+
+class Interrupted(KeyboardInterrupt):
+    """Somebody stopped a trial. What was measured before is in the journal."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("a trial was interrupted")
+        self.exit_code = exit_code
+
+
+class Budget:
+    """Seconds for a series of trials, from now on; None: endless."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._begun = time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self._begun
+
+    @property
+    def left(self) -> float:
+        return float("inf") if self.seconds is None else self.seconds - self.spent
+
+    @property
+    def over(self) -> bool:
+        return self.left <= 0
+
+    def affords(self, seconds: float) -> bool:
+        return seconds <= self.left
+
+    @property
+    def limit(self) -> float | None:
+        """How long a trial that starts now may run before it is stopped."""
+        if self.seconds is None:
+            return None
+        return max(0.0, self.left) + max(GRACE, GRACE_SHARE * self.seconds)
+
+
+class Journal:
+    """The trials of a record that have ended, in their order. Each is in the file when `add` returns."""
+
+    def __init__(self, record: Path) -> None:
+        self._path = record / "journal.jsonl"
+        self.trials: dict[str, Measured] = {}
+        try:
+            text = self._path.read_bytes() if self._path.exists() else b""
+            # Only the last line has no newline behind it: that one was being written.
+            whole = text[: text.rfind(b"\n") + 1]
+            if len(whole) < len(text):
+                self._path.write_bytes(whole)
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                measured = msgspec.json.decode(line, type=Measured)
+            except msgspec.DecodeError as error:
+                raise RecordError(f"{self._path}, line {number} is damaged: {error}.") from error
+            self.trials[measured.name] = measured
+
+    def add(self, measured: Measured) -> None:
+        self.trials[measured.name] = measured
+        try:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(measured) + b"\n")
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+
+class Bench:
+    """Measures trials of one script, one after the other, from the main thread."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        zygote: Zygote,
+        record: Path,
+        budget: Budget,
+        verb: str,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_start: Callable[[str], None] = lambda name: None,
+        on_result: Callable[[Measured], None] = lambda measured: None,
+    ) -> None:
+        self.settings, self.record, self.budget = settings, record, budget
+        self.journal = Journal(record)
+        self._zygote, self._verb = zygote, verb
+        self._on_event, self._on_start, self._on_result = on_event, on_start, on_result
+
+    def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured:
+        """One trial, or what the journal knows of it. `mods` take the place of the settings' own; `changes` are other
+        settings. Waits for its end, at most until the budget is over and a little longer. Raises Interrupted, and what
+        `launch` raises before a worker starts."""
+        known = self.journal.trials.get(name)
+        if known is not None:
+            self._on_result(known)
+            return known
+        if mods is not None:
+            changes["mods"] = mods
+        settings = dataclasses.replace(self.settings, **changes)
+        if self.budget.over:
+            return self._not_measured(name, settings, "not run: the budget is over")
+        self._on_start(name)
+        folder = self.record / "trials" / _folder(name)
+        begun = time.monotonic()
+        outcome = launch(
+            settings,
+            zygote=self._zygote,
+            record=folder,
+            on_event=self._on_event,
+            verb=self._verb,
+            oversubscribe=True,  # whoever made the bench has asked
+            limit=self.budget.limit,
+        )
+        if outcome.interrupted:
+            raise Interrupted(outcome.exit_code)
+        measured = read_measured(name, folder, outcome)
+        measured.seconds = time.monotonic() - begun
+        if outcome.cause.startswith("was stopped") and self.budget.over:
+            # Neither of these is in the journal: a series that is resumed runs them.
+            return self._not_measured(name, settings, "stopped: the budget is over")
+        self.journal.add(measured)
+        self._on_result(measured)
+        return measured
+
+    def _not_measured(self, name: str, settings: RunSettings, why: str) -> Measured:
+        measured = Measured(name=name, mods=list(settings.mods), workers=settings.workers, status="failed", message=why)
+        self._on_result(measured)
+        return measured
+
+
+def details(measured: Measured) -> str:
+    """All that there is to read about a trial that failed: the traceback of its script, the last lines of its log."""
+    outcome = read_run(Path(measured.record)).outcome if measured.record else None
+    return outcome.message if outcome and outcome.message else measured.message
+
+
+def _folder(name: str) -> str:
+    """A folder's name for a trial's: no separators, not too long, still unique."""
+    plain = re.sub(r"[^A-Za-z0-9._=+:,-]", "-", name)
+    if plain == name and len(name) <= LONGEST:
+        return name
+    return f"{plain[:LONGEST]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,0 +1,138 @@
+"""What a trial gave: its speed over the settled steps, its memory, its losses; or why there is none.
+
+A failure is a result like any other: running out of memory is where a sweep ends, and a mod that does not fit is one
+that `tune` does not keep. Reads a trial's record; knows nothing of how trials are planned or shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, mode
+from typing import Literal
+
+import msgspec
+
+from paceline.record import read_run, read_steps
+from paceline.record.folder import last_lines
+from paceline.record.schema import Outcome, Step
+from paceline.trials.summary import mean_step, warm_up
+
+Status = Literal["ok", "memory", "unsupported", "too short", "failed", "interrupted"]
+
+BLOCKS = 10  # that the settled steps are cut into: the median forgives the disturbed ones
+NEEDED = 5  # settled steps, below which there is no speed
+
+_NO_MEMORY = (
+    "out of memory",
+    "outofmemory",
+    "memoryerror",
+    "bad_alloc",
+    "allocate memory",  # can't, cannot
+    "alloc_failed",  # cuBLAS, cuDNN
+    "insufficient shared memory",
+    "could not create a memory object",  # oneDNN
+    "is killed by signal: killed",  # a loader's process
+    "was killed by sigkill",  # by the kernel, unless somebody else did
+)
+_REFUSALS = ("UsageError", "ScriptError", "NotSplitError")
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """One trial. Where its status is not "ok", `message` says why in one line, and no speed was measured."""
+
+    name: str  # unique in its record
+    mods: list[str]
+    workers: int
+    status: Status
+    message: str = ""
+    samples_per_s: float = 0.0  # median of the blocks
+    low: float = 0.0  # the slowest block
+    high: float = 0.0  # the fastest
+    batch: int = 0  # samples a step
+    steps: int = 0
+    warm_up: int = 0
+    memory: int = 0  # peak bytes of the worker that took most
+    losses: list[float | None] = []  # None: no number, or not finite
+    step: dict[str, float] = {}  # mean seconds of each part, over settled steps and workers
+    seconds: float = 0.0  # of the whole trial
+    record: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+def read_measured(name: str, folder: Path, outcome: Outcome) -> Measured:
+    """Reads the record of a trial that has ended so."""
+    run = read_run(folder)
+    by_rank = [read_steps(folder, worker.rank) for worker in run.workers]
+    first = by_rank[0] if by_rank else []
+    measured = Measured(
+        name=name,
+        mods=run.mods,
+        workers=run.settings["workers"],
+        status="ok",
+        batch=mode(step.samples for step in first) if first else 0,
+        steps=len(first),
+        memory=max((steps[-1].memory for steps in by_rank if steps), default=0),
+        losses=[step.loss for step in first],
+        seconds=outcome.seconds,
+        record=str(folder),
+    )
+    measured.status, measured.message = _status(outcome, first, folder, bool(run.mods))
+    if not measured.ok:
+        return measured
+    measured.warm_up = warm_up(first)
+    steady = [[step for step in steps[measured.warm_up :] if not step.evaluation] for steps in by_rank]
+    rates = _block_rates(steady[0])
+    if len(steady[0]) < NEEDED or not rates:
+        measured.status = "too short"
+        measured.message = (
+            f"the script ended after {len(first)} step{'s' * (len(first) > 1)}, {len(steady[0])} of them fit to be "
+            f"measured: {NEEDED} are needed"
+        )
+        return measured
+    measured.samples_per_s, measured.low, measured.high = median(rates), min(rates), max(rates)
+    measured.step = mean_step(steady)
+    return measured
+
+
+def _block_rates(steps: Sequence[Step]) -> list[float]:
+    """Samples a second of each block of neighbouring steps. Within one they are added up, so that a smaller last batch
+    of an epoch counts for what it is."""
+    blocks = min(BLOCKS, len(steps))
+    edges = [len(steps) * k // blocks for k in range(blocks + 1)] if blocks else []
+    parts = [steps[a:b] for a, b in pairwise(edges)]
+    totals = [(sum(step.samples for step in part), sum(step.total for step in part)) for part in parts]
+    return [samples / seconds for samples, seconds in totals if samples and seconds > 0]
+
+
+def _status(outcome: Outcome, steps: Sequence[Step], folder: Path, modded: bool) -> tuple[Status, str]:
+    if outcome.interrupted:
+        return "interrupted", outcome.cause
+    if outcome.exit_code:
+        if _ran_out_of_memory(outcome, folder):
+            return "memory", f"out of memory: {_one_line(outcome)}"
+        refused = outcome.cause.removeprefix("raised ").partition(":")[0] in _REFUSALS
+        return ("unsupported" if refused and modded else "failed"), _one_line(outcome)
+    if not steps:
+        return "too short", "the script made no optimizer step: there is nothing to measure"
+    if not steps[0].finite:
+        return "failed", "the loss is not a finite number (NaN or infinite) from the first step on"
+    return "ok", ""
+
+
+def _ran_out_of_memory(outcome: Outcome, folder: Path) -> bool:
+    said = outcome.cause
+    if not said.startswith("raised "):  # killed, or exited from deep below: what it wrote last says why
+        said += "\n".join(last_lines(folder, outcome.failed_rank or 0))
+    said = said.lower()
+    return any(sign in said for sign in _NO_MEMORY)
+
+
+def _one_line(outcome: Outcome) -> str:
+    """`ValueError: no such data (worker 1)`."""
+    line = (outcome.cause.strip() or f"exit code {outcome.exit_code}").splitlines()[0].removeprefix("raised ")
+    return line if outcome.failed_rank is None else f"{line} (worker {outcome.failed_rank})"
