@@ -26,6 +26,11 @@ def test_a_mod_without_its_value_gets_the_first() -> None:
         (["threads=0"], "a number from 1"),
         (["threads=many"], "a number from 1"),
         (["tf32", "tf32"], "twice"),
+        (["batch"], "values like 512"),
+        (["batch=x0"], "values like 512"),
+        (["batch=0"], "values like 512"),
+        (["batch=x0.0:linear"], "values like 512"),
+        (["batch=512:cubic"], "values like 512"),
     ],
     ids=str,
 )
@@ -46,5 +51,5 @@ def test_each_mod_says_what_it_changes_when_it_applies_what_it_breaks_and_how_to
 
 def test_every_entry_can_be_loaded() -> None:
     for name, entry in CATALOG.items():
-        value = "=2" if entry.values == ("N",) else ""
+        value = "=2" if entry.values == ("N",) else f"={entry.values[0]}" if entry.pattern else ""
         assert hasattr(catalog.load(parse([name + value])[0]), "on_stage")

@@ -33,7 +33,7 @@ def mods(context: typer.Context, json: options.Json = False) -> None:
         table.add_column(heading)
     for entry in CATALOG.values():
         takes_number = entry.values == ("N",)
-        value = "=N" if takes_number else "[=VALUE]" if entry.values else ""
+        value = "=N" if takes_number else "=VALUE" if entry.pattern else "[=VALUE]" if entry.values else ""
         choice = f" ({', '.join(entry.values)})" if entry.values and not takes_number else ""
         table.add_row(entry.name + value, entry.summary + choice, NUMBERS[entry.numbers])
     Console(highlight=False, markup=False).print(table)

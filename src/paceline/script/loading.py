@@ -98,7 +98,8 @@ def find(stage: Stage) -> Callable[[], None]:
     def __next__(self: Any) -> Any:
         stage.watch.enter("data")
         try:
-            batch = following(self) if alone else dealer.receive(self, lambda: following(self))
+            take = stage.around("around_batch", following)
+            batch = take(self) if alone else dealer.receive(self, lambda: take(self))
         finally:
             stage.watch.leave()
         stage.emit("on_batch", batch)
@@ -113,15 +114,14 @@ def find(stage: Stage) -> Callable[[], None]:
         return iterator
 
     def __len__(self: Any) -> int:
-        whole = length(self)
+        whole: int = stage.around("around_length", length)(self)
         return -(-whole // stage.group.world) if dealer.grows else whole
 
     _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+    DataLoader.__iter__, DataLoader.__len__ = __iter__, __len__  # type: ignore[method-assign]
     _MapDatasetFetcher.fetch = lambda self, index: _fetch(fetch, self, index)  # type: ignore[method-assign]
     if not alone:
         _BaseDataLoaderIter._next_index = lambda self: dealer.deal(self)  # type: ignore[method-assign]
-        DataLoader.__len__ = __len__  # type: ignore[method-assign]
     # It counts the worker's own cores, and the loader's processes are not held to them.
     DataLoader.check_worker_number_rationality = lambda self: None  # type: ignore[method-assign]
 
@@ -257,7 +257,7 @@ class Dealer:
         if part.whole:
             self._known(iterator).proven = True
             return part.data
-        return _join([piece for piece, size in zip(parts, split.sizes, strict=True) if size])
+        return join([piece for piece, size in zip(parts, split.sizes, strict=True) if size])
 
     def _cut(self, batch: Any) -> Any:
         """A batch that every worker loaded whole, in the slice view."""
@@ -292,7 +292,7 @@ class Dealer:
                 batches.append(following())
             except StopIteration:
                 break
-        return _join(batches)
+        return join(batches)
 
     def _must_load_whole(self, iterator: Any) -> bool:
         known = self._known(iterator)
@@ -356,16 +356,16 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _join(parts: list[Any]) -> Any:
+def join(parts: list[Any]) -> Any:
     """Collated parts side by side, as `default_collate` would have made the whole."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts)
     if isinstance(first, dict):
-        return tree.with_items(first, {key: _join([part[key] for part in parts]) for key in first})
+        return tree.with_items(first, {key: join([part[key] for part in parts]) for key in first})
     if isinstance(first, (list, tuple)):
         if first and isinstance(first[0], (str, bytes)):
             return type(first)(item for part in parts for item in part)
-        columns = [_join(list(column)) for column in zip(*parts, strict=True)]
+        columns = [join(list(column)) for column in zip(*parts, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     return first

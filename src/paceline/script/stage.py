@@ -13,8 +13,11 @@ having a method of its name; `finding` makes the seams of an unmodified script c
     on_save(target)              torch.save is about to write
     on_end()                     the script has ended
 
-One seam changes what is done there: `around_forward(plain)` gives back what is called in the place of `plain` in an
-outermost call: on the slice, where the call is sliced.
+Three seams change what is done there: each gives back what is called in the place of `plain`.
+
+    around_forward(plain)        plain(module, …): an outermost call, on the slice where it is sliced
+    around_batch(plain)          plain(iterator): the next batch that a DataLoader puts together
+    around_length(plain)         plain(loader): a DataLoader's length
 
 Every worker passes every seam, in the same order: listeners may use collectives.
 """
@@ -49,6 +52,7 @@ SEAMS = (
     "on_save",
     "on_end",
 )
+AROUND = ("around_forward", "around_batch", "around_length")
 UNSPLIT_ADVICE = (
     "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
     "`model.forward(x)`, not bare tensors, not inside a function under torch.compile: compile the model), or run it on "
@@ -75,8 +79,8 @@ class Stage:
         self.has_optimizer = False
         self.views = Views(self)
         self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}
-        self._around: list[Callable[..., Any]] = []
-        self._wrapped: Callable[..., Any] | None = None  # the plain call inside all of them
+        self._around: dict[str, list[Callable[..., Any]]] = {seam: [] for seam in AROUND}
+        self._wrapped: dict[str, Callable[..., Any]] = {}  # the plain call inside all of them
         self.subscribe(self.views)
         self._split = self._unsplit = 0  # backwards that crossed a sliced call, and that did not
 
@@ -85,8 +89,9 @@ class Stage:
         for seam in SEAMS:
             if hasattr(listener, seam):
                 self._listeners[seam].append(getattr(listener, seam))
-        if hasattr(listener, "around_forward"):
-            self._around.append(listener.around_forward)
+        for seam in AROUND:
+            if hasattr(listener, seam):
+                self._around[seam].append(getattr(listener, seam))
 
     def emit(self, seam: str, *args: Any) -> None:
         self.pulse.seam = seam
@@ -98,8 +103,7 @@ class Stage:
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module that has parameters."""
         learning = torch.is_grad_enabled() and module.training
-        if self._around:
-            plain = self._wrap(plain)
+        plain = self.around("around_forward", plain)
         self.depth += 1
         self.watch.enter("forward" if learning else "evaluation")
         try:
@@ -120,12 +124,15 @@ class Stage:
             self.watch.leave()
             self.depth -= 1
 
-    def _wrap(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        if self._wrapped is None:
-            self._wrapped = plain
-            for around in self._around:
-                self._wrapped = around(self._wrapped)
-        return self._wrapped
+    def around(self, seam: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called at this seam in the place of `plain`, which is the same at every call."""
+        if not self._around[seam]:
+            return plain
+        if seam not in self._wrapped:
+            for around in self._around[seam]:
+                plain = around(plain)
+            self._wrapped[seam] = plain
+        return self._wrapped[seam]
 
     def backward(self, plain: Callable[..., Any], tensors: Any, grad_tensors: Any, rest: dict[str, Any]) -> None:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""

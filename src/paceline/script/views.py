@@ -112,7 +112,11 @@ class Views:
         """Whether the next batch of a loader is to be cut: in the slice view, while training."""
         if self.name != "slice" and self.stage.run.view == "slice":
             self._go_slice("")
-        if self.name != "slice" or not torch.is_grad_enabled():
+        return self.name == "slice" and self.is_training()
+
+    def is_training(self) -> bool:
+        """Whether the script trains here: gradients are on, and so is a model's training mode."""
+        if not torch.is_grad_enabled():
             return False
         models = list(self.stage.trained) or _models_in_sight()
         return not models or any(module.training for module in models)

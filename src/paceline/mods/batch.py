@@ -1,0 +1,106 @@
+"""Batch: training batches of another size, and the learning rate with them.
+
+Changes: the mathematics. A step sees more samples (or fewer), so there are fewer steps, and the learning rate is
+multiplied: by the factor (linear), its square root, or not at all. Where nothing is said: linear for plain gradient
+descent, the square root for optimizers that divide by the size of gradients (Adam). Applies to DataLoaders that are
+iterated while a model trains; those of evaluation keep their batch. `batch=512` is for the first, others grow alike.
+Can break: accuracy, and what a script computes from its own batch size.
+
+By hand:
+
+    loader = DataLoader(dataset, 4 * batch_size, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=4 * lr)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import ScriptError
+from paceline.mods import regrouping
+from paceline.script.stage import Stage
+
+ADVICE = "Change the batch in the script, or leave the mod out."
+
+
+class Mod:
+    """Loaders get other batches before they are first iterated; learning rates are other ones during a step only, so
+    that a scheduler of the script's never notices."""
+
+    def __init__(self, value: str) -> None:
+        self.asked, _, self.rule = value.partition(":")
+        self._rates: dict[int, list[tuple[Any, Any, float]]] = {}  # while an optimizer steps: group, rate, factor
+        self._told = ""
+
+    def on_stage(self, stage: Stage) -> None:
+        self.stage, self.growth = stage, regrouping.Growth(stage, self.asked)
+        stage.subscribe(self)
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def on_loader(self, loader: Any) -> None:
+        regrouping.regroup(loader, self.growth)
+
+    def around_length(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def length(loader: Any) -> int:
+            regrouping.regroup(loader, self.growth)
+            return regrouping.length(loader, plain, self.growth)
+
+        return length
+
+    def around_batch(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def following(iterator: Any) -> Any:
+            batch = plain(iterator)
+            if iterator._auto_collation or not self.growth.is_due(self.growth.known(iterator._paceline_loader)):
+                return batch  # of the sampler's size
+            return regrouping.join_more(batch, lambda: plain(iterator), self.growth, self.stage.run.batch_dim)
+
+        return following
+
+    # -- the learning rate -----------------------------------------------------------------------------------------
+
+    def before_backward(self, losses: list[torch.Tensor]) -> None:
+        if not self.growth.new and not self.stage.aside:
+            raise ScriptError(
+                f"Asked for --mod batch={self.asked}, but the script trains without a DataLoader, or on one that it "
+                "iterates with its models in eval mode.",
+                advice=ADVICE,
+            )
+
+    def before_step(self, optimizer: Any) -> None:
+        self.after_step(optimizer)  # of a step that raised
+        if not self.growth.new:
+            return
+        rule = self.rule or ("sqrt" if {"eps", "betas"} & set(optimizer.defaults) else "linear")
+        factor = self.growth.new / self.growth.old
+        factor = {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}[rule]
+        self._tell(f"× {factor:.4g} ({rule} rule)" if rule != "none" else "as it is")
+        if factor != 1.0:
+            rates = self._rates[id(optimizer)] = []
+            met: set[int] = set()  # tensors, which groups may share
+            for group in optimizer.param_groups:
+                rate = group.get("lr")
+                if isinstance(rate, torch.Tensor) and id(rate) not in met:
+                    met.add(id(rate))
+                    rates.append((group, rate.clone(), factor))
+                    rate.mul_(factor)  # where it lies: a graph may have captured it
+                elif isinstance(rate, float | int):
+                    rates.append((group, rate, factor))
+                    group["lr"] = rate * factor
+
+    def after_step(self, optimizer: Any) -> None:
+        for group, rate, factor in self._rates.pop(id(optimizer), ()):
+            if isinstance(rate, torch.Tensor):
+                group["lr"].copy_(rate)
+            else:  # an optimizer may have a schedule of its own
+                group["lr"] = rate if group["lr"] == rate * factor else group["lr"] / factor
+
+    def _tell(self, rate: str) -> None:
+        text = f"batch {self.growth.old} → {self.growth.new}, learning rate {rate}"
+        if text != self._told:
+            self._told = text
+            self.stage.pulse.notice(text)
