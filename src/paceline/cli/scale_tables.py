@@ -36,6 +36,7 @@ def show_verdict(console: Console, verdict: trials.Verdict) -> None:
     for p in verdict.points:
         if p.why and p.why.sentence:
             console.print(p.why.sentence)
+            console.print()
     console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
     if trials.spread(verdict) > UNSTEADY:
         console.print(

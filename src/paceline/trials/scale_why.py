@@ -54,13 +54,15 @@ class Setting(msgspec.Struct, kw_only=True):
 class Why(msgspec.Struct, kw_only=True):
     """One number of workers explained. `seconds` of a step by cause, and `total`; `lost` of the efficiency by cause
     (0.06 is six points; below zero is gained), which adds up to 1 - efficiency; `compute_lost` is the compute part of
-    it by phase. `waited_for` is the worker that the others mostly wait for, None where none stands out."""
+    it by phase. `waited_for` is the worker that the others mostly wait for, None where none stands out; `lateness` how
+    much later than the others it comes, seconds a step."""
 
     seconds: dict[str, float]
     lost: dict[str, float]
     compute_lost: dict[str, float]
-    waited_for: int | None
-    sentence: str  # empty for the base
+    waited_for: int | None = None
+    lateness: float = 0.0
+    sentence: str = ""  # empty for the base
 
 
 def take_apart(by_rank: Sequence[Sequence[Step]]) -> Parts | None:
@@ -132,20 +134,19 @@ def explain(parts: Parts, base: Parts, setting: Setting, base_setting: Setting, 
         "compute": sum(getattr(parts, part) for part in COMPUTE),
         **{cause: getattr(parts, cause) for cause in CAUSES[1:]},
     }
-    why = Why(seconds=seconds, lost=lost, compute_lost=compute_lost, waited_for=_slow_one(parts), sentence="")
+    why = Why(seconds=seconds, lost=lost, compute_lost=compute_lost)
+    most, waiting = max(parts.waited_for), setting.workers - 1
+    if waiting and most > STANDS_OUT * sum(parts.waited_for):
+        why.waited_for, why.lateness = parts.waited_for.index(most), most * setting.workers / waiting
     if setting.workers != base_setting.workers:
         why.sentence = _sentence(why, setting, base_setting, weak=weak)
     return why
 
 
-def _slow_one(parts: Parts) -> int | None:
-    most = max(parts.waited_for)
-    stands_out = len(parts.waited_for) > 1 and most > STANDS_OUT * sum(parts.waited_for)
-    return parts.waited_for.index(most) if stands_out else None
-
-
 def _sentence(why: Why, setting: Setting, base: Setting, *, weak: bool) -> str:
-    by_size = sorted(why.lost, key=lambda cause: -why.lost[cause])
+    # A worker that comes late costs its own time, too, which the mean worker has as compute or input.
+    late = {"imbalance": max(0.0, (why.lateness - why.seconds["imbalance"]) / why.seconds["total"])}
+    by_size = sorted(why.lost, key=lambda cause: -why.lost[cause] - late.get(cause, 0.0))
     losses = [cause for cause in by_size if why.lost[cause] >= VISIBLE]
     gains = [cause for cause in reversed(by_size) if why.lost[cause] <= -VISIBLE]
     text = f"{setting.workers} workers reach {(1 - sum(why.lost.values())) * 100:.0f} %"
@@ -157,7 +158,7 @@ def _sentence(why: Why, setting: Setting, base: Setting, *, weak: bool) -> str:
         told.append(_listed(points))
     if gains:
         points = [f"{-why.lost[cause] * 100:.1f} {'points ' * (cause == gains[0])}in {cause}" for cause in gains]
-        told.append(f"it gains {_listed(points)}")
+        told.append(f"they gain {_listed(points)}")
     text = f"{text}: {'; '.join(told)}."
     if losses:
         text += f" The largest cause is {losses[0]}: {_advice(losses[0], why, setting, base, weak=weak)}."
@@ -177,7 +178,10 @@ def _advice(cause: str, why: Why, setting: Setting, base: Setting, *, weak: bool
     if cause == "imbalance":
         if why.waited_for is None:
             return "now one worker comes last, now another; try a quieter machine, or batches of more even work"
-        return f"the others wait for worker {why.waited_for}; see what it does, and what else runs on its cores"
+        return (
+            f"worker {why.waited_for} comes {why.lateness * 1e3:.3g} ms a step later than the others; see what it "
+            "does, and what else runs on its cores"
+        )
     if cause == "input":
         on = {mod.partition("=")[0] for mod in setting.mods}
         untried = [f"--mod {mod}" for mod in ("resident", "loader=2") if mod.partition("=")[0] not in on]

@@ -1,0 +1,93 @@
+"""Why efficiency falls, on real workers: a script with one trouble at a time, and the trouble that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.launch import Zygote
+from paceline.settings import RunSettings
+from paceline.trials import scale
+from paceline.trials.scale_why import CAUSES
+
+TROUBLE = 0.04  # seconds a step: a busy machine makes waits of its own, which must stay below it
+
+SCRIPT = f"""
+import os, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+cause, trouble = sys.argv[1], {TROUBLE}
+
+if cause == "communication":
+    from paceline.comm.group import Pending
+
+    def finish(self, what, plain=Pending.finish):
+        wait = self._wait
+        self._wait = lambda: (wait(), time.sleep(trouble))
+        plain(self, what)
+
+    Pending.finish = finish
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 800
+
+    def __getitems__(self, indices):
+        if cause == "input":
+            time.sleep(trouble)
+        return [(torch.full((8,), i / 800), torch.tensor([float(i % 3)])) for i in indices]
+
+
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        if cause == "compute" or (cause == "imbalance" and os.environ["RANK"] == "1"):
+            time.sleep(trouble)
+        return super().forward(x)
+
+
+torch.manual_seed(0)
+model = Model(8, 1)
+for x, y in DataLoader(Data(), batch_size=8):
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= 0.1 * weight.grad
+"""
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote.start() as zygote:
+        yield zygote
+
+
+@pytest.mark.parametrize(("cause", "mode"), [(cause, "strong") for cause in CAUSES] + [("communication", "weak")])
+def test_the_trouble_is_named(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    settings = RunSettings(script=str(script), arguments=(cause,), threads=1, steps=14, view="batch")
+    results = scale.carry_out(
+        scale.plan(settings, (1, 2), rounds=1, mode=mode),
+        zygote=zygote,
+        record=tmp_path / "record",
+        on_event=lambda event: None,
+        on_start=lambda trial: None,
+        on_result=lambda result: None,
+    )
+    verdict = scale.judge(results, mode=mode, record=tmp_path / "record", interrupted=False)
+    assert not verdict.failures
+    why = verdict.points[1].why
+    assert why is not None
+    assert f"largest cause is {cause}" in why.sentence
+    assert sum(why.lost.values()) == pytest.approx(1 - verdict.points[1].efficiency)
+    # Of the mean worker: where one of two is late, the other's waiting is half of it.
+    injected = TROUBLE / 2 if cause == "imbalance" else TROUBLE
+    assert why.seconds[cause] > 0.9 * injected
+    if cause == "imbalance":
+        assert why.waited_for == 1
