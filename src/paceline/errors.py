@@ -3,10 +3,12 @@
     PacelineError
     ├── UsageError         what was asked cannot be done: an option, a path, a number
     ├── RecordError        the record's folder cannot be written or read
+    ├── TraceError         a file is no trace, or not a whole one
     ├── LaunchError        a worker could not be started
     ├── ScriptError        the script does something whose numbers cannot be kept
     │   ├── NotSplitError  a call cannot be computed in slices, or nothing was
     │   └── PartedError    the workers no longer run the same lines on the same numbers
+    ├── DataError          a record cannot be read, or a sample cannot be made of it
     └── PeerLostError      a collective failed because another worker is gone
 
 Each says what was asked and what was found in its message, and what to type in its advice. Nobody who meets
@@ -36,6 +38,10 @@ class RecordError(PacelineError):
     """The record's folder cannot be written or read."""
 
 
+class TraceError(PacelineError):
+    """A file is no trace, or not a whole one."""
+
+
 class LaunchError(PacelineError):
     """A worker could not be started."""
 
@@ -50,6 +56,10 @@ class NotSplitError(ScriptError):
 
 class PartedError(ScriptError):
     """The workers no longer run the same lines on the same numbers."""
+
+
+class DataError(PacelineError):
+    """A record cannot be read, or a sample cannot be made of it."""
 
 
 class PeerLostError(PacelineError):

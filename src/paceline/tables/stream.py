@@ -1,0 +1,255 @@
+"""A Chrome trace, read as a stream of events: gigabytes in the memory of one chunk.
+
+A trace is one JSON document, `{…, "traceEvents": [{…}, {…}, …], …}` or the bare list, perhaps compressed. It is read a
+chunk at a time, and each chunk is cut behind its last whole event. Where to cut is guessed by the look of the text and
+proven by decoding: if everything before a comma decodes as a list of whole events, then the comma stood between two of
+them. Only where the guess is wrong is the text gone through token by token.
+
+Input may come from anywhere: whatever is in it, the result is events or a `TraceError`, and memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import msgspec
+
+from paceline.errors import TraceError
+
+CHUNK = 8 << 20  # bytes of text decoded at a time
+LONGEST = 32 << 20  # bytes of text that may come without a whole event, or before and after the events
+GUESSED = 1 << 17  # bytes at the end of a chunk in which a cut is looked for
+EXPANSION = 200  # times: JSON of a trace shrinks ten- to fiftyfold; one and the same byte, thousandfold
+PLAUSIBLE = 64 << 20  # bytes of text before the expansion is looked at
+
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
+_UNCLOSED = b'"'  # a string that goes on in the next chunk
+_BETWEEN = re.compile(rb"\}\s*,\s*\{")
+_KEY = re.compile(rb"\s*:\s*")
+_SPACE = b" \t\r\n"
+_MAGIC = b"\x1f\x8b"
+
+Number = int | float | str | None
+
+
+class Args(msgspec.Struct, gc=False):
+    """What is read of an event's arguments. The names are those that torch writes, today's and older ones."""
+
+    external: Number = msgspec.field(name="External id", default=None)
+    external_before: Number = msgspec.field(name="external id", default=None)
+    correlation: Number = None
+    device: Number = None
+    stream: Number = None
+    sequence: Number = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
+    nbytes: Number = msgspec.field(name="bytes", default=None)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
+    elements: Number = msgspec.field(name="In msg nelems", default=None)
+    element: Any = msgspec.field(name="dtype", default=None)
+    memory: Number = msgspec.field(name="Bytes", default=None)
+    address: Number = msgspec.field(name="Addr", default=None)
+    allocated: Number = msgspec.field(name="Total Allocated", default=None)
+    reserved: Number = msgspec.field(name="Total Reserved", default=None)
+    memory_device: Number = msgspec.field(name="Device Id", default=None)
+    memory_kind: Number = msgspec.field(name="Device Type", default=None)
+
+
+class Event(msgspec.Struct, gc=False):
+    """One line of a trace. `ts` and `dur` are microseconds."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: Number = None
+    tid: Number = None
+    ts: int | float = 0
+    dur: int | float = 0
+    args: Args | None = None
+
+
+class Head(msgspec.Struct):
+    """What a trace says of itself, beside its events."""
+
+    base: int | float = msgspec.field(name="baseTimeNanoseconds", default=0)
+    devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
+    distributed: dict[str, Any] = msgspec.field(name="distributedInfo", default_factory=dict)
+    with_stack: int = 0
+    record_shapes: int = 0
+    profile_memory: int = 0
+    trace_id: Any = ""
+    host: Any = msgspec.field(name="host_name", default="")
+
+
+class Stream:
+    """`for events in Stream(path)`; afterwards `head` is complete. Can be gone through once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.head = Head()
+        self._decoder = msgspec.json.Decoder(list[Event])
+        self._read = 0  # bytes of text
+        self._gzip = False
+        self._file: IO[bytes] | None = None
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        try:
+            with open(self.path, "rb") as file:
+                self._gzip = file.read(2) == _MAGIC
+                file.seek(0)
+                self._file = file
+                with gzip.GzipFile(fileobj=file) if self._gzip else file as text:
+                    yield from self._events(text)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            self._refuse(f"is damaged or was cut short: {error}", error)
+        except OSError as error:
+            self._refuse(f"cannot be read: {error.strerror or error}", error)
+
+    def _events(self, text: Any) -> Iterator[list[Event]]:
+        buffer, bare = self._begin(text)
+        while True:
+            more = self._more(text)
+            buffer = (buffer + more).lstrip(_SPACE)
+            if buffer[:1] not in (b"{", b"]", b""):
+                self._refuse(f"has something among its events that is none: {buffer[:20]!r}")
+            events, used, ended = self._cut(buffer)
+            buffer = buffer[used:]
+            if events:
+                yield events
+            if ended:
+                break
+            if more:
+                if len(buffer) > LONGEST:
+                    self._refuse(f"has more than {LONGEST >> 20} MiB of text without a whole event")
+            elif not used:
+                if not bare:
+                    self._refuse("was cut short: it ends in the middle of its events")
+                if buffer:
+                    yield self._decode(buffer)  # a bare list may do without its closing bracket
+                return
+        if not bare:
+            self._end(text, buffer)
+
+    # -- before and after the events -------------------------------------------------------------------------------
+
+    def _begin(self, text: Any) -> tuple[bytes, bool]:
+        """Reads up to the list of events. Gives back what was read of it, and whether the list is all there is."""
+        buffer = self._more(text).removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)
+        if buffer[:1] == b"[":
+            return buffer[1:], True
+        if buffer[:1] != b"{":
+            self._refuse(f"begins with {buffer[:20]!r}, which is no JSON" if buffer else "is empty")
+        while True:
+            at = self._find_events(buffer)
+            if at is not None:
+                key, start = at
+                self._tell(buffer[:key].rstrip(_SPACE).removesuffix(b",") + b"}")
+                return buffer[start:], False
+            if len(buffer) > LONGEST:
+                self._refuse(f'has no "traceEvents" in its first {LONGEST >> 20} MiB')
+            more = self._more(text)
+            if not more:
+                self._refuse('has no "traceEvents", or was cut short before them')
+            buffer += more
+
+    def _find_events(self, buffer: bytes) -> tuple[int, int] | None:
+        """Where the key `traceEvents` of the outermost object is, and where its list begins."""
+        depth = 0
+        for token in _TOKENS.finditer(buffer):
+            sign = token.group()
+            if sign == _UNCLOSED:
+                break
+            if sign in (b"{", b"["):
+                depth += 1
+            elif sign in (b"}", b"]"):
+                depth -= 1
+                if depth == 0:
+                    self._refuse('has no "traceEvents"')
+            elif depth == 1 and sign == b'"traceEvents"':
+                colon = _KEY.match(buffer, token.end())
+                if colon is None or colon.end() == len(buffer):
+                    continue
+                if buffer[colon.end() : colon.end() + 1] != b"[":
+                    self._refuse('has a "traceEvents" that is no list')
+                return token.start(), colon.end() + 1
+        return None
+
+    def _end(self, text: Any, buffer: bytes) -> None:
+        """What comes after the events: `buffer` begins behind the list."""
+        while len(buffer) <= LONGEST and (more := self._more(text)):
+            buffer += more
+        if len(buffer) > LONGEST:
+            return  # not ours to read: whatever it is, the events are whole
+        rest = buffer.strip(_SPACE)
+        if not rest.endswith(b"}"):
+            self._refuse("was cut short behind its events")
+        self._tell(b"{" + rest.removeprefix(b","))
+
+    def _tell(self, document: bytes) -> None:
+        try:
+            # One after the other: what comes behind the events adds to what came before them.
+            told = msgspec.json.decode(document, type=Head)
+        except (msgspec.DecodeError, RecursionError) as error:
+            self._refuse(f"has a head that is not a trace's: {error}", error)
+        for name in Head.__struct_fields__:
+            value = getattr(told, name)
+            if value:
+                setattr(self.head, name, value)
+
+    # -- cutting -----------------------------------------------------------------------------------------------------
+
+    def _cut(self, buffer: bytes) -> tuple[list[Event], int, bool]:
+        """Whole events at the beginning of `buffer`, how much text they were, and whether the list ends there."""
+        if len(buffer) > GUESSED:
+            found = list(_BETWEEN.finditer(buffer, len(buffer) - GUESSED))
+            if found:
+                cut = found[-1]
+                try:
+                    return self._decoder.decode(b"[" + buffer[: cut.start() + 1] + b"]"), cut.end() - 1, False
+                except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                    pass  # a comma inside an event, or the list has ended: go through it token by token
+        return self._cut_exactly(buffer)
+
+    def _cut_exactly(self, buffer: bytes) -> tuple[list[Event], int, bool]:
+        depth, comma = 0, 0
+        for token in _TOKENS.finditer(buffer):
+            sign = token.group()
+            if sign == _UNCLOSED:
+                break
+            if sign in (b"{", b"["):
+                depth += 1
+            elif sign == b"," and depth == 0:
+                comma = token.start()
+            elif sign in (b"}", b"]"):
+                depth -= 1
+                if depth < 0:
+                    return self._decode(buffer[: token.start()]), token.end(), True
+        return (self._decode(buffer[:comma]), comma + 1, False) if comma else ([], 0, False)
+
+    def _decode(self, text: bytes) -> list[Event]:
+        try:
+            return self._decoder.decode(b"[" + text.rstrip(_SPACE).removesuffix(b",") + b"]")
+        except RecursionError as error:
+            self._refuse("is nested too deeply to be a trace", error)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._refuse(f"has something among its events that is none: {error}", error)
+
+    def _more(self, text: Any) -> bytes:
+        chunk: bytes = text.read(CHUNK)
+        self._read += len(chunk)
+        if self._gzip and self._read > PLAUSIBLE and self._file is not None:
+            times = self._read // max(self._file.tell(), 1)
+            if times > EXPANSION:
+                self._refuse(f"expands {times}-fold, which no trace does: not read on")
+        return chunk
+
+    def _refuse(self, what: str, cause: BaseException | None = None) -> NoReturn:
+        raise TraceError(
+            f"{self.path} {what}.",
+            advice="A trace is what torch.profiler's export_chrome_trace writes: .json or .json.gz.",
+        ) from cause

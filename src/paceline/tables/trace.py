@@ -1,0 +1,279 @@
+"""One rank's trace as columns: what every table is made of.
+
+`read_trace` takes what torch.profiler wrote, here or elsewhere. Strings that repeat (names, shapes) are numbers into a
+list; times are whole nanoseconds, as torch has them; what is absent is -1. Of an event of some 400 bytes of JSON, some
+80 bytes of memory remain.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from paceline.errors import TraceError
+from paceline.tables.stream import Args, Event, Head, Number, Stream
+
+# What torch calls the kinds of events, today and in older versions.
+KINDS = {
+    "cpu_op": "op",
+    "Operator": "op",
+    "user_annotation": "mark",
+    "cuda_runtime": "runtime",
+    "cuda_driver": "runtime",
+    "Runtime": "runtime",
+    "kernel": "kernel",
+    "Kernel": "kernel",
+    "gpu_memcpy": "copy",
+    "Memcpy": "copy",
+    "gpu_memset": "set",
+    "Memset": "set",
+    "python_function": "python",
+    "cuda_sync": "sync",
+}
+KIND = pl.Enum(list(dict.fromkeys(KINDS.values())))
+ON_DEVICE = ("kernel", "copy", "set")
+ON_HOST = ("op", "mark", "runtime")
+LONGEST_NAME = 2000  # characters: templates of C++ may have more, which no one reads
+LATEST = 4 * 10**15  # microseconds: the year 2096
+MOST_EVENTS = 100_000_000  # in one file: 8 GB of columns
+
+_WIDTHS = {"long": 8, "double": 8, "int": 4, "float": 4, "half": 2, "bfloat16": 2, "byte": 1, "char": 1, "bool": 1}
+_NO_ARGS = Args()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of one rank.
+
+    `events`, in the file's order: kind (op, mark, runtime, kernel, copy, set, python, sync), name, start, end
+    (nanoseconds since `base`, which is Unix time), process, thread, device, stream, correlation (joins a launch to its
+    kernel), external (joins an op to its launches and kernels), sequence and forward_thread (join a backward op to its
+    forward op), bytes, shapes, types.
+
+    `memory`: time, device (-1: the host), bytes (below zero: freed), address, allocated, reserved.
+    """
+
+    path: Path
+    rank: int
+    world: int
+    base: int
+    events: pl.DataFrame
+    memory: pl.DataFrame
+    head: Head = field(default_factory=Head)
+
+    @cached_property
+    def host(self) -> pl.DataFrame:
+        """Ops, marks and calls of the device's runtime."""
+        return self.events.filter(pl.col("kind").is_in(ON_HOST))
+
+    @cached_property
+    def device(self) -> pl.DataFrame:
+        """Kernels, copies and sets, in the order in which they began."""
+        return self.events.filter(pl.col("kind").is_in(ON_DEVICE)).sort("start")
+
+    @property
+    def has_device(self) -> bool:
+        return self.device.height > 0
+
+    @property
+    def has_stack(self) -> bool:
+        return bool((self.events["kind"] == "python").any())
+
+
+class _Codes:
+    """Strings, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Any, int] = {"": 0}
+
+    def of(self, values: Iterable[Any]) -> np.ndarray[Any, Any]:
+        numbers = self.numbers
+        return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.uint32)
+
+    def column(self, name: str, parts: Sequence[np.ndarray[Any, Any]]) -> pl.Series:
+        codes = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+        texts = [bytes(v).decode(errors="replace") if not isinstance(v, str) else v for v in self.numbers]
+        shortened = pl.Series([text[:LONGEST_NAME] for text in texts], dtype=pl.String)
+        # Two long names may be one when shortened, and a category is there once.
+        return shortened.cast(pl.Enum(shortened.unique(maintain_order=True))).gather(codes).alias(name)
+
+
+class _Columns:
+    """Collects chunks of events."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        self.names, self.shapes, self.types = _Codes(), _Codes(), _Codes()
+        self.parts: dict[str, list[np.ndarray[Any, Any]]] = {}
+        self.memory: list[tuple[int, int, int, int, int, int]] = []
+        self.zero = 0  # whole microseconds, taken off before times become nanoseconds: a float has 53 bits
+
+    def add(self, events: list[Event]) -> None:
+        if not self.count and not self.memory:
+            first = next((event.ts for event in events if event.ph == "X"), 0)
+            self.zero = math.floor(min(max(first, -LATEST), LATEST))
+        kinds = KINDS
+        kept = [event for event in events if event.ph == "X" and event.cat in kinds]
+        self.memory += [_memory(e, self.zero) for e in events if e.name == "[memory]" and e.args is not None]
+        self.count += len(kept)
+        if self.count > MOST_EVENTS:
+            raise TraceError(
+                f"{self.path} has more than {MOST_EVENTS:,} events.",
+                advice="Trace fewer steps: paceline profile --steps 3",
+            )
+        if not kept:
+            return
+        args = [event.args or _NO_ARGS for event in kept]
+        start = _nanoseconds([event.ts for event in kept], self.zero)
+        self._put("kind", np.array([_KIND_CODES[event.cat] for event in kept], dtype=np.uint8))
+        self._put("name", self.names.of(event.name for event in kept))
+        self._put("start", start + self.zero * 1000)
+        self._put("end", start + self.zero * 1000 + np.maximum(_nanoseconds([event.dur for event in kept], 0), 0))
+        self._put("process", _integers([event.pid for event in kept], np.int64))
+        self._put("thread", _integers([event.tid for event in kept], np.int64))
+        self._put("device", _integers([a.device for a in args], np.int32))
+        self._put("stream", _integers([a.stream for a in args], np.int32))
+        self._put("correlation", _integers([a.correlation for a in args], np.int64))
+        self._put("external", _integers([a.external if a.external is not None else a.external_before for a in args]))
+        self._put("sequence", _integers([a.sequence for a in args], np.int64))
+        self._put("forward_thread", _integers([a.forward_thread for a in args], np.int64))
+        self._put("bytes", _integers([a.nbytes if a.elements is None else _message(a) for a in args], np.int64))
+        self._put("shapes", self.shapes.of(bytes(a.shapes) for a in args))
+        self._put("types", self.types.of(bytes(a.types) for a in args))
+
+    def _put(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        self.parts.setdefault(name, []).append(values)
+
+    def frame(self) -> pl.DataFrame:
+        coded = {"name": self.names, "shapes": self.shapes, "types": self.types}
+        columns = []
+        for name, dtype in EVENTS.items():
+            parts = self.parts.pop(name, [])
+            if name in coded:
+                columns.append(coded[name].column(name, parts))
+            else:
+                values = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint8)
+                if dtype == KIND:
+                    columns.append(KIND.categories.cast(KIND).gather(values).alias(name))
+                else:
+                    columns.append(pl.Series(name, values, dtype=dtype))
+        return pl.DataFrame(columns)
+
+    def memory_frame(self) -> pl.DataFrame:
+        return pl.DataFrame(self.memory, schema=MEMORY, orient="row")
+
+
+EVENTS: dict[str, Any] = {
+    "kind": KIND,
+    "name": pl.Enum,
+    **dict.fromkeys(("start", "end", "process", "thread"), pl.Int64),
+    **dict.fromkeys(("device", "stream"), pl.Int32),
+    **dict.fromkeys(("correlation", "external", "sequence", "forward_thread", "bytes"), pl.Int64),
+    "shapes": pl.Enum,
+    "types": pl.Enum,
+}
+MEMORY = {
+    "time": pl.Int64,
+    "device": pl.Int32,
+    "bytes": pl.Int64,
+    "address": pl.UInt64,
+    "allocated": pl.Int64,
+    "reserved": pl.Int64,
+}
+_KIND_CODES = {cat: KIND.categories.to_list().index(kind) for cat, kind in KINDS.items()}
+
+
+def read_trace(path: Path, rank: int | None = None) -> Trace:
+    """Reads a trace. TraceError where it is none. Its rank: as asked for, as it says, as its name says, or 0."""
+    stream, columns = Stream(path), _Columns(Path(path))
+    for events in stream:
+        columns.add(events)
+    head = stream.head
+    told = head.distributed.get("rank")
+    if rank is None:
+        rank = told if isinstance(told, int) else rank_in(Path(path).name)
+    world = head.distributed.get("world_size")
+    return Trace(
+        path=Path(path),
+        rank=rank or 0,
+        world=world if isinstance(world, int) else 1,
+        base=int(head.base),
+        events=columns.frame(),
+        memory=columns.memory_frame(),
+        head=head,
+    )
+
+
+def read_traces(paths: Sequence[Path]) -> list[Trace]:
+    """Several ranks, in the order of their numbers; those that say nothing, or the same, are numbered as given."""
+    traces = [read_trace(path) for path in paths]
+    if len({trace.rank for trace in traces}) < len(traces):
+        traces = [Trace(**{**_fields(trace), "rank": number}) for number, trace in enumerate(traces)]
+    return sorted(traces, key=lambda trace: trace.rank)
+
+
+def rank_in(name: str) -> int | None:
+    """The rank that a file's name speaks of."""
+    found = re.search(r"rank[^0-9a-z]?(\d{1,6})(?!\d)", name)
+    return int(found.group(1)) if found else None
+
+
+def _fields(trace: Trace) -> dict[str, Any]:
+    return {name: getattr(trace, name) for name in Trace.__dataclass_fields__}
+
+
+def _nanoseconds(microseconds: list[int | float], zero: int) -> np.ndarray[Any, Any]:
+    """Since `zero`. A time that no clock shows (1e300) is moved to the end of all times, and does no other harm."""
+    values = np.array(microseconds)
+    if values.dtype.kind == "i":
+        return (np.clip(values, -LATEST, LATEST) - zero) * 1000
+    return np.rint((np.clip(values.astype(np.float64), -LATEST, LATEST) - zero) * 1000.0).astype(np.int64)
+
+
+def _integers(values: list[Number], dtype: Any = np.int64) -> np.ndarray[Any, Any]:
+    """Mostly whole numbers and nothings; whatever else comes is -1."""
+    try:
+        return np.array([-1 if value is None else value for value in values], dtype=dtype)
+    except (ValueError, TypeError, OverflowError):
+        return np.array([_integer(value, np.iinfo(dtype).max) for value in values], dtype=dtype)
+
+
+def _integer(value: Number, most: int) -> int:
+    if isinstance(value, str):
+        value = int(value) if value.isdecimal() and len(value) < 20 else -1
+    if value is None or not -most <= value <= most or value != value:
+        return -1
+    return int(value)
+
+
+def _message(args: Any) -> int:
+    """Bytes of a collective's message."""
+    name = str(args.element).lower()
+    width = next((width for kind, width in _WIDTHS.items() if kind in name), 4)
+    return _integer(args.elements, 2**50) * width
+
+
+def _memory(event: Event, zero: int) -> tuple[int, int, int, int, int, int]:
+    args = event.args or _NO_ARGS
+    most = 2**62
+    return (
+        round((min(max(event.ts, -LATEST), LATEST) - zero) * 1000) + zero * 1000,
+        _integer(args.memory_device, 2**30) if args.memory_kind not in (0, None) else -1,
+        _signed(args.memory, most),
+        max(_integer(args.address, 2**63), 0),
+        _signed(args.allocated, most),
+        _signed(args.reserved, most),
+    )
+
+
+def _signed(value: Number, most: int) -> int:
+    return int(value) if isinstance(value, int | float) and -most < value < most else 0
