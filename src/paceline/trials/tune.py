@@ -1,0 +1,330 @@
+"""`tune`: the search for the fastest set of mods, on any bench that measures.
+
+The script as it is first: twice from one seed, then from others, for the guard. Then each candidate alone, in order of
+promise. Then the best is put on, and what is left is tried again on top of it, since many a mod only gains after
+another has gone before. Nothing is kept before pairs of trials, best and candidate in turn, show a gain above the
+noise; what the guard refuses is out. At the end each kept mod is taken away once, and the whole is compared with the
+script as it is once more: only what that confirms is claimed. All within the budget, of which the last check's share
+is set aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from paceline.trials import tune_verdict as verdicts
+from paceline.trials.candidates import Candidate, draws, promise_of, together
+from paceline.trials.guard import Compared, Guard
+from paceline.trials.measured import Measured
+from paceline.trials.speeds import LEAST, Mods, mean
+from paceline.trials.tune_trials import AS_IT_IS, Measures, NoTime, Trials
+from paceline.trials.tune_verdict import Final, Row, Verdict
+
+LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
+LONG_START = 10.0  # seconds
+SEEDS = 2  # other ones that the baseline is run from
+LEAST_TRIALS = 8  # that say something: the baseline's, one candidate's, and the last check's
+
+
+class NothingToTune(Exception):
+    """The baseline cannot be measured, or is not worth comparing with. Its text says why."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Standing:
+    """What is known of a candidate while the search goes on."""
+
+    candidate: Candidate
+    row: Row
+    gain: float | None = None  # on the last set that it was tried on
+    fruitless: int = 0  # how often it was tried and showed nothing
+    out: bool = False  # refused, unsupported, or failed
+
+
+class Search:
+    """Carries the search out. Whatever ends it, `verdict` says what was found until then."""
+
+    def __init__(
+        self,
+        bench: Measures,
+        candidates: Sequence[Candidate],
+        *,
+        start: Mods = (),
+        budget: float | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.bench, self.start, self.budget, self.tell = bench, start, budget, tell
+        self.best: Mods = AS_IT_IS
+        self.standings = {c.mod: Standing(c, Row(mod=c.mod)) for c in candidates}
+        for order, mod in enumerate(start):
+            asked = Candidate(mod=mod, order=order - len(start))
+            self.standings.setdefault(mod, Standing(asked, Row(mod=mod)))
+        self.guard: Guard | None = None
+        self.final: Final | None = None
+        self.problem, self.cut_short = "", False
+        self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()})
+        self.speeds = self.trials.speeds
+        self.notes: list[str] = []
+        self._tried: set[tuple[str, frozenset[str]]] = set()  # a candidate, and what it was tried on
+        self._doubtful: list[Standing] = []  # on the best: may gain, may be noise
+
+    # -- the plan --------------------------------------------------------------------------------------------------
+
+    def carry_out(self) -> None:
+        """All of it. An interrupt comes through."""
+        try:
+            self._measure_baseline()
+        except NothingToTune as error:
+            self.problem = str(error)
+            return
+        try:
+            self._begin()
+            self._try_each_alone()
+            self._grow()
+        except NoTime:
+            self.cut_short = True
+        with contextlib.suppress(NoTime):
+            self._prune()
+        self._confirm_the_whole()
+
+    def _measure_baseline(self) -> None:
+        first = self._baseline("baseline.r1")
+        if self.bench.budget.left < (LEAST_TRIALS - 1) * first.seconds:
+            raise NothingToTune(
+                f"the budget is too short: a trial of this script takes {first.seconds:.1f} s, and {LEAST_TRIALS} of "
+                "them are the least that say something"
+            )
+        again = self._baseline("baseline.r2")
+        losses = [trial.losses for trial in (first, again)]
+        self.guard = Guard(losses, [])
+        if trouble := self.guard.trouble:
+            raise NothingToTune(trouble)
+        others = []
+        for shift in range(1, SEEDS + 1):
+            if shift == 1 or self.bench.budget.left > 12 * first.seconds:
+                others.append(self._baseline(f"baseline.seed{shift}", seed_shift=shift).losses)
+        self.guard = Guard(losses, others)
+        if trouble := self.guard.trouble:
+            raise NothingToTune(trouble)
+        for note in self.guard.standard.notes:
+            self._note(note)
+
+    def _baseline(self, name: str, **changes: int) -> Measured:
+        measured = self.trials.baseline(name, **changes)
+        if measured.status != "ok":
+            raise NothingToTune(measured.message)
+        return measured
+
+    def _begin(self) -> None:
+        """With the mods that were asked for, where they hold."""
+        if not self.start:
+            return
+        measured = self.trials.measure(self.start, best=AS_IT_IS)
+        compared = self._compared(self.start, measured)
+        for mod in self.start:
+            row = self.standings[mod].row
+            if measured.status != "ok" or not compared.held:
+                row.reason = _failure(measured) or _refusal(compared)
+                self.standings[mod].out = True
+            else:
+                row.kept, row.reason, row.loss_difference = True, "asked for", compared.distance
+        if self.standings[self.start[0]].row.kept:
+            self.best = self.start
+
+    def _try_each_alone(self) -> None:
+        for standing in sorted(self._open(), key=lambda one: one.candidate.order):
+            long = self.budget is not None and self.trials.cost(self._with(standing)) > LONG * self.budget
+            if not long and not standing.candidate.doubles:
+                self._screen(standing)
+
+    def _grow(self) -> None:
+        while standing := self._next():
+            on = frozenset(self.best)
+            again = (standing.candidate.mod, on) in self._tried
+            self._tried.add((standing.candidate.mod, on))
+            if again:
+                self._doubtful.remove(standing)
+                self._confirm(standing)
+            elif self._screen(standing):
+                standing = self._climb(standing)
+                if (standing.gain or 1.0) > 1 + self.speeds.margin(1):
+                    self._confirm(standing)
+                else:  # pairs that show so little are many: later, if nothing better comes
+                    self._doubtful.append(standing)
+
+    def _next(self) -> Standing | None:
+        """The next to try on top of the best, or to try once more; None: nothing is left."""
+        on = frozenset(self.best)
+        left = [one for one in self._open() if (one.candidate.mod, on) not in self._tried]
+        if left:
+            return min(left, key=self._rank)
+        return max(self._doubtful, key=lambda one: one.gain or 1.0, default=None)
+
+    def _rank(self, standing: Standing) -> tuple[int, float, int]:
+        """What showed a gain comes first, then the others by their promise; what was tried twice in vain, last. What
+        takes long to start makes every later trial long, and waits for those that promise more even if it gained."""
+        candidate, gain = standing.candidate, standing.gain or 1.0
+        if gain > 1 + LEAST and candidate.seconds < LONG_START:
+            return (0, -gain, candidate.order)
+        return (1 if standing.fruitless < 2 else 2, 0.0, candidate.order)
+
+    # -- a candidate -----------------------------------------------------------------------------------------------
+
+    def _screen(self, standing: Standing) -> bool:
+        """One trial on top of the best, unless there is one. Says whether it is worth a confirmation."""
+        new = self._with(standing)
+        known = self.speeds.of(new)
+        measured = known[-1] if known else self.trials.measure(new, best=self.best)
+        row, before = standing.row, self.speeds.speed(self.best)
+        row.on = list(self.best)
+        if measured.status != "ok":
+            row.before, row.after, row.gain, row.reason = before, None, None, _failure(measured)
+            standing.out = measured.status != "memory"  # which another set may have more of
+            return False
+        compared = self._compared(new, measured)
+        gain = self.speeds.speed(new) / before
+        row.before, row.after, row.gain, row.loss_difference = before, self.speeds.speed(new), gain, compared.distance
+        if not compared.held:
+            row.reason, standing.out = _refusal(compared), True
+            return False
+        standing.gain = gain
+        if gain <= 1 + max(LEAST / 2, self.speeds.noise / 2):
+            standing.fruitless += 1
+            row.reason = _no_gain(gain, self.speeds.margin(1))
+            return False
+        row.reason = "not confirmed: the budget was over"
+        return True
+
+    def _climb(self, standing: Standing) -> Standing:
+        """From `batch=x2` upward, as long as twice as much gains."""
+        while standing.candidate.doubles:
+            doubled = standing.candidate.doubled()
+            following = Standing(doubled, Row(mod=doubled.mod))
+            self.standings[doubled.mod] = following
+            reached = standing.gain or 1.0
+            if not self._screen(following) or (following.gain or 0.0) < reached * (1 + self.speeds.margin(1)):
+                if following.row.reason.startswith("not confirmed"):
+                    following.row.reason = _no_gain((following.gain or reached) / reached, self.speeds.margin(1))
+                break
+            standing.row.reason, standing.out = f"{doubled.mod} gains more", True
+            standing = following
+        return standing
+
+    def _confirm(self, standing: Standing) -> None:
+        """Best and candidate in turn, until it is clear which is faster."""
+        old, new = self.best, self._with(standing)
+        ratios, row = self.trials.pairs(old, new, best=old), standing.row
+        if not ratios:
+            row.reason = "failed when it was repeated"
+            standing.out = True
+            return
+        gain, margin = mean(ratios), self.speeds.margin(len(ratios))
+        row.before, row.after, row.gain, standing.gain = self.speeds.speed(old), self.speeds.speed(new), gain, gain
+        if gain <= 1 + margin:
+            standing.fruitless += 1
+            row.reason = _no_gain(gain, margin)
+            return
+        row.kept, row.reason = True, ""
+        for mod in set(old) - set(new):
+            self.standings[mod].row.kept, self.standings[mod].row.reason = False, f"{row.mod} gains more"
+        self.best = new
+        self._doubtful.clear()  # those are tried again, on this one
+        self.tell(f"kept {row.mod}: {gain:.2f}×")
+
+    def _prune(self) -> None:
+        """Takes each kept mod away once: one that the others make up for is not worth its lines."""
+        for mod in sorted(self.best[:-1], key=lambda mod: self.standings[mod].row.gain or 1.0):
+            if len(self.best) < 2:
+                return
+            less = tuple(other for other in self.best if other != mod)
+            ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
+            if ratios and mean(ratios) < 1 + LEAST / 2:
+                row = self.standings[mod].row
+                row.kept, row.reason = False, "nothing is lost without it, next to the others"
+                row.gain, row.before, row.after = mean(ratios), self.speeds.speed(less), self.speeds.speed(self.best)
+                self.best = less
+
+    def _confirm_the_whole(self) -> None:
+        """Against the script as it is. What is not faster for sure is not claimed."""
+        if not self.best:
+            plain = self.speeds.speed(AS_IT_IS)
+            self.final = Final(mods=[], samples_per_s=plain, gain=1.0, gain_low=1.0, gain_high=1.0, pairs=0)
+            return
+        try:
+            ratios = self.trials.pairs(AS_IT_IS, self.best, best=self.best, last=True)
+        except NoTime:
+            ratios = []
+        gain = mean(ratios) if ratios else 1.0
+        if gain <= 1 + self.speeds.margin(max(1, len(ratios)), last=True):
+            told = f"{gain:.2f}×" if ratios else "no time"
+            for mod in self.best:
+                row = self.standings[mod].row
+                row.kept, row.reason = False, f"not confirmed by the last check ({told})"
+            self.best = AS_IT_IS
+            self._confirm_the_whole()
+            return
+        last = self.speeds.of(self.best)[-1]
+        self.final = Final(
+            mods=list(self.best),
+            samples_per_s=self.speeds.speed(self.best),
+            gain=gain,
+            gain_low=min(ratios),
+            gain_high=max(ratios),
+            pairs=len(ratios),
+            memory=last.memory,
+            loss_difference=self._compared(self.best, last).distance,
+        )
+
+    # -- odds and ends ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> list[Standing]:
+        return [one for mod, one in self.standings.items() if not one.out and mod not in self.best]
+
+    def _with(self, standing: Standing) -> Mods:
+        return together(self.best, standing.candidate.mod)
+
+    def _compared(self, mods: Mods, measured: Measured) -> Compared:
+        assert self.guard is not None
+        return self.guard.compare(measured.losses, promise_of(mods), draws=draws(mods))
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        self.tell(text)
+
+    def verdict(self, *, interrupted: bool = False) -> Verdict:
+        """What was found until now."""
+        rows = sorted(self.standings.values(), key=lambda one: (not one.row.kept, -(one.row.gain or 0.0)))
+        for standing in rows:
+            if standing.row.reason == "not tried" and self.cut_short:
+                standing.row.reason = "not tried: the budget was over"
+        return Verdict(
+            baseline=verdicts.speed(self.speeds.of(AS_IT_IS)),
+            mods=[standing.row for standing in rows],
+            final=None if interrupted else self.final,
+            noise=self.speeds.noise,
+            guard=self.guard.standard if self.guard else None,
+            notes=self.notes,
+            budget=self.budget,
+            spent=self.bench.budget.spent,
+            trials=self.trials.made,
+            cut_short=self.cut_short,
+            problem=self.problem,
+            interrupted=interrupted,
+        )
+
+
+def _failure(measured: Measured) -> str:
+    """Why a trial gave no speed, in few words."""
+    if measured.status == "ok":
+        return ""
+    return "out of memory" if measured.status == "memory" else f"{measured.status}: {measured.message}"
+
+
+def _refusal(compared: Compared) -> str:
+    return f"refused, since the loss is not kept: {compared.why}"
+
+
+def _no_gain(gain: float, margin: float) -> str:
+    return f"slower: {gain:.2f}×" if gain < 1 - margin else f"no gain above the noise ({margin:.0%})"

@@ -1,0 +1,107 @@
+"""The trials of a search: in pairs, by name, and within the budget. Which ones to make is `tune`'s business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from paceline.trials.candidates import settings_of
+from paceline.trials.measured import Measured
+from paceline.trials.speeds import LEAST, Mods, Speeds, mean
+
+MOST_PAIRS = 3
+DECISIVE = 3.0  # margins, above which one pair is enough
+AS_IT_IS: Mods = ()
+
+
+class Clock(Protocol):
+    """The part of a budget that a search looks at."""
+
+    @property
+    def left(self) -> float: ...
+    @property
+    def spent(self) -> float: ...
+
+
+class Measures(Protocol):
+    """A bench: it measures a set of mods, and gives failures as results."""
+
+    @property
+    def budget(self) -> Clock: ...
+    def measure(self, name: str, *, mods: Mods | None = None, **changes: Any) -> Measured: ...
+
+
+class NoTime(Exception):
+    """The budget does not reach for the next trial."""
+
+
+class Trials:
+    """What was measured, and what measuring costs. `starts` says how many seconds a mod's first steps take beyond those
+    of the script as it is."""
+
+    def __init__(self, bench: Measures, starts: Mapping[str, float]) -> None:
+        self.bench, self.speeds, self.made = bench, Speeds(), 0
+        self._starts = starts
+
+    def baseline(self, name: str, **changes: Any) -> Measured:
+        """The script as it is, whatever the budget says."""
+        return self._made(AS_IT_IS, self.bench.measure(name, mods=AS_IT_IS, **changes))
+
+    def measure(self, mods: Mods, *, best: Mods, last: bool = False) -> Measured:
+        """One more trial of a set, if the budget reaches for it and for the last check after it, which is of `best` or,
+        should it be kept, of this one. `last`: this is the last check."""
+        check = 0.0 if last else max(self._last_check(best), self._last_check(mods) if self.speeds.of(mods) else 0.0)
+        if self.cost(mods) + check > self.bench.budget.left:
+            raise NoTime
+        applied, changes = settings_of(mods)
+        repeats = sum(1 for trial in self.speeds.of(mods) if ".seed" not in trial.name)
+        # Sets are the same in any order: so are their names, which the journal knows them by.
+        name = f"{'+'.join(sorted(mods)) or 'baseline'}.r{repeats + 1}"
+        measured = self.bench.measure(name, mods=applied, **changes)
+        if "the budget is over" in measured.message:
+            raise NoTime
+        return self._made(mods, measured)
+
+    def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS, last: bool = False) -> list[float]:
+        """How much faster the new set is, pair by pair, until it is clear; none where a trial failed. The last check,
+        which decides what is claimed, takes one pair more."""
+        ratios: list[float] = []
+        while len(ratios) < most + last:
+            try:
+                before = self.measure(old, best=best, last=last)
+                after = self.measure(new, best=best, last=last)
+            except NoTime:
+                # One pair that leaves no doubt is better than none.
+                if ratios and mean(ratios) > 1 + DECISIVE * self.speeds.margin(1, last=last):
+                    return ratios
+                raise
+            if before.status != "ok" or after.status != "ok":
+                return []
+            ratios.append(after.samples_per_s / before.samples_per_s)
+            gain, pairs = mean(ratios), len(ratios)
+            sure = pairs - last  # pairs, of which one leaves no doubt or two agree
+            if sure and gain > 1 + (DECISIVE if sure == 1 else 1) * self.speeds.margin(pairs, last=last):
+                break
+            if gain + self.speeds.error(pairs) < 1 + LEAST:
+                break
+        return ratios
+
+    def cost(self, mods: Mods) -> float:
+        """Seconds that a trial of this set is expected to take."""
+        known = self.speeds.cost(mods)
+        if known is not None:
+            return known
+        plain = self.speeds.cost(AS_IT_IS) or 0.0
+        return max([plain, *(self.speeds.cost((mod,)) or plain + self._starts.get(mod, 0.0) for mod in mods)])
+
+    def _last_check(self, mods: Mods) -> float:
+        """Seconds to set aside for the comparison of this set with the script as it is: one pair where its gain leaves
+        no doubt, else two."""
+        gain = self.speeds.speed(mods) / self.speeds.speed(AS_IT_IS)
+        sure = gain > 1 + 2 * DECISIVE * self.speeds.margin(1, last=True)
+        return (1 if sure else 2) * (self.cost(AS_IT_IS) + self.cost(mods))
+
+    def _made(self, mods: Mods, measured: Measured) -> Measured:
+        self.made += 1
+        self.speeds.add(mods, measured)
+        return measured

@@ -1,0 +1,82 @@
+"""What `tune` found: a row for each mod, and what all that were kept give together."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.trials.guard import Standard
+from paceline.trials.measured import Measured
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One mod. Speeds are samples a second: `before` is the best set that it was tried on, `after` is with it. `gain`
+    is their ratio. All three are None where it gave no speed, and `loss_difference` where there was no loss."""
+
+    mod: str
+    before: float | None = None
+    after: float | None = None
+    gain: float | None = None
+    loss_difference: float | None = None
+    kept: bool = False
+    reason: str = "not tried"
+    on: list[str] = []  # the mods that it was tried with
+
+
+class Speed(msgspec.Struct, kw_only=True):
+    """How fast a set of mods is: over its trials, the mean and the slowest and the fastest."""
+
+    samples_per_s: float
+    low: float
+    high: float
+    batch: int
+    memory: int
+    step: dict[str, float]
+    trials: int
+
+
+class Final(msgspec.Struct, kw_only=True):
+    """The kept mods against the script as it is, in pairs of trials at the very end. `gain` is a ratio: 1.0 is none."""
+
+    mods: list[str]
+    samples_per_s: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    pairs: int
+    memory: int = 0
+    loss_difference: float | None = None
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """All of it. `problem` says why nothing could be done; without one, `final` without mods says that there is nothing
+    to gain. `final` is None, too, where it was interrupted: nothing is claimed that was not confirmed."""
+
+    baseline: Speed | None = None
+    mods: list[Row] = []
+    final: Final | None = None
+    noise: float = 0.0  # relative standard deviation of a trial
+    guard: Standard | None = None
+    notes: list[str] = []
+    budget: float | None = None
+    spent: float = 0.0
+    trials: int = 0
+    cut_short: bool = False  # by the budget: something was left to try
+    problem: str = ""
+    interrupted: bool = False
+
+
+def speed(trials: list[Measured]) -> Speed | None:
+    """Of trials of one set; None where none ended well."""
+    good = [trial for trial in trials if trial.status == "ok"]
+    if not good:
+        return None
+    speeds = [trial.samples_per_s for trial in good]
+    return Speed(
+        samples_per_s=sum(speeds) / len(speeds),
+        low=min(speeds),
+        high=max(speeds),
+        batch=good[-1].batch,
+        memory=max(trial.memory for trial in good),
+        step=good[-1].step,
+        trials=len(good),
+    )

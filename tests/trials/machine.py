@@ -1,0 +1,108 @@
+"""A machine whose truth is known: a bench for `tune` that computes speeds instead of measuring them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from test_guard import train
+
+from paceline.trials.measured import Measured, Status
+
+Truth = Callable[[frozenset[str]], float]
+
+
+class Clock:
+    """Time that passes only while trials run."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.spent = seconds, 0.0
+
+    @property
+    def left(self) -> float:
+        return self.seconds - self.spent
+
+
+class Machine:
+    """`truth` gives the samples a second of a set of mods, `noise` is the relative deviation of a trial, `fails` says
+    how mods fail, `breaks` which learn something else, `starts` how long mods take to start. The machine gets slower by
+    `drift` over 100 trials. What was measured once under a name is not measured again, as with a journal."""
+
+    def __init__(
+        self,
+        truth: Truth,
+        *,
+        noise: float = 0.0,
+        seed: int = 0,
+        budget: float = 600.0,
+        trial: float = 5.0,
+        fails: Mapping[str, Status] | None = None,
+        breaks: tuple[str, ...] = (),
+        starts: Mapping[str, float] | None = None,
+        drift: float = 0.0,
+        stops_at: int | None = None,
+        journal: dict[str, Measured] | None = None,
+    ) -> None:
+        self.truth, self.noise, self.random = truth, noise, random.Random(seed)
+        self.budget, self.trial = Clock(budget), trial
+        self.fails, self.breaks, self.starts, self.drift = fails or {}, breaks, starts or {}, drift
+        self.stops_at, self.journal = stops_at, {} if journal is None else journal
+        self.asked: list[str] = []
+
+    def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: int) -> Measured:
+        self.asked.append(name)
+        if name in self.journal:
+            return self.journal[name]
+        if self.stops_at is not None and len(self.asked) > self.stops_at:
+            raise KeyboardInterrupt
+        every = frozenset(mods or ()) | {f"workers={n}" for key, n in changes.items() if key == "workers"}
+        seconds = self.trial + max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
+        self.budget.spent += seconds
+        measured = Measured(name=name, mods=list(mods or ()), workers=1, status="ok", seconds=seconds)
+        failing = [mod for mod in every if mod in self.fails]
+        if failing:
+            measured.status, measured.message = self.fails[failing[0]], f"{failing[0]} is not for this"
+        else:
+            slower = 1 - self.drift * len(self.asked) / 100
+            measured.samples_per_s = self.truth(every) * slower * self.random.lognormvariate(0, self.noise)
+            measured.losses = losses(
+                changes.get("seed_shift", 0), bool(every & set(self.breaks)), "precision=bf16" in every
+            )
+        self.journal[name] = measured
+        return measured
+
+
+@cache
+def _losses(seed: int, broken: bool, rounded: bool) -> tuple[float | None, ...]:
+    return tuple(train(seed, rate=0.9 if broken else 0.3, rounding=4e-3 if rounded else 1e-7, noise=5))
+
+
+def losses(seed: int, broken: bool, rounded: bool) -> list[float | None]:
+    return list(_losses(seed, broken, rounded))
+
+
+def launch_bound(mods: frozenset[str]) -> float:
+    """A small model on a fast GPU: the host launches kernels more slowly than the device computes them, until the step
+    is one graph. Before that, nothing that makes the device faster gains anything."""
+    data = 0.05 if "resident" in mods else 0.2
+    launch = 0.1 if "cuda_graphs" in mods or "compile=reduce-overhead" in mods else 1.0
+    device = 0.6
+    device *= 0.5 if "precision=bf16" in mods else 0.85 if "tf32" in mods else 1.0
+    device *= 0.8 if "channels_last" in mods else 1.0
+    device *= 0.9 if "compile=default" in mods else 1.0
+    batch = next((int(mod.removeprefix("batch=x")) for mod in mods if mod.startswith("batch=x")), 1)
+    return 1000 * batch / (batch * data + max(launch, device * (0.3 + 0.7 * batch)))
+
+
+def compute_bound(mods: frozenset[str]) -> float:
+    """A large model: the device is what is waited for."""
+    device = 1.0
+    device *= 0.5 if "precision=bf16" in mods else 0.7 if "tf32" in mods else 1.0
+    device *= 0.75 if "compile=default" in mods or "compile=reduce-overhead" in mods else 1.0
+    return 100 / (0.02 + device)
+
+
+def tuned_already(mods: frozenset[str]) -> float:
+    """Nothing helps, and some things hurt."""
+    return 500.0 * (0.8 if "loader=4" in mods else 1.0) * (0.97 if "cudnn_benchmark" in mods else 1.0)

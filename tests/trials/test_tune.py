@@ -1,0 +1,299 @@
+"""The search of `tune`, on machines whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machine import Machine, compute_bound, launch_bound, tuned_already
+
+from paceline.errors import UsageError
+from paceline.mods import catalog
+from paceline.trials import candidates as plan
+from paceline.trials.candidates import candidates, settings_of, together
+from paceline.trials.tune import Search
+from paceline.trials.tune_verdict import Verdict
+
+ON_GPU = candidates(gpus=1, cores=8, workers=1, threads=8)
+MORE = candidates(gpus=1, cores=8, workers=1, threads=8, allow=("batch",))
+
+
+def tune(machine: Machine, tried=ON_GPU, *, start=()) -> Verdict:
+    search = Search(machine, tried, start=start, budget=machine.budget.seconds)
+    search.carry_out()
+    return search.verdict()
+
+
+def row(verdict: Verdict, mod: str):
+    return next(row for row in verdict.mods if row.mod == mod)
+
+
+def best_of_all(truth, mods: list[str]) -> float:
+    """By trying every set."""
+    best = 0.0
+    for size in range(5):
+        for together_ in combinations(mods, size):
+            try:
+                catalog.parse(together_)
+            except UsageError:
+                continue
+            best = max(best, truth(frozenset(together_)))
+    return best
+
+
+@pytest.mark.parametrize("truth", [launch_bound, compute_bound, tuned_already])
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
+def test_the_fastest_set_is_found(truth, noise):
+    for seed in range(8):
+        machine = Machine(truth, noise=noise, seed=seed, budget=3000)
+        verdict = tune(machine)
+        reached = truth(frozenset(verdict.final.mods))
+        best = best_of_all(truth, [c.mod for c in ON_GPU])
+        assert reached > best * (0.98 - 3 * noise), (seed, verdict.final.mods)
+        assert not verdict.problem
+        assert verdict.trials == len(machine.asked)
+
+
+def test_what_gains_only_after_another_mod_is_tried_again_after_it():
+    verdict = tune(Machine(launch_bound, noise=0.01, budget=3000))
+    assert {"cuda_graphs", "precision=bf16", "channels_last", "resident"} <= set(verdict.final.mods)
+    assert row(verdict, "precision=bf16").kept
+    assert "cuda_graphs" in row(verdict, "precision=bf16").on
+    assert row(verdict, "precision=bf16").gain > 1.2
+
+
+@given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.05), truth=st.sampled_from([launch_bound, compute_bound]))
+@settings(max_examples=30)
+def test_what_is_claimed_is_true(seed, noise, truth):
+    verdict = tune(Machine(truth, noise=noise, seed=seed, budget=1500))
+    true = truth(frozenset(verdict.final.mods)) / truth(frozenset())
+    assert verdict.final.gain == pytest.approx(true, rel=4 * noise + 1e-6)
+    assert true > 1.3
+
+
+def test_on_a_tuned_script_there_is_nothing_to_gain_however_noisy_the_machine():
+    claimed = 0
+    for seed in range(60):
+        verdict = tune(Machine(tuned_already, noise=0.05, seed=seed, budget=1500))
+        assert verdict.final is not None
+        claimed += bool(verdict.final.mods)
+        assert all(row.reason for row in verdict.mods if not row.kept)
+    assert claimed <= 1
+
+
+def test_a_machine_that_gets_slower_all_the_time_picks_no_winner():
+    for seed in range(10):
+        verdict = tune(Machine(tuned_already, noise=0.01, seed=seed, drift=0.6, budget=1500))
+        assert verdict.final.mods == []
+    verdict = tune(Machine(launch_bound, noise=0.01, drift=0.4, budget=1500))
+    assert verdict.final.gain == pytest.approx(launch_bound(frozenset(verdict.final.mods)) / 1000 * 1.2, rel=0.1)
+
+
+def test_mods_that_exclude_each_other_replace_each_other_where_that_gains():
+    def truth(mods):
+        gain = 1.3 if "loader=4" in mods else 1.6 if "resident" in mods else 1.0
+        return 100 * gain * (1.5 if "compile=reduce-overhead" in mods else 1.2 if "compile=default" in mods else 1.0)
+
+    verdict = tune(Machine(truth, noise=0.01, budget=3000))
+    assert set(verdict.final.mods) == {"resident", "compile=reduce-overhead"}
+    for mod in verdict.final.mods:
+        assert row(verdict, mod).kept
+    assert not row(verdict, "loader=4").kept
+    assert not row(verdict, "compile=default").kept
+
+
+def test_a_failure_is_a_row_and_its_mod_is_not_tried_in_vain_again():
+    fails = {"cuda_graphs": "unsupported", "compile=default": "memory", "channels_last": "failed"}
+    machine = Machine(compute_bound, noise=0.01, fails=fails, budget=3000)
+    verdict = tune(machine)
+    assert row(verdict, "cuda_graphs").reason.startswith("unsupported: cuda_graphs is not for this")
+    assert row(verdict, "channels_last").reason.startswith("failed: ")
+    assert row(verdict, "compile=default").reason == "out of memory"
+    assert sum("cuda_graphs" in name for name in machine.asked) == 1
+    assert sum("channels_last" in name for name in machine.asked) == 1
+    assert "precision=bf16" in verdict.final.mods
+
+
+def test_a_mod_that_breaks_the_loss_is_refused_and_named_however_fast_it_is():
+    def truth(mods):
+        return launch_bound(mods) * (5 if "fused_optimizer" in mods else 1)
+
+    machine = Machine(truth, noise=0.01, breaks=("fused_optimizer",), budget=3000)
+    verdict = tune(machine)
+    assert "fused_optimizer" not in verdict.final.mods
+    assert row(verdict, "fused_optimizer").reason.startswith("refused")
+    assert row(verdict, "fused_optimizer").loss_difference > 0.005
+    assert row(verdict, "fused_optimizer").gain > 4
+    assert sum("fused_optimizer" in name for name in machine.asked) == 1
+    assert "cuda_graphs" in verdict.final.mods
+
+
+def test_the_batch_is_grown_only_where_it_is_allowed_and_by_doubling_until_nothing_is_gained():
+    assert not any("batch" in mod for mod in tune(Machine(launch_bound, budget=3000)).final.mods)
+    verdict = tune(Machine(launch_bound, noise=0.01, budget=3000), MORE)
+    [batch] = [mod for mod in verdict.final.mods if mod.startswith("batch=x")]
+    assert int(batch.removeprefix("batch=x")) >= 4
+    assert row(verdict, "batch=x2").reason == "batch=x4 gains more"
+    assert launch_bound(frozenset(verdict.final.mods)) > 0.8 * launch_bound(
+        frozenset({"cuda_graphs", "resident", "precision=bf16", "channels_last", "compile=default", "batch=x1024"})
+    )
+
+
+def test_the_batch_stops_growing_where_memory_or_the_loss_ends():
+    verdict = tune(Machine(launch_bound, fails={"batch=x8": "memory"}, budget=3000), MORE)
+    assert "batch=x4" in verdict.final.mods
+    assert row(verdict, "batch=x8").reason == "out of memory"
+
+
+@given(
+    budget=st.floats(50, 600),
+    trial=st.floats(1, 12),
+    noise=st.sampled_from([0.0, 0.03]),
+    start=st.floats(0, 60),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60)
+def test_the_budget_is_kept_and_there_is_time_for_the_last_check(budget, trial, noise, start, seed):
+    starts = {"compile=default": start, "compile=reduce-overhead": start, "cuda_graphs": start / 8}
+    machine = Machine(launch_bound, noise=noise, seed=seed, budget=budget, trial=trial, starts=starts)
+    verdict = tune(machine)
+    assert machine.budget.spent <= budget + trial + start
+    if budget > 25 * trial + 4 * start:
+        assert verdict.final.gain > 1.5, verdict
+        assert verdict.final.pairs >= 1
+    if verdict.problem:
+        assert "budget is too short" in verdict.problem
+
+
+def test_five_minutes_are_enough_for_a_small_model_on_a_gpu():
+    """Trials of 6 s, and 45 s where something is compiled."""
+    starts = {"compile=default": 40.0, "compile=reduce-overhead": 40.0, "cuda_graphs": 3.0}
+    for seed in range(5):
+        machine = Machine(launch_bound, noise=0.01, seed=seed, budget=300, trial=6, starts=starts)
+        verdict = tune(machine)
+        assert machine.budget.spent <= 300
+        assert {"cuda_graphs", "resident", "precision=bf16"} <= set(verdict.final.mods), verdict.final.mods
+        machine = Machine(compute_bound, noise=0.01, seed=seed, budget=300, trial=6, starts=starts)
+        verdict = tune(machine)
+        assert {"precision=bf16", "compile=default"} <= set(verdict.final.mods), verdict.final.mods
+
+
+def test_a_budget_that_is_too_short_is_said():
+    verdict = tune(Machine(launch_bound, budget=20, trial=5))
+    assert "the budget is too short" in verdict.problem
+    assert verdict.final is None
+    assert verdict.baseline is not None
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 5, 12, 20, 30])
+def test_an_interrupted_search_says_what_it_knows_and_goes_on_where_it_was(at):
+    whole = Machine(launch_bound, noise=0.02, budget=10**6)
+    expected = tune(whole).final.mods
+    journal = {}
+    machine = Machine(launch_bound, noise=0.02, budget=10**6, stops_at=at, journal=journal)
+    search = Search(machine, ON_GPU, budget=10**6)
+    with pytest.raises(KeyboardInterrupt):
+        search.carry_out()
+    verdict = search.verdict(interrupted=True)
+    assert verdict.interrupted
+    assert verdict.final is None
+    assert (verdict.baseline is None) == (at == 0)
+    assert len(journal) == at
+    again = Machine(launch_bound, noise=0.02, budget=10**6, journal=dict(whole.journal))
+    again.journal = {name: measured for name, measured in whole.journal.items() if name in journal}
+    again.random = machine.random  # the noise goes on where it was
+    assert tune(again).final.mods == expected
+
+
+def test_a_start_is_built_upon_and_may_be_dropped():
+    verdict = tune(Machine(launch_bound, noise=0.01, budget=3000), start=("cuda_graphs", "loader=4"))
+    assert "cuda_graphs" in verdict.final.mods
+    assert "loader=4" not in verdict.final.mods
+    assert "resident" in verdict.final.mods
+    verdict = tune(Machine(compute_bound, fails={"cuda_graphs": "unsupported"}, budget=3000), start=("cuda_graphs",))
+    assert row(verdict, "cuda_graphs").reason.startswith("unsupported")
+    assert "precision=bf16" in verdict.final.mods
+
+
+@pytest.mark.parametrize(("status", "message"), [("failed", "ValueError: no data"), ("too short", "3 steps")])
+def test_a_baseline_that_fails_ends_it_with_its_own_words(status, message):
+    class Broken(Machine):
+        def measure(self, name, **rest):
+            measured = super().measure(name, **rest)
+            measured.status, measured.message = status, message
+            return measured
+
+    verdict = tune(Broken(launch_bound))
+    assert verdict.problem == message
+    assert verdict.trials == 1
+    assert verdict.final is None
+
+
+def test_a_loss_that_is_no_number_from_the_start_ends_it():
+    class Broken(Machine):
+        def measure(self, name, **rest):
+            measured = super().measure(name, **rest)
+            measured.losses = [2.3, *[math.nan] * 20]
+            return measured
+
+    assert "loss is nan at step 2" in tune(Broken(launch_bound)).problem
+
+
+def test_a_script_that_does_not_repeat_itself_is_tuned_all_the_same_and_that_is_said():
+    class Unsteady(Machine):
+        def measure(self, name, **rest):
+            from test_guard import train
+
+            measured = super().measure(name, **rest)
+            measured.losses = train(len(self.asked))
+            return measured
+
+    verdict = tune(Unsteady(launch_bound, noise=0.01, budget=3000))
+    assert "does not repeat itself" in verdict.notes[0]
+    assert verdict.final.gain > 2
+
+
+# -- what is tried -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_tried_depends_on_the_machine():
+    on_cpu = [c.mod for c in candidates(gpus=0, cores=4, workers=1, threads=4)]
+    assert "workers=4" in on_cpu
+    assert "threads=4" not in on_cpu
+    assert "threads=2" in on_cpu
+    assert "cuda_graphs" not in on_cpu
+    assert next(c.mod for c in candidates(gpus=8, cores=64, workers=1, threads=8)) == "workers=8"
+    assert ON_GPU[0].mod == "cuda_graphs"
+    assert not any(c.doubles for c in ON_GPU)
+    assert MORE[-1].doubles
+    assert len({c.mod for c in MORE}) == len(MORE)
+
+
+def test_only_and_without():
+    picked = candidates(gpus=1, cores=8, workers=1, threads=8, only=("resident", "compile=default"))
+    assert [c.mod for c in picked] == ["resident", "compile=default"]
+    picked = candidates(gpus=1, cores=8, workers=1, threads=8, without=("compile", "cuda_graphs"))
+    assert not any(c.name in ("compile", "cuda_graphs") for c in picked)
+    with pytest.raises(UsageError, match="nosuch"):
+        candidates(gpus=1, cores=8, workers=1, threads=8, only=("nosuch",))
+
+
+def test_everything_that_is_tried_is_a_mod():
+    for machine in ({"gpus": 1}, {"gpus": 0}):
+        for one in candidates(**machine, cores=8, workers=1, threads=8, allow=("batch",)):
+            mods, changes = settings_of((one.mod,))
+            assert bool(mods) != bool(changes)
+            catalog.parse(mods)
+            assert plan.promise_of((one.mod,)) in ("same", "rounded", "other", "mathematics")
+
+
+def test_what_goes_together():
+    assert together(("loader=4", "tf32"), "resident") == ("tf32", "resident")
+    assert together(("batch=x2", "tf32"), "batch=x4") == ("tf32", "batch=x4")
+    assert together(("cuda_graphs",), "compile=default") == ("cuda_graphs", "compile=default")
+    assert together(("cuda_graphs",), "compile=reduce-overhead") == ("compile=reduce-overhead",)
+    assert together(("workers=2", "resident"), "workers=4") == ("resident", "workers=4")
+    assert settings_of(("tf32", "workers=4")) == (("tf32",), {"workers": 4})
