@@ -17,14 +17,15 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.script import tree
+from paceline.errors import ScriptError
 from paceline.script.graphed_step import GraphedStep
-from paceline.script.graphs import GraphedCall
+from paceline.script.graphs import WITHOUT, GraphedCall, Layout, aside, kind_of, reason_against
 from paceline.script.stage import Stage
 
 WARM_UP = 3  # calls of a kind that run as before: libraries choose kernels, compilers compile
@@ -32,10 +33,11 @@ COMMON = 0.25  # the share of all calls that a kind needs, to be worth a graph
 AT_ONCE = 4  # calls of a kind that may be between forward and backward
 
 
-class Kinds:
+class Known:
     """What is known of one model's calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module) -> None:
+        self.layout = Layout(module)
         self.seen: Counter[Any] = Counter()
         self.graphs: dict[Any, list[GraphedCall]] = {}
         self.refused = False
@@ -45,13 +47,29 @@ class Mod:
     """Wraps training calls of every model on a GPU, and the steps of optimizers."""
 
     def __init__(self, value: str) -> None:
-        self._models: weakref.WeakKeyDictionary[nn.Module, Kinds] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
+        self._by_name = False  # the script asks for gradients of parameters by name
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
         stage.subscribe(self)
         if not torch.cuda.is_available():
             stage.pulse.notice("The mod cuda_graphs does nothing here: there is no GPU.")
+            return
+        for name in ("grad", "backward"):
+            setattr(torch.autograd, name, self._noticing_names(getattr(torch.autograd, name)))
+
+    def _noticing_names(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(plain)
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            named = plain.__name__ == "grad" or kwargs.get("inputs") is not None
+            if named and not self._by_name and not torch.cuda.is_current_stream_capturing():
+                self._by_name = True
+                if any(not g.is_free for known in self._models.values() for gs in known.graphs.values() for g in gs):
+                    raise ScriptError("The script asks for gradients by name, which it did not before.", advice=WITHOUT)
+            return plain(*args, **kwargs)
+
+        return differentiate
 
     def on_optimizer(self, optimizer: Any) -> None:
         if torch.cuda.is_available():
@@ -62,52 +80,35 @@ class Mod:
             if not (torch.is_grad_enabled() and module.training and torch.cuda.is_available()):
                 return plain(module, *args, **kwargs)
             graph = self._graph(plain, module, (args, kwargs))
-            return plain(module, *args, **kwargs) if graph is None else graph((args, kwargs))
+            if graph is not None:
+                return graph((args, kwargs), by_name=self._by_name)
+            with aside():
+                return plain(module, *args, **kwargs)
 
         return call
 
     def _graph(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> GraphedCall | None:
         """A graph for this call; None where it is to run as before."""
-        kinds = self._models.setdefault(module, Kinds())
-        if kinds.refused:
+        known = self._models.get(module)
+        if known is not None and known.refused:
             return None
-        kind = _kind(module, given)
-        kinds.seen[kind] += 1
-        graphs = kinds.graphs.setdefault(kind, [])
+        if known is None or not known.layout.same():
+            known = self._models[module] = Known(module)
+        kind = kind_of(given)
+        graphs = known.graphs.setdefault(kind, [])
         for graph in graphs:
             if graph.is_free:
-                if graph.still_fits():
-                    return graph
-                graphs.clear()
-                break
-        if kinds.seen[kind] <= WARM_UP or kinds.seen[kind] < COMMON * kinds.seen.total() or len(graphs) == AT_ONCE:
+                return graph
+        known.seen[kind] += 1
+        if known.seen[kind] <= WARM_UP or known.seen[kind] < COMMON * known.seen.total() or len(graphs) == AT_ONCE:
             return None
-        why = _reason_against(module, given)
+        why = reason_against(module, given)
         if not why:
             try:
                 graphs.append(GraphedCall(plain, module, given))
                 return graphs[-1]
             except Exception as error:  # whatever the model does that cannot be captured
                 why = str(error).strip().partition("\n")[0]
-        kinds.refused = True
+        known.refused = True
         self.stage.pulse.notice(f"{type(module).__name__} runs without CUDA graphs: {why}")
         return None
-
-
-def _kind(module: nn.Module, given: Any) -> Any:
-    leaves = tuple(
-        (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad) if torch.is_tensor(leaf) else leaf
-        for leaf in tree.leaves(given)
-    )
-    frozen = tuple(parameter.requires_grad for parameter in module.parameters())
-    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return tree.structure(given), leaves, frozen, autocast
-
-
-def _reason_against(module: nn.Module, given: Any) -> str:
-    if any(torch.is_tensor(leaf) and not leaf.is_cuda for leaf in (*tree.leaves(given), *module.parameters())):
-        return "not all of it lies on the GPU."
-    for name, child in module.named_modules():
-        if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
-            return f"{name or 'it'} has hooks, which a graph would not call."
-    return ""

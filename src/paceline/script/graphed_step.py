@@ -7,13 +7,17 @@ learning rate is read from memory, so that schedules go on; whatever else change
 from __future__ import annotations
 
 import types
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from paceline.script.graphs import capturing
+
 KINDS = (SGD, Adam, AdamW)
 WARM_UP = 3  # steps with gradients in the same places, before they are relied upon
+GRAD = attrgetter("grad")
 RATES = ("lr", "initial_lr", "params")
 
 
@@ -74,7 +78,7 @@ class GraphedStep:
         try:
             for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with capturing(graph):
                 self._raw(optimizer)
         except Exception:
             self._refused = True
@@ -88,10 +92,7 @@ class GraphedStep:
 
 def _key(optimizer: Any) -> Any:
     """What a captured step relies on: where gradients and weights lie, and every setting but the rate."""
-    places = [
-        (p.data_ptr(), 0 if p.grad is None else p.grad.data_ptr())
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    grads = [0 if grad is None else grad.data_ptr() for grad in map(GRAD, parameters)]
     settings = [[(k, v) for k, v in group.items() if k not in RATES] for group in optimizer.param_groups]
-    return places, settings
+    return list(map(torch.Tensor.data_ptr, parameters)), grads, settings

@@ -1,9 +1,12 @@
 """A model's forward and backward as CUDA graphs: what is launched kernel by kernel is captured once and replayed as a
 whole.
 
-`GraphedCall.of` captures one kind of call: same structure, shapes, dtypes and parameters. Nothing is computed while it
+A `GraphedCall` captures one kind of call: same structure, shapes, dtypes and parameters. Nothing is computed while it
 captures, so that a replay follows and everything happens once: running statistics, random numbers, gradients. What the
 caller gets is its own: outputs are copies, and a gradient that somebody still holds is never written over.
+
+Autograd remembers on which stream a parameter was first used, and a graph is captured on a stream of its own: so all
+training calls of a model that may be captured are made there (`aside`).
 """
 
 from __future__ import annotations
@@ -11,6 +14,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from itertools import chain
+from operator import attrgetter, is_
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -20,7 +27,30 @@ from torch.autograd.function import once_differentiable
 from paceline.errors import ScriptError
 from paceline.script import tree
 
+LEARNS, HOOKS = attrgetter("requires_grad"), attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 WITHOUT = "Leave the mod out: --mod cuda_graphs cannot be used with this script."
+
+
+class Layout:
+    """Where a model's weights and buffers are, and which of them learn. Looked at before every replay, so it is quick:
+    a graph goes on using the memory that it was captured with, whatever has become of the model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        places = ((m._parameters, m._buffers, m._modules) for m in module.modules())
+        self._places: list[dict[str, Any]] = list(chain.from_iterable(places))
+        self._held = self._all()
+        self._tensors = [value for value in self._held if isinstance(value, torch.Tensor)]
+        self._facts = self._look()
+
+    def same(self) -> bool:
+        held = self._all()
+        return len(held) == len(self._held) and all(map(is_, held, self._held)) and self._look() == self._facts
+
+    def _all(self) -> list[Any]:
+        return list(chain.from_iterable(place.values() for place in self._places))
+
+    def _look(self) -> Any:
+        return list(map(torch.Tensor.data_ptr, self._tensors)), list(map(LEARNS, self._tensors))
 
 
 class GraphedCall:
@@ -30,33 +60,37 @@ class GraphedCall:
         """Captures. Raises what torch raises where the call cannot be captured; nothing has been computed then."""
         leaves = tree.leaves(given)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self._fixed = [*module.parameters(), *module.buffers()]
-        self._addresses = [tensor.data_ptr() for tensor in self._fixed]
         self._inputs = [_static(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         taken = iter(self._inputs)
         args, kwargs = tree.replace(given, lambda leaf: next(taken) if isinstance(leaf, torch.Tensor) else leaf)
-        before = _left_tensors(module)
+        before = _left_in(module)
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         pool = torch.cuda.graph_pool_handle()
-        with _capturing(self._forward, pool):
+        with capturing(self._forward, pool):
             self._output = plain(module, *args, **kwargs)
-        if _left_tensors(module) - before:
+        if any(before.get(place) is not value for place, value in _left_in(module).items()):
             raise ScriptError("The model leaves a tensor that has a gradient in an attribute.", advice=WITHOUT)
         self._outputs = [leaf for leaf in tree.leaves(self._output) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(leaf, float) for leaf in tree.leaves(self._output)):
             raise ScriptError("The model returns a number that is not a tensor.", advice=WITHOUT)
         learning = [output for output in self._outputs if output.requires_grad]
-        self._sources = [t for t in (*self._inputs, *self.parameters) if t.requires_grad]
+        sources = [t for t in (*self._inputs, *self.parameters) if t.requires_grad]
         self._upstream = [torch.empty_like(output) for output in learning]
-        with _capturing(self._backward, pool):
-            found = torch.autograd.grad(learning, self._sources, self._upstream, allow_unused=True)
-            self._grads = _laid_out(found, self._sources)
+        with capturing(self._backward, pool):
+            found = torch.autograd.grad(learning, sources, self._upstream, allow_unused=True)
+            grads = _laid_out(found, sources)
         self._output = tree.replace(self._output, lambda leaf: leaf.detach() if torch.is_tensor(leaf) else leaf)
         self._differentiable = [output.requires_grad for output in self._outputs]
         self._outputs = [output.detach() for output in self._outputs]
-        # A count above the one of now is somebody who holds the gradient of an earlier step.
-        self._storages = [grad.untyped_storage() for grad in self._grads if grad is not None]
+        inputs = sum(tensor.requires_grad for tensor in self._inputs)
+        self._input_grads = grads[:inputs]
+        pairs = zip(self.parameters, grads[inputs:], strict=True)
+        self._kept = [(parameter, grad) for parameter, grad in pairs if grad is not None]
+        del found, grads, pairs
+        # A count above the ones of now is somebody who holds the gradient of an earlier step.
+        self._storages = [grad.untyped_storage() for _, grad in self._kept]
         self._counts = self._count()
+        self._anchor = torch.zeros((), device=self._outputs[0].device, requires_grad=True)
         self._last: weakref.ref[_Call] | None = None
 
     @property
@@ -65,15 +99,18 @@ class GraphedCall:
         last = None if self._last is None else self._last()
         return last is None or last.went_back
 
-    def still_fits(self) -> bool:
-        """Whether weights and buffers lie where they lay: a model that was moved needs another graph."""
-        return [tensor.data_ptr() for tensor in self._fixed] == self._addresses
-
-    def __call__(self, given: Any) -> Any:
+    def __call__(self, given: Any, *, by_name: bool) -> Any:
+        """`by_name`: the script asks for gradients of parameters by name, so autograd is to know of them. Otherwise
+        each goes straight to its `.grad`, which saves a tenth of a small step."""
         tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
-        call = _Call()
+        hooked = any(before or after for before, after in map(HOOKS, self.parameters))
+        call = _Call(direct=not by_name and not hooked)
         self._last = weakref.ref(call)
-        outputs = iter(_Replay.apply(self, call, *tensors, *self.parameters))
+        if call.direct:
+            outputs = iter(_Replay.apply(self, call, self._anchor, *tensors))
+        else:
+            with aside():
+                outputs = iter(_Replay.apply(self, call, self._anchor, *tensors, *self.parameters))
         return tree.replace(self._output, lambda leaf: next(outputs) if torch.is_tensor(leaf) else leaf)
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -90,43 +127,61 @@ class GraphedCall:
         if call.went_back or self._last is None or self._last() is not call:
             raise ScriptError("A backward goes twice through the same call of a model.", advice=WITHOUT)
         call.went_back = True
-        if self._count() != self._counts:
-            self._let_go()
+        self._let_go()
         wanted = (grad for grad, learns in zip(grads, self._differentiable, strict=True) if learns)
         for static, grad in zip(self._upstream, wanted, strict=True):
             static.copy_(grad)
         self._backward.replay()
-        found = iter(self._grads)
-        given = [(next(found) if tensor.requires_grad else None) for tensor in (*self._inputs, *self.parameters)]
-        inputs = len(self._inputs)
-        # A parameter's goes on to be its `.grad` as it is; an input's may be kept by anyone.
-        return [
-            None if grad is None else grad.clone() if place < inputs else grad.detach()
-            for place, grad in enumerate(given)
-        ]
+        # An input's gradient may be kept by anyone: it is a copy.
+        found = (None if grad is None else grad.clone() for grad in self._input_grads)
+        for_inputs = [next(found) if tensor.requires_grad else None for tensor in self._inputs]
+        if call.direct:
+            self._hand_out()
+            return for_inputs
+        static_of = {id(parameter): grad for parameter, grad in self._kept}
+        own = (static_of.get(id(parameter)) for parameter in self.parameters)
+        return [*for_inputs, *(None if grad is None else grad.detach() for grad in own)]
 
-    def _count(self) -> list[int]:
-        return [torch._C._storage_Use_Count(storage._cdata) for storage in self._storages]
+    def _hand_out(self) -> None:
+        """Each parameter's gradient, as autograd would: set, or added to what is there."""
+        sums: list[torch.Tensor] = []
+        added: list[torch.Tensor] = []
+        for parameter, grad in self._kept:
+            if parameter.grad is None:
+                parameter.grad = grad
+            else:
+                sums.append(parameter.grad)
+                added.append(grad)
+        if sums:
+            torch._foreach_add_(sums, added)
+
+    def _count(self) -> Any:
+        uses = [torch._C._storage_Use_Count(storage._cdata) for storage in self._storages]
+        return uses, [getrefcount(grad) for _, grad in self._kept]
 
     def _let_go(self) -> None:
         """Gradients that are added up over several backwards get memory of their own before this one is written."""
-        static = {grad.data_ptr() for grad in self._grads if grad is not None}
-        for parameter in self.parameters:
-            if parameter.grad is not None and parameter.grad.data_ptr() in static:
-                parameter.grad = parameter.grad.clone()
         if self._count() != self._counts:
-            raise ScriptError("The script keeps a gradient of an earlier step.", advice=WITHOUT)
+            self._give_own_memory()
+            if self._count() != self._counts:
+                raise ScriptError("The script keeps a gradient of an earlier step.", advice=WITHOUT)
+
+    def _give_own_memory(self) -> None:
+        for parameter, grad in self._kept:
+            if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
+                parameter.grad = grad.clone()
 
 
 class _Call:
-    """One call under way. Gone with the outputs that hold it."""
+    """One call under way. Gone with the outputs that hold it. `direct`: gradients go straight to their parameters."""
 
-    went_back = False
+    def __init__(self, *, direct: bool) -> None:
+        self.direct, self.went_back = direct, False
 
 
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, graph: GraphedCall, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, graph: GraphedCall, call: _Call, anchor: Any, *tensors: Any) -> tuple[torch.Tensor, ...]:
         ctx.graph, ctx.call = graph, call
         outputs = graph.forward(tensors)
         ctx.mark_non_differentiable(*graph.marks(outputs))
@@ -135,17 +190,38 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return None, None, *ctx.graph.backward(ctx.call, grads)
+        return None, None, None, *ctx.graph.backward(ctx.call, grads)
+
+
+@cache
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 @contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+def aside() -> Iterator[None]:
+    """On the stream of graphs, after all that was asked for before and before all that follows."""
+    here, there = torch.cuda.current_stream(), _stream()
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        yield
+    here.wait_stream(there)
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """What is launched here is captured, not computed. Where that fails, random numbers go on as before."""
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # a cast that is kept from before would not be captured
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.clone_state()
     try:
         # Of this thread only: loaders pin memory in threads of their own.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
             yield
+    except BaseException:
+        generator.graphsafe_set_state(state)
+        raise
     finally:
         torch.set_autocast_cache_enabled(caching)
 
@@ -167,11 +243,31 @@ def _laid_out(grads: Any, sources: list[torch.Tensor]) -> list[torch.Tensor | No
     return kept
 
 
-def _left_tensors(module: nn.Module) -> set[tuple[int, str]]:
+def _left_in(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
     """Attributes that hold a tensor with a graph."""
     return {
-        (id(owner), name)
+        (id(owner), name): value
         for owner in module.modules()
         for name, value in vars(owner).items()
         if isinstance(value, torch.Tensor) and value.grad_fn is not None
     }
+
+
+def kind_of(given: Any) -> Any:
+    """Equal for two calls that one graph can serve."""
+    leaves = tuple(
+        (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad) if torch.is_tensor(leaf) else leaf
+        for leaf in tree.leaves(given)
+    )
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return tree.structure(given), leaves, autocast
+
+
+def reason_against(module: nn.Module, given: Any) -> str:
+    """Why this model cannot be captured, as far as one can see from outside; empty where nothing is seen."""
+    if any(torch.is_tensor(leaf) and not leaf.is_cuda for leaf in (*tree.leaves(given), *module.parameters())):
+        return "not all of it lies on the GPU."
+    for name, child in module.named_modules():
+        if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
+            return f"{name or 'it'} has hooks, which a graph would not call."
+    return ""
