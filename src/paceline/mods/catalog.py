@@ -35,6 +35,13 @@ CATALOG = {
     entry.name: entry
     for entry in (
         Entry(
+            name="accumulate",
+            values=("N",),
+            summary="each step in N micro-batches: less memory, more time",
+            numbers="rounded",
+            excludes=("cuda_graphs", "compile=reduce-overhead", "compile=max-autotune"),
+        ),
+        Entry(
             name="batch",
             values=("512", "x4", "x4:linear", "x4:sqrt", "x4:none"),
             pattern=r"([1-9]\d*|x(?!0*\.?0*(:|$))\d+(\.\d+)?)(:(linear|sqrt|none))?",
@@ -46,6 +53,13 @@ CATALOG = {
             values=(),
             summary="pictures and convolution weights with the channel as the last dimension in memory",
             numbers="rounded",
+        ),
+        Entry(
+            name="checkpointing",
+            values=(),
+            summary="repeated blocks are computed again in backward: less memory, more time",
+            numbers="same",
+            excludes=("cuda_graphs", "compile"),
         ),
         Entry(
             name="compile",

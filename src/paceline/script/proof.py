@@ -74,7 +74,7 @@ class Proof:
                 f"{describe(module)} is called inside a torch.func transform, which cannot be split over workers.",
                 advice=f"Run it whole on every worker: --whole {type(module).__name__}",
             )
-        hypotheses = list(_hypotheses(leaves, self.batch_dim))
+        hypotheses = list(ways_to_cut(leaves, self.batch_dim))
         if not hypotheses:
             return None
         subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
@@ -289,7 +289,7 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
         streams.restore(before)
 
 
-def _hypotheses(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:
+def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:
     """Ways to cut the arguments, likeliest first: (the leaf that says the batch, {leaf: dimension})."""
     tensors = {i: leaf for i, leaf in enumerate(leaves) if _can_be_cut(leaf)}
     seen: list[dict[int, int]] = []

@@ -1,0 +1,322 @@
+"""Mods that take time for memory: the same gradients, and less that is kept for them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from staged import lone_group, staged
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.comm.group import Group
+from paceline.errors import ScriptError, UsageError
+from paceline.mods import catalog
+from paceline.mods.checkpointing import repeated_blocks
+
+SAMPLES = 14
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take longer than all that is computed here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Block(nn.Module):
+    """With all that a second computation could get wrong: dropout, Python's random numbers, statistics, counters."""
+
+    def __init__(self, width: int, dropout: float, norm: bool, stateful: bool) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout, self.norm = nn.Dropout(dropout), nn.BatchNorm1d(width) if norm else nn.LayerNorm(width)
+        self.register_buffer("counted", torch.zeros((), dtype=torch.float64))
+        self.stateful, self.seen = stateful, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(F.gelu(self.up(self.norm(x))))
+        if self.stateful:
+            self.counted += 1
+            self.seen += 1
+            y = y * (1 + 0.1 * random.random() + 0.01 * self.counted.clone() + 0.02 * self.seen)
+        return x + self.dropout(y)
+
+
+class Net(nn.Module):
+    """Some blocks; gives scores, or with labels the loss beside them."""
+
+    def __init__(
+        self, dropout: float = 0.0, norm: bool = False, stateful: bool = False, width: int = 6, depth: int = 4
+    ) -> None:
+        super().__init__()
+        self.into = nn.Linear(4, width)
+        self.blocks = nn.ModuleList(Block(width, dropout, norm, stateful) for _ in range(depth))
+        self.out = nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        x = self.into(x)
+        for block in self.blocks:
+            x = block(x)
+        x = self.out(x)
+        return x if labels is None else {"scores": x, "loss": F.cross_entropy(x, labels), "note": "as it is"}
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(SAMPLES, 4, dtype=torch.float64), torch.randint(3, (SAMPLES,))
+
+
+def trained(group: Group, mods: list[str], how: dict[str, Any], own_loss: bool = False) -> Any:
+    """Losses of some steps under plain SGD in float64; what is left in the model; and what was told."""
+    how = dict(how)
+    with staged(group, mods=tuple(mods), sync_bn=how.pop("sync_bn", False)) as stage:
+        for asked in catalog.parse(mods):
+            catalog.load(asked).on_stage(stage)
+        torch.manual_seed(1)
+        random.seed(1)
+        model = Net(**how).double()
+        x, y = data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for _ in range(3):
+            loss = model(x, labels=y)["loss"] if own_loss else F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        model.eval()
+        with torch.no_grad():
+            losses.append(float(model(x).sum()))
+        left = {name: value.clone() for name, value in model.state_dict().items()}
+        left["seen"] = torch.tensor([block.seen for block in model.blocks])
+        left["drawn"] = torch.tensor([random.random(), float(torch.rand(()))])
+        return losses, left, stage.notices  # type: ignore[attr-defined]
+
+
+def agree(found: Any, wanted: Any, *, rtol: float = 1e-10) -> None:
+    assert found[0] == pytest.approx(wanted[0], rel=rtol)
+    for name, value in wanted[1].items():
+        torch.testing.assert_close(found[1][name], value, rtol=rtol, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+HOW: list[dict[str, Any]] = [{}, {"dropout": 0.3}, {"norm": True}, {"dropout": 0.3, "norm": True, "stateful": True}]
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_checkpointing_changes_no_number_at_all(how: dict[str, Any]) -> None:
+    found, plainly = trained(lone_group(), ["checkpointing"], how), trained(lone_group(), [], how)
+    agree(found, plainly, rtol=0.0)
+    assert "checkpointing: 4 × Block of Net" in found[2]
+
+
+@pytest.mark.parametrize("how", [*HOW[:3], {"norm": True, "sync_bn": True}], ids=str)
+def test_checkpointing_on_two_workers(pool: Any, how: dict[str, Any]) -> None:
+    plainly = pool(2).run(trained, [], how)
+    for found, wanted in zip(pool(2).run(trained, ["checkpointing"], how), plainly, strict=True):
+        agree(found, wanted)
+
+
+@pytest.mark.parametrize("own_loss", [False, True])
+@pytest.mark.parametrize("parts", [2, 3, 40])
+def test_accumulating_gives_the_numbers_of_the_whole_batch(own_loss: bool, parts: int) -> None:
+    plainly = trained(lone_group(), [], {}, own_loss)
+    agree(trained(lone_group(), [f"accumulate={parts}"], {}, own_loss), plainly)
+
+
+@pytest.mark.parametrize("mods", [["accumulate=3"], ["accumulate=9"], ["accumulate=2", "checkpointing"]], ids=str)
+@pytest.mark.parametrize("own_loss", [False, True])
+def test_accumulating_on_two_workers(pool: Any, mods: list[str], own_loss: bool) -> None:
+    plainly = trained(lone_group(), [], {}, own_loss)
+    for found in pool(2).run(trained, mods, {}, own_loss):
+        agree((found[0], {k: v for k, v in found[1].items() if k != "drawn"}), (plainly[0], {}))
+
+
+def test_accumulating_with_a_batch_norm_that_sees_all_workers(pool: Any) -> None:
+    how = {"norm": True, "sync_bn": True}
+    alone = trained(lone_group(), ["accumulate=2"], {"norm": True})
+    for found in pool(2).run(trained, ["accumulate=2"], how):
+        assert found[0][0] != pytest.approx(alone[0][0], rel=1e-9), "other rows meet in a micro-batch"
+        assert int(found[1]["blocks.0.norm.num_batches_tracked"]) == 6
+        assert any("sees each of the 2 micro-batches" in notice for notice in found[2])
+
+
+def by_hand(parts: int, how: dict[str, Any]) -> Any:
+    """Micro-batches as people write them, with nothing computed twice."""
+    torch.manual_seed(1)
+    random.seed(1)
+    model = Net(**how).double()
+    x, y = data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        sizes = [SAMPLES * (i + 1) // parts - SAMPLES * i // parts for i in range(parts)]
+        loss = F.cross_entropy(torch.cat([model(piece) for piece in x.split(sizes)]), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        losses.append(float(model(x).sum()))
+    left = {name: value.clone() for name, value in model.state_dict().items()}
+    left["seen"] = torch.tensor([block.seen for block in model.blocks])
+    return losses, left
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize(
+    "mods", [["accumulate=3"], ["accumulate=3", "checkpointing"], ["checkpointing", "accumulate=3"]]
+)
+def test_accumulating_is_the_loop_that_people_write(how: dict[str, Any], mods: list[str]) -> None:
+    agree(trained(lone_group(), mods, how), by_hand(3, how))
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of all tensors that were made under it and are still there, and the most that there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (list, tuple)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._known:
+                    self._known.add(key)
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._gone, key, storage.nbytes())
+        self.most = max(self.most, self.now)
+        return out
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def most_alive(mods: list[str]) -> int:
+    with staged(lone_group(), mods=tuple(mods)) as stage:
+        for asked in catalog.parse(mods):
+            catalog.load(asked).on_stage(stage)
+        model = Net(depth=8, width=16)
+        x = torch.randn(512, 4)
+        model(x).sum().backward()  # gradients are there, and what is to be known of the model is known
+        with Alive() as alive:
+            model(x).sum().backward()
+        return alive.most
+
+
+def test_less_is_kept() -> None:
+    plainly = most_alive([])
+    blocks = most_alive(["checkpointing"])
+    fourth = most_alive(["accumulate=4"])
+    both = most_alive(["checkpointing", "accumulate=4"])
+    assert blocks < 0.4 * plainly
+    assert fourth < 0.4 * plainly
+    assert both < 0.6 * min(blocks, fourth)
+
+
+class Odd(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind = nn.Linear(4, 3), kind
+        self.penalty = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        if self.kind == "attribute":
+            self.penalty = y.pow(2).mean()
+        return {"sum": lambda: y.sum(), "pairs": lambda: y @ y.T, "moment": lambda: y.std(0)}.get(
+            self.kind, lambda: y
+        )()
+
+
+@pytest.mark.parametrize("kind", ["sum", "pairs", "moment", "attribute"])
+def test_what_cannot_be_computed_in_micro_batches_is_refused(kind: str) -> None:
+    with staged(lone_group()) as stage:
+        catalog.load(catalog.parse(["accumulate=2"])[0]).on_stage(stage)
+        model = Odd(kind)
+        with pytest.raises(ScriptError, match="cannot be computed in micro-batches") as error:
+            model(torch.randn(6, 4))
+        assert "--mod checkpointing" in error.value.advice
+
+
+def test_a_mean_over_what_counts_is_found_out_when_it_stops_to_be_one_over_rows() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.linear(x), y)
+
+    with staged(lone_group()) as stage:
+        catalog.load(catalog.parse(["accumulate=2"])[0]).on_stage(stage)
+        model, x, y = Masked(), torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+        model(x, y)
+        with pytest.raises(ScriptError, match="cannot be computed in micro-batches"):
+            model(x, torch.tensor([0, -100, -100, 0, 1, 2]))
+
+
+@pytest.mark.parametrize("mod", ["checkpointing", "accumulate=2"])
+def test_a_model_can_be_copied_saved_and_walked_back_twice(mod: str) -> None:
+    with staged(lone_group()) as stage:
+        catalog.load(catalog.parse([mod])[0]).on_stage(stage)
+        model, (x, y) = Net(norm=True).double(), data()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward(retain_graph=True)
+        once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        loss.backward()
+        for grad, p in zip(once, model.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, 2 * grad)
+        twin = copy.deepcopy(model)
+        torch.save(model, io.BytesIO())
+        with torch.no_grad():
+            for p in twin.blocks.parameters():
+                p.zero_()
+        assert not torch.equal(twin(x), model(x)), "a copy is a model of its own"
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        (Net(), ["Block"] * 4),
+        (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 3), ["TransformerEncoderLayer"] * 3),
+        (
+            nn.Sequential(nn.Sequential(Block(4, 0, True, False), Block(4, 0, True, False)), nn.Linear(4, 2)),
+            ["Block"] * 2,
+        ),
+        (nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))), ["Sequential"] * 3),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), []),
+        (nn.Linear(4, 2), []),
+    ],
+)
+def test_repeated_blocks_are_found(model: nn.Module, found: list[str]) -> None:
+    assert [type(block).__name__ for block in repeated_blocks(model)] == found
+
+
+def test_a_model_without_blocks_is_left_as_it_is_and_that_is_said() -> None:
+    with staged(lone_group()) as stage:
+        catalog.load(catalog.parse(["checkpointing"])[0]).on_stage(stage)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        model(torch.randn(3, 4)).sum().backward()
+        assert any("has no repeated blocks" in notice for notice in stage.notices)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("mods", [["accumulate=2", "cuda_graphs"], ["checkpointing", "compile"]], ids=str)
+def test_what_excludes_each_other_is_refused(mods: list[str]) -> None:
+    for order in (mods, mods[::-1]):
+        with pytest.raises(UsageError, match="exclude each other"):
+            catalog.parse(order)
