@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from paceline.errors import TraceError
+from paceline.tables.nesting import calls
 from paceline.tables.stream import Args, Event, Head, Number, Stream
 
 # What torch calls the kinds of events, today and in older versions.
@@ -78,6 +79,11 @@ class Trace:
     def device(self) -> pl.DataFrame:
         """Kernels, copies and sets, in the order in which they began."""
         return self.events.filter(pl.col("kind").is_in(ON_DEVICE)).sort("start")
+
+    @cached_property
+    def calls(self) -> pl.DataFrame:
+        """Every call on the host, with its caller and what the device did for it: see `nesting`."""
+        return calls(self.host, self.device)
 
     @property
     def has_device(self) -> bool:

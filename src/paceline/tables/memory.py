@@ -1,0 +1,98 @@
+"""Memory over time, and what takes it: by the phase in which it was asked for.
+
+A trace knows every block that was taken and given back while it ran. One that was taken in the forward pass and lives
+on holds activations; in the backward pass, gradients; in the optimizer, its state. What was there before the trace
+began (weights, mostly, and in the middle of training also the optimizer's state) is called `before`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from paceline.tables.intervals import Integers
+from paceline.tables.trace import Trace
+from paceline.tables.windows import PHASES, phases
+
+CATEGORIES = ("before", *PHASES)
+
+
+def memory(trace: Trace, *, points: int = 2000) -> pl.DataFrame:
+    """Memory over time: rank, device (-1: the host), time (seconds since the trace's first event), allocated, reserved
+    (bytes), and of allocated: before, and what was taken in each phase (see CATEGORIES). Where there are more changes
+    than `points`, of each stretch of time the moment with most."""
+    tables = [_of_device(trace, rows) for _, rows in trace.memory.sort("time").group_by("device", maintain_order=True)]
+    return pl.concat([_thinned(table, points) for table in tables]) if tables else pl.DataFrame(schema=SCHEMA)
+
+
+def memory_peaks(trace: Trace) -> pl.DataFrame:
+    """The moment with most memory of each device: a row of `memory`, exactly."""
+    tables = [_of_device(trace, rows) for _, rows in trace.memory.sort("time").group_by("device", maintain_order=True)]
+    peaks = [table.row(table["allocated"].arg_max() or 0) for table in tables]
+    return pl.DataFrame(peaks, schema=SCHEMA, orient="row").sort("device")
+
+
+SCHEMA = {
+    "rank": pl.Int64,
+    "device": pl.Int64,
+    "time": pl.Float64,
+    "allocated": pl.Int64,
+    "reserved": pl.Int64,
+    **dict.fromkeys(CATEGORIES, pl.Int64),
+}
+
+
+def _of_device(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    times, change = rows["time"].to_numpy(), rows["bytes"].to_numpy()
+    born = _born(trace, times)
+    category = _categories(rows["address"].to_list(), change.tolist(), born.tolist())
+    columns = {name: np.cumsum(np.where(category == number, change, 0)) for number, name in enumerate(CATEGORIES)}
+    allocated = rows["allocated"].to_numpy()
+    # What is freed and was never taken lay there before; how much that was, the counter of all says.
+    known = sum(columns[name] for name in PHASES)
+    columns["before"] = allocated - known
+    first = int(trace.events["start"].to_numpy().min()) if trace.events.height else int(times[0])
+    return pl.DataFrame(
+        {
+            "rank": np.full(len(times), trace.rank),
+            "device": rows["device"].cast(pl.Int64),
+            "time": (times - first) / 1e9,
+            "allocated": allocated,
+            "reserved": rows["reserved"],
+            **columns,
+        },
+        schema=SCHEMA,
+    )
+
+
+def _born(trace: Trace, times: Integers) -> Integers:
+    """The number of the category of what is taken at each of these moments."""
+    found = np.full(len(times), CATEGORIES.index("other"))
+    for phase, spans in phases(trace).items():
+        found[spans.covered(times)] = CATEGORIES.index(phase)
+    return found
+
+
+def _categories(addresses: list[int], changes: list[int], born: list[int]) -> Integers:
+    """What is given back is of the category under which it was taken; 0 (before) where it never was."""
+    alive: dict[int, int] = {}
+    found = []
+    for address, change, category in zip(addresses, changes, born, strict=True):
+        if change >= 0:
+            alive[address] = category
+            found.append(category)
+        else:
+            found.append(alive.pop(address, 0))
+    return np.array(found, dtype=np.int64)
+
+
+def _thinned(table: pl.DataFrame, points: int) -> pl.DataFrame:
+    if table.height <= points:
+        return table
+    stretch = (pl.int_range(pl.len()) * points // pl.len()).alias("stretch")
+    return (
+        table.with_columns(stretch)
+        .filter(pl.col("allocated") == pl.col("allocated").max().over("stretch"))
+        .unique("stretch", keep="first", maintain_order=True)
+        .drop("stretch")
+    )

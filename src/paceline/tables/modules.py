@@ -1,0 +1,93 @@
+"""Which modules the time goes to. Needs a trace with Python's stack (`--stack`), in which torch names them."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from paceline.tables.intervals import Integers
+from paceline.tables.nesting import in_order, parents
+from paceline.tables.trace import Trace
+
+MODULE = "nn.Module: "
+
+
+def modules(trace: Trace) -> pl.DataFrame:
+    """A row a module, most time first: rank, module (its path, as `ResNet_0/Sequential_1/Conv2d_3`), calls, and its own
+    ops' time, forward and backward, on the host and the device (host_forward, host_backward, device_forward,
+    device_backward; seconds), without its submodules. A backward op belongs to the module whose forward op made it.
+    Empty where the trace has no stack."""
+    calls = trace.calls.with_row_index("row")
+    frames = trace.events.filter(
+        (pl.col("kind") == "python") & pl.col("name").cast(pl.String).str.starts_with(MODULE)
+    ).with_columns(row=pl.lit(None, dtype=pl.UInt32))
+    shared = ["kind", "name", "start", "end", "process", "thread", "sequence", "row"]
+    rows = in_order(pl.concat([frames.select(shared), calls.select(shared)]))
+    above = parents(rows)
+    name = rows["name"].cast(pl.String)
+    is_module = (rows["kind"] == "python").to_numpy()
+    backward = _backward(name, above)
+    paths = _paths(name.to_list(), above, is_module)
+    paths = _of_forward(paths, rows["sequence"].to_numpy(), above, backward)
+    table = rows.with_columns(pl.Series("module", paths), pl.Series("backward", backward)).filter(
+        pl.col("module") != ""
+    )
+    counted = table.filter(pl.col("kind") == "python").group_by("module").agg(calls=pl.len().cast(pl.Int64))
+    times = calls.select("row", "host_self", "device_self")
+    own = (
+        table.filter(pl.col("row").is_not_null())
+        .join(times, on="row", how="left")
+        .group_by("module")
+        .agg(
+            host_forward=pl.col("host_self").filter(~pl.col("backward")).sum() / 1e9,
+            host_backward=pl.col("host_self").filter("backward").sum() / 1e9,
+            device_forward=pl.col("device_self").filter(~pl.col("backward")).sum() / 1e9,
+            device_backward=pl.col("device_self").filter("backward").sum() / 1e9,
+        )
+    )
+    figures = ["host_forward", "host_backward", "device_forward", "device_backward"]
+    return (
+        counted.join(own, on="module", how="left")
+        .with_columns(pl.col(figures).fill_null(0.0))
+        .sort(
+            pl.col("device_forward") + pl.col("device_backward"),
+            pl.col("host_forward") + pl.col("host_backward"),
+            "module",
+            descending=[True, True, False],
+        )
+        .select(pl.lit(trace.rank, dtype=pl.Int64).alias("rank"), "module", "calls", *figures)
+    )
+
+
+def _paths(names: list[str], above: Integers, is_module: np.ndarray) -> list[str]:
+    """The path of modules that each row lies in."""
+    paths: list[str] = []
+    for row, (name, parent) in enumerate(zip(names, above.tolist(), strict=True)):
+        outer = paths[parent] if parent >= 0 else ""
+        if is_module[row]:
+            outer = f"{outer}/{name.removeprefix(MODULE)}" if outer else name.removeprefix(MODULE)
+        paths.append(outer)
+    return paths
+
+
+def _backward(names: pl.Series, above: Integers) -> Integers:
+    """Whether each row is part of a backward pass."""
+    found = names.str.starts_with("autograd::engine::evaluate_function").to_numpy().copy()
+    for row, parent in enumerate(above.tolist()):
+        if parent >= 0 and found[parent]:
+            found[row] = True
+    return found
+
+
+def _of_forward(paths: list[str], sequence: Integers, above: Integers, backward: Integers) -> list[str]:
+    """A backward op has its forward op's number: it belongs where that one does, and so does what it calls."""
+    made: dict[int, str] = {}
+    for row, number in enumerate(sequence.tolist()):
+        if number >= 0 and not backward[row] and paths[row]:
+            made[number] = paths[row]  # the last op with a number is the one that made the node
+    found = list(paths)
+    for row, parent in enumerate(above.tolist()):
+        if backward[row]:
+            inherited = found[parent] if parent >= 0 and backward[parent] else ""
+            found[row] = made.get(int(sequence[row]), "") or inherited
+    return found

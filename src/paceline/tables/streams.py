@@ -1,0 +1,40 @@
+"""The gaps on each stream of a device: was the host late, or was it something on the device?
+
+`timeline` asks why a device as a whole idled, and is what most people want; this looks at streams one by one, as
+HolisticTraceAnalysis does.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from paceline.tables.timeline import launch_times
+from paceline.tables.trace import Trace
+
+SHORT = 30  # nanoseconds between two kernels: they follow each other as fast as they can
+
+
+def streams(trace: Trace) -> pl.DataFrame:
+    """A row a stream: rank, device, stream, events, busy, idle (seconds) = host (launched after the one before had
+    ended) + back_to_back (launched before, and hardly a gap) + other (launched before, and yet it waited)."""
+    rows = trace.device
+    gap = pl.col("start") - pl.col("before")
+    late = pl.col("launched") > pl.col("before")
+    return (
+        rows.with_columns(pl.Series("launched", launch_times(trace, rows)))
+        .sort("device", "stream", "start", maintain_order=True)
+        .with_columns(before=pl.col("end").shift(1).over("device", "stream"))
+        .with_columns(gap=gap.fill_null(0))
+        .group_by("device", "stream")
+        .agg(
+            events=pl.len().cast(pl.Int64),
+            busy=(pl.col("end") - pl.col("start")).sum() / 1e9,
+            idle=pl.col("gap").sum() / 1e9,
+            host=pl.col("gap").filter(late).sum() / 1e9,
+            back_to_back=pl.col("gap").filter(~late & (pl.col("gap") < SHORT)).sum() / 1e9,
+            other=pl.col("gap").filter(~late & (pl.col("gap") >= SHORT)).sum() / 1e9,
+        )
+        .sort("device", "stream")
+        .select(pl.lit(trace.rank, dtype=pl.Int64).alias("rank"), pl.all())
+        .cast({"device": pl.Int64, "stream": pl.Int64})
+    )

@@ -1,0 +1,144 @@
+"""What a device did with its time: computed, spoke with others, copied, or idled, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from paceline.tables.intervals import EMPTY, Integers, Spans
+from paceline.tables.kinds import of_communication, uses_tensor_cores
+from paceline.tables.trace import Trace
+from paceline.tables.windows import covered, synchronising, waiting_for_input, waiting_for_peers, windows
+
+LATE = 10_000  # nanoseconds: the host learns so much later that the device has finished; clocks agree no better
+
+CAUSES = ("input", "peer", "synchronisation", "host", "queue")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """When one device did what. Kinds may overlap: streams run at the same time."""
+
+    device: int
+    compute: Spans
+    tensor: Spans  # of compute, what ran on tensor cores
+    communication: Spans
+    copy: Spans
+
+    @property
+    def busy(self) -> Spans:
+        return self.compute | self.communication | self.copy
+
+
+def work(trace: Trace) -> list[Work]:
+    """What each device of a trace did, over all of it."""
+    rows = trace.device
+    kernel = (rows["kind"] == "kernel").to_numpy()
+    talks = of_communication(rows["name"]).to_numpy() & kernel
+    tensor = uses_tensor_cores(rows["name"]).to_numpy() & kernel & ~talks
+    device, starts, ends = rows["device"].to_numpy(), rows["start"].to_numpy(), rows["end"].to_numpy()
+    found = []
+    for number in np.unique(device):
+        here = device == number
+
+        def spans(which: np.ndarray, here: np.ndarray = here) -> Spans:
+            return Spans.of(starts[which & here], ends[which & here])
+
+        found.append(Work(int(number), spans(kernel & ~talks), spans(tensor), spans(talks), spans(~kernel)))
+    return found
+
+
+def timeline(trace: Trace) -> pl.DataFrame:
+    """A row a device and step; seconds.
+
+    rank, device, step, wall = compute + communication + copy + idle: each moment counts once, for the first of them
+    that was under way. tensor: of compute, on tensor cores. communication_total, copy_total: also what compute hid.
+    idle = the sum of idle_input (the script waited for its loader), idle_peer (the host waited for other workers),
+    idle_synchronisation (the host had waited for the device, and had then to begin anew), idle_host (the host was late
+    for other reasons), idle_queue (the work was launched, and had not begun: launch latency, another stream).
+    """
+    steps = windows(trace)
+    starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
+    tables = []
+    for each in work(trace):
+        exposed = each.communication - each.compute
+        parts = {
+            "compute": each.compute,
+            "communication": exposed,
+            "copy": each.copy - each.compute - each.communication,
+            **{f"idle_{cause}": spans for cause, spans in idle(trace, each).items()},
+            "tensor": each.tensor,
+            "communication_total": each.communication,
+            "copy_total": each.copy,
+        }
+        figures = {name: spans.length_within(starts, ends) / 1e9 for name, spans in parts.items()}
+        tables.append(
+            steps.select(
+                pl.lit(trace.rank, dtype=pl.Int64).alias("rank"),
+                pl.lit(each.device, dtype=pl.Int64).alias("device"),
+                "step",
+                ((pl.col("end") - pl.col("start")) / 1e9).alias("wall"),
+            )
+            .with_columns(pl.Series(name, values) for name, values in figures.items())
+            .with_columns(idle=pl.sum_horizontal(f"idle_{cause}" for cause in CAUSES))
+        )
+    return pl.concat(tables).select(COLUMNS) if tables else pl.DataFrame(schema=SCHEMA)
+
+
+COLUMNS = [
+    *("rank", "device", "step", "wall", "compute", "communication", "copy", "idle"),
+    *(f"idle_{cause}" for cause in CAUSES),
+    *("tensor", "communication_total", "copy_total"),
+]
+SCHEMA = {name: pl.Float64 if name not in ("rank", "device", "step") else pl.Int64 for name in COLUMNS}
+
+
+def idle(trace: Trace, each: Work) -> dict[str, Spans]:
+    """Why a device idled, by cause. The causes do not overlap; together they are all of its gaps within steps."""
+    inside = covered(trace)
+    if not len(inside):
+        return dict.fromkeys(CAUSES, EMPTY)
+    gaps = each.busy.gaps(int(inside.starts[0]), int(inside.ends[-1]))
+    begun = _launched(trace, each.device, gaps)
+    # Up to the launch it was the host's doing; from then on the work lay in the queue.
+    before, queue = Spans.of(gaps.starts, begun), Spans.of(begun, gaps.ends)
+    loading, peers = waiting_for_input(trace), waiting_for_peers(trace) - waiting_for_input(trace)
+    waits = synchronising(trace)
+    drained = Spans.of(waits.starts, waits.ends + LATE).covered(gaps.starts - 1)
+    after_wait = Spans.of(gaps.starts[drained], begun[drained])
+    own = before - loading - peers
+    found = {
+        "input": gaps & loading,
+        "peer": gaps & peers,
+        "synchronisation": own & after_wait,
+        "host": own - after_wait,
+        "queue": queue - loading - peers,
+    }
+    return {cause: spans & inside for cause, spans in found.items()}
+
+
+def _launched(trace: Trace, device: int, gaps: Spans) -> Integers:
+    """When the host launched what ended each gap, but not before the gap; its end, where nothing or nobody ended it."""
+    rows = trace.device.filter(pl.col("device") == device)
+    starts = rows["start"].to_numpy()
+    if not len(starts):
+        return gaps.ends
+    following = np.searchsorted(starts, gaps.ends)
+    known = following < len(starts)
+    launched = launch_times(trace, rows)[np.minimum(following, len(starts) - 1)]
+    launched = np.where(known & (launched >= 0), launched, gaps.ends)
+    result: Integers = np.clip(launched, gaps.starts, gaps.ends)
+    return result
+
+
+def launch_times(trace: Trace, rows: pl.DataFrame) -> Integers:
+    """When the host began to launch each of these events of a device; -1 where the trace does not say."""
+    launches = (
+        trace.events.filter((pl.col("kind") == "runtime") & (pl.col("correlation") > 0))
+        .select("correlation", launched="start")
+        .unique("correlation", keep="first")
+    )
+    joined = rows.select("correlation").join(launches, on="correlation", how="left", maintain_order="left")
+    return joined["launched"].fill_null(-1).to_numpy()

@@ -1,0 +1,122 @@
+"""The steps of a trace, and what the script was doing in them.
+
+Steps are those that `profiler.step()` marked. The phases are our own marks (`paceline.forward` …), which the capture
+puts round the seams; in a trace from elsewhere they are guessed from torch's marks and op names.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from paceline.tables.intervals import EMPTY, Integers, Spans
+from paceline.tables.kinds import INPUT, PEERS, STEP, SYNCHRONISING, says
+from paceline.tables.nesting import in_order, parents
+from paceline.tables.trace import Trace
+
+PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
+MARK = "paceline."
+MARKS = rf"^paceline\.({'|'.join(PHASES)})$"
+
+
+def windows(trace: Trace) -> pl.DataFrame:
+    """step, start, end (nanoseconds, as in the trace). A trace without steps is one, number 0; an empty one is none."""
+    marks = trace.events.filter((pl.col("kind") == "mark") & says(trace.events["name"], STEP))
+    if marks.height:
+        number = pl.col("name").cast(pl.String).str.extract(r"(\d+)").cast(pl.Int64, strict=False).fill_null(0)
+        return marks.select(number.alias("step"), "start", "end").sort("start")
+    if not trace.events.height:
+        return pl.DataFrame(schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
+    return trace.events.select(pl.lit(0, dtype=pl.Int64).alias("step"), pl.col("start").min(), pl.col("end").max())
+
+
+def covered(trace: Trace) -> Spans:
+    """The moments that belong to a step."""
+    steps = windows(trace)
+    return Spans.of(steps["start"].to_numpy(), steps["end"].to_numpy())
+
+
+def phases(trace: Trace) -> dict[str, Spans]:
+    """When the script was in which phase. They do not overlap, and together they are all of `covered`."""
+    everything = covered(trace)
+    found = _marked(trace) or _guessed(trace)
+    found = {phase: spans & everything for phase, spans in found.items()}
+    rest = everything
+    for spans in found.values():
+        rest = rest - spans
+    return {phase: found.get(phase, EMPTY) if phase != "other" else rest | found.get(phase, EMPTY) for phase in PHASES}
+
+
+def breakdown(trace: Trace) -> pl.DataFrame:
+    """Where the host's time went, step by step: rank, step, wall, and the phases, which add up to it. Seconds."""
+    steps = windows(trace)
+    starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
+    parts = {phase: spans.length_within(starts, ends) / 1e9 for phase, spans in phases(trace).items()}
+    return steps.select(
+        pl.lit(trace.rank, dtype=pl.Int64).alias("rank"),
+        "step",
+        ((pl.col("end") - pl.col("start")) / 1e9).alias("wall"),
+    ).with_columns(pl.Series(phase, seconds) for phase, seconds in parts.items())
+
+
+def waiting_for_input(trace: Trace) -> Spans:
+    """When the script waited for its loader."""
+    return spans_of(trace, "mark", INPUT)
+
+
+def waiting_for_peers(trace: Trace) -> Spans:
+    """When the host itself waited for other workers. (A kernel that waits for them is busy, and says so.)"""
+    return spans_of(trace, "mark", PEERS) | spans_of(trace, "op", PEERS)
+
+
+def synchronising(trace: Trace) -> Spans:
+    """When the host waited for the device."""
+    return spans_of(trace, "runtime", SYNCHRONISING)
+
+
+def spans_of(trace: Trace, kind: str, pattern: str) -> Spans:
+    """When an event of this kind, with a name like this, was under way."""
+    found = trace.events.filter((pl.col("kind") == kind) & says(trace.events["name"], pattern))
+    return Spans.of(found["start"].to_numpy(), found["end"].to_numpy())
+
+
+def _marked(trace: Trace) -> dict[str, Spans]:
+    marks = trace.events.filter((pl.col("kind") == "mark") & says(trace.events["name"], MARKS))
+    if not marks.height:
+        return {}
+    # While a backward thread is at work, the script's own waits: all marks are nested, whichever thread they are on.
+    marks = in_order(marks.with_columns(process=pl.lit(0), thread=pl.lit(0)))
+    names = marks["name"].cast(pl.String).str.strip_prefix(MARK).to_numpy()
+    return _innermost(names, marks["start"].to_numpy(), marks["end"].to_numpy(), _depths(parents(marks)))
+
+
+def _innermost(names: np.ndarray, starts: Integers, ends: Integers, depths: Integers) -> dict[str, Spans]:
+    """A moment belongs to the innermost mark that holds it: so from the deepest upward, each takes what is left."""
+    found: dict[str, Spans] = {}
+    taken = EMPTY
+    for depth in range(int(depths.max()), -1, -1):
+        here = depths == depth
+        for name in np.unique(names[here]):
+            mine = here & (names == name)
+            spans = Spans.of(starts[mine], ends[mine]) - taken
+            found[name] = found.get(name, EMPTY) | spans
+        taken = taken | Spans.of(starts[here], ends[here])
+    return found
+
+
+def _depths(parent: Integers) -> Integers:
+    depths = np.zeros(len(parent), dtype=np.int64)
+    for row, above in enumerate(parent.tolist()):
+        if above >= 0:
+            depths[row] = depths[above] + 1
+    return depths
+
+
+def _guessed(trace: Trace) -> dict[str, Spans]:
+    """Without our marks: torch's loader and optimizer say who they are, autograd's ops, too; other ops are forward."""
+    data = waiting_for_input(trace)
+    peers = waiting_for_peers(trace) - data
+    optimizer = spans_of(trace, "mark", r"^Optimizer\.step#") - data - peers
+    backward = spans_of(trace, "op", r"^autograd::engine::evaluate_function") - data - peers - optimizer
+    forward = spans_of(trace, "op", r"") - data - peers - optimizer - backward
+    return {"data": data, "communication": peers, "optimizer": optimizer, "backward": backward, "forward": forward}
