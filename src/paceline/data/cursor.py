@@ -1,0 +1,49 @@
+"""How stages speak with each other: a cursor is asked for samples, and can say where it stands.
+
+Each stage asks the one before it for exactly what it needs, so nothing is lost between them, and where the last one
+stands says where all do. What is read ahead (`ahead`, `jobs`) travels with the mark that was true when it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.data.order import Epoch
+
+Mark = dict[str, Any]  # where a cursor stands: numbers, texts, lists and dictionaries of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Whose cursor it is: worker `rank` of `world`, in this pass."""
+
+    rank: int = 0
+    world: int = 1
+    epoch: Epoch = (0,)
+
+    def in_round(self, number: int) -> Context:
+        return replace(self, epoch=(*self.epoch, number))
+
+
+class Cursor:
+    """What a stage is while it runs. Used by one thread at a time."""
+
+    def take(self, count: int) -> list[Any]:
+        """The next ones, `count` of them; fewer only where the stream ends."""
+        raise NotImplementedError
+
+    def mark(self) -> Mark:
+        """Where it stands after what was taken. Cheap: asked after every batch."""
+        raise NotImplementedError
+
+    def where(self) -> Callable[[int], str]:
+        """Names for what was taken last, for errors: the first is number 0."""
+        return lambda number: f"sample {number} of the last {number + 1} or more"
+
+    def close(self) -> None:
+        """Ends its threads and processes, and those before it. May be called twice."""
+
+
+Opener = Callable[[Context, Mark | None], Cursor]  # a stage's input, from the start or from a mark

@@ -1,0 +1,108 @@
+"""To a device: the next batch is on its way there while this one is used.
+
+Batches go through pinned memory, of which there are two buffers a tensor, and are copied on a stream of their own. On
+the CPU nothing is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+
+from paceline.data.cursor import Context, Cursor, Mark, Opener
+from paceline.data.meters import Meter
+from paceline.data.nodes import Through
+from paceline.script import tree
+
+BUFFERS = 2
+
+
+class Moved(Through):
+    def __init__(self, device: str, meter: Meter) -> None:
+        self.device, self.meter = torch.device(device), meter
+
+    def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
+        inner = up(context, mark)
+        return StreamedCursor(self, inner) if self.device.type == "cuda" else MovedCursor(self, inner)
+
+
+class MovedCursor(Cursor):
+    """For devices that have no streams."""
+
+    def __init__(self, node: Moved, up: Cursor) -> None:
+        self._device, self._up = node.device, up
+        self.mark, self.where, self.close = up.mark, up.where, up.close  # type: ignore[method-assign]
+
+    def take(self, count: int) -> list[Any]:
+        return [tree.replace(value, self._move) for value in self._up.take(count)]
+
+    def _move(self, leaf: Any) -> Any:
+        return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
+
+
+class StreamedCursor(Cursor):
+    """Keeps one batch on its way."""
+
+    def __init__(self, node: Moved, up: Cursor) -> None:
+        self._device, self._up, self._meter = node.device, up, node.meter
+        self._stream = torch.cuda.Stream(node.device)
+        self._moving: deque[tuple[Any, torch.cuda.Event, Mark]] = deque()
+        self._pinned: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → a buffer
+        self._copied: list[torch.cuda.Event | None] = [None] * BUFFERS
+        self._turn = 0
+        self._mark = up.mark()
+
+    def take(self, count: int) -> list[Any]:
+        found: list[Any] = []
+        while len(found) < count:
+            if not self._moving and not self._send():
+                break
+            value, event, self._mark = self._moving.popleft()
+            self._send()
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(event)
+            for leaf in tree.leaves(value):
+                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+                    leaf.record_stream(current)  # its memory is not used again before what uses it now is done
+            found.append(value)
+        return found
+
+    def _send(self) -> bool:
+        """Starts the next batch on its way."""
+        with self._meter.waiting():
+            got = self._up.take(1)
+        if not got:
+            return False
+        with self._meter.working(1), torch.cuda.stream(self._stream):
+            before = self._copied[self._turn]
+            if before is not None:
+                before.synchronize()  # the buffer is in use until then
+            leaves = iter([self._copy(number, leaf) for number, leaf in enumerate(tree.leaves(got[0]))])
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._copied[self._turn] = event
+        self._turn = (self._turn + 1) % BUFFERS
+        self._moving.append((tree.rebuild(got[0], leaves), event, self._up.mark()))
+        return True
+
+    def _copy(self, number: int, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
+            return leaf
+        if leaf.is_pinned():
+            return leaf.to(self._device, non_blocking=True)
+        buffer = self._pinned.get((number, self._turn))
+        if buffer is None or buffer.dtype != leaf.dtype or buffer.numel() < leaf.numel():
+            buffer = self._pinned[number, self._turn] = torch.empty(leaf.numel(), dtype=leaf.dtype, pin_memory=True)
+        lent = buffer[: leaf.numel()].view(leaf.shape)
+        lent.copy_(leaf)
+        return lent.to(self._device, non_blocking=True)
+
+    def mark(self) -> Mark:
+        return self._mark
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        self._moving.clear()
+        self._up.close()

@@ -1,0 +1,83 @@
+"""What a stage costs: time spent in its own work, and time spent waiting for the stage before it."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter, thread_time
+
+ENOUGH_JOBS, ENOUGH_TIME = 8, 0.05  # jobs, or seconds of work, after which a cost is known
+
+
+class Meter:
+    """Of one stage of one pipeline. Times are sums over all threads and processes that work for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.jobs = 0
+        self.samples = 0
+        self.given = 0
+        self.work = 0.0  # seconds of work
+        self.cpu = 0.0  # … of which a core was busy
+        self.wait = 0.0  # seconds that the stage before made it wait
+        self.idle = 0.0  # seconds that the consumer waited for a result of a pool
+        self.parallel = 0  # jobs at a time; 0: in the consumer's own thread
+        self.kind = ""  # threads, processes
+        self.fill: tuple[int, int] | None = None  # results that lie ready, of how many that may
+        self.notes: list[str] = []  # decisions, in words
+        self._lock = threading.Lock()
+        self._waiting, self._idle = _Span(self, "wait"), _Span(self, "idle")
+
+    @property
+    def known(self) -> bool:
+        """Whether enough was seen to decide something."""
+        return self.jobs >= ENOUGH_JOBS or (self.jobs > 1 and self.work > ENOUGH_TIME)
+
+    @property
+    def each(self) -> float:
+        """Seconds of work for one job."""
+        return self.work / self.jobs if self.jobs else 0.0
+
+    def waiting(self) -> _Span:
+        return self._waiting
+
+    def idling(self) -> _Span:
+        return self._idle
+
+    def working(self, samples: int) -> _Work:
+        return _Work(self, samples)
+
+    def add(self, samples: int, work: float, cpu: float) -> None:
+        """A job is done, by whoever did it."""
+        with self._lock:
+            self.jobs += 1
+            self.samples += samples
+            self.work += work
+            self.cpu += cpu
+
+
+class _Span:
+    """Adds to one of a meter's sums. Used by the consumer's thread only."""
+
+    __slots__ = ("_began", "_meter", "_name")
+
+    def __init__(self, meter: Meter, name: str) -> None:
+        self._meter, self._name, self._began = meter, name, 0.0
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        setattr(self._meter, self._name, getattr(self._meter, self._name) + perf_counter() - self._began)
+
+
+class _Work:
+    __slots__ = ("_began", "_cpu", "_meter", "_samples")
+
+    def __init__(self, meter: Meter, samples: int) -> None:
+        self._meter, self._samples = meter, samples
+
+    def __enter__(self) -> None:
+        self._began, self._cpu = perf_counter(), thread_time()
+
+    def __exit__(self, *error: object) -> None:
+        self._meter.add(self._samples, perf_counter() - self._began, thread_time() - self._cpu)

@@ -1,0 +1,364 @@
+"""The pipeline: written as a chain of stages that is its own diagram, iterated like a DataLoader.
+
+    train = (pd.files("train-*.tfrecord")          # paths, sharded over workers
+               .records(parallel=8)                 # bytes
+               .shuffle_and_repeat(10_000, seed=0)  # bytes, in another order each epoch
+               .map_and_batch(decode, 256)          # batches of tensors
+               .prefetch())                         # … made while the last one is used
+
+Every stage gives a new pipeline and changes nothing. Iterating runs it: each `for` loop over it is an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from paceline.data import stages as s
+from paceline.data.combining import Mixed, Zipped
+from paceline.data.cursor import Context, Cursor, Mark
+from paceline.data.execution import pools_for
+from paceline.data.jobs import Last
+from paceline.data.losses import POLICIES, Losses, Policy
+from paceline.data.plan import Plan, Planner, Runtime
+from paceline.data.reading import reader_of
+from paceline.data.reporting import Report, report_of
+from paceline.data.sources import Source
+from paceline.errors import UsageError
+
+VERSION = 1  # of what `state` gives
+Auto = Literal["auto"]
+Number = int | Auto
+
+
+class Pipeline:
+    """Made by the sources (`pd.arrays`, `pd.files`, …) and by its own stages."""
+
+    def __init__(
+        self,
+        source: Source | None,
+        stages: tuple[s.Stage, ...] = (),
+        *,
+        title: str,
+        made_of: tuple[str, tuple[Pipeline, ...], tuple[Any, ...]] | None = None,
+        context: Context | None = None,
+    ) -> None:
+        self._source, self._stages, self._title, self._made_of = source, stages, title, made_of
+        self._context = context or Context()
+        self._runtime = Runtime(pools=pools_for)
+        self._planned: Plan | None = None
+        self._epoch = 0  # of the next loop
+        self._begin: tuple[int, Mark | None] | None = None  # where a restored state says to begin
+        self._run: Run | None = None
+        self._end: dict[str, Any] | None = None  # where the last loop ended
+
+    def _with(self, *stages: s.Stage) -> Pipeline:
+        return Pipeline(
+            *(self._source, (*self._stages, *stages)), title=self._title, made_of=self._made_of, context=self._context
+        )
+
+    # -- stages that choose and order ------------------------------------------------------------------------------
+
+    def shuffle(self, buffer: int | None = None, *, seed: int = 0) -> Pipeline:
+        """Another order each epoch. What can be asked by index is shuffled as a whole; a stream in windows of
+        `buffer` samples (10,000)."""
+        _at_least(1, buffer=buffer)
+        return self._with(s.Shuffle(buffer, seed))
+
+    def repeat(self, times: int | None = None) -> Pipeline:
+        """So many times; without a number for ever."""
+        _at_least(0, times=times)
+        return self._with(s.Repeat(times))
+
+    def shuffle_and_repeat(self, buffer: int | None = None, times: int | None = None, *, seed: int = 0) -> Pipeline:
+        """Both as one: the next epoch's window fills while this epoch's drains. Epochs never mix."""
+        _at_least(1, buffer=buffer)
+        _at_least(0, times=times)
+        return self._with(s.ShuffleAndRepeat(buffer, times, seed))
+
+    def take(self, count: int) -> Pipeline:
+        """The first ones, over all workers together."""
+        _at_least(0, count=count)
+        return self._with(s.Take(count))
+
+    def skip(self, count: int) -> Pipeline:
+        """All but the first ones."""
+        _at_least(0, count=count)
+        return self._with(s.Skip(count))
+
+    def filter(self, function: Callable[[Any], Any], *, on_error: Policy = "raise") -> Pipeline:
+        """Those for which the function gives something true."""
+        return self._with(s.Filter(function, _policy(on_error)))
+
+    # -- stages that make ------------------------------------------------------------------------------------------
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        parallel: Number = "auto",
+        kind: s.Kind = "auto",
+        deterministic: bool = True,
+        on_error: Policy = "raise",
+    ) -> Pipeline:
+        """The function's result in the place of each sample (or batch, after .batch). `kind` is where it is called:
+        "here", in "threads", in "processes", or as measuring shows."""
+        return self._with(s.Map(function, _how(parallel, kind, deterministic), _policy(on_error)))
+
+    def batch(
+        self,
+        size: int,
+        *,
+        last: Last = "keep",
+        collate: Callable[[list[Any]], Any] | None = None,
+        parallel: Number = "auto",
+        kind: s.Kind = "auto",
+        deterministic: bool = True,
+    ) -> Pipeline:
+        """`size` samples as one, their arrays and numbers as tensors. The last one may be smaller, or is dropped."""
+        _at_least(1, size=size)
+        if last not in ("keep", "drop"):
+            raise UsageError(f"Asked for last={last!r}.", advice='Type last="keep" or last="drop".')
+        return self._with(s.Batch(size, last, _how(parallel, kind, deterministic), collate))
+
+    def map_and_batch(
+        self,
+        function: Callable[[Any], Any],
+        size: int,
+        *,
+        last: Last = "keep",
+        parallel: Number = "auto",
+        kind: s.Kind = "auto",
+        deterministic: bool = True,
+        on_error: Policy = "raise",
+    ) -> Pipeline:
+        """Both as one job: each result is written straight into its row of the batch."""
+        mapped = self.map(function, parallel=parallel, kind=kind, deterministic=deterministic, on_error=on_error)
+        return mapped.batch(size, last=last, parallel=parallel, kind=kind, deterministic=deterministic)
+
+    def interleave(
+        self, make: Callable[[Any], Any], *, cycle: int = 4, block: int = 1, parallel: bool = False
+    ) -> Pipeline:
+        """`make(sample)` gives an iterable; `cycle` of them are open at a time, and give `block` samples each in turn.
+        `parallel`: the next samples of each are read in threads."""
+        _at_least(1, cycle=cycle, block=block)
+        return self._with(s.Interleave(lambda losses: _read_any(make), cycle, block, parallel, "interleave"))
+
+    def records(
+        self,
+        format: str = "auto",
+        *,
+        parallel: Number = "auto",
+        block: int = 16,
+        on_error: Policy = "raise",
+    ) -> Pipeline:
+        """The records of files: TFRecord's bytes, a tar shard's samples, a text's lines, by their names' endings, or
+        all of one `format` ("tfrecord", "tar", "lines"). `parallel` files are open at a time."""
+        cycle = 4 if parallel == "auto" else parallel
+        _at_least(1, parallel=cycle, block=block)
+        policy = _policy(on_error)
+
+        def policed(losses: Losses) -> Any:
+            return reader_of(format, policy, losses)
+
+        return self._with(s.Interleave(policed, cycle, block, True, "records"))
+
+    def lines(self, *, parallel: int = 1, block: int = 1) -> Pipeline:
+        """The lines of text files, without their ends."""
+        return self.records("lines", parallel=parallel, block=block)
+
+    # -- stages that keep and carry --------------------------------------------------------------------------------
+
+    def cache(self, folder: str | None = None) -> Pipeline:
+        """Samples are made once and kept: in memory, or in a folder that later runs use, too. It is always samples
+        before shuffling and batching that are kept, so each epoch keeps an order of its own."""
+        return self._with(s.Cache(folder))
+
+    def prefetch(self, depth: Number = "auto") -> Pipeline:
+        """The next ones are made in a thread while this one is used."""
+        _at_least(1, depth=None if depth == "auto" else depth)
+        return self._with(s.Prefetch(None if depth == "auto" else depth))
+
+    def to(self, device: Any) -> Pipeline:
+        """Tensors on this device: the next batch is copied there while this one is used."""
+        return self._with(s.To(str(device)))
+
+    def zip(self, *others: Pipeline) -> Pipeline:
+        """Tuples of one sample of each."""
+        return Pipeline(None, title="zip", made_of=("zip", (self, *others), ()), context=self._context)
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    def shard(self, rank: int | None = None, world: int | None = None) -> Pipeline:
+        """This worker's part: every sample comes to one worker, once an epoch. Without numbers they are those of
+        torch.distributed, or of the launcher (RANK, WORLD_SIZE). Every worker calls it, with the same pipeline."""
+        if rank is None or world is None:
+            rank, world = _place()
+        if not 0 <= rank < world:
+            raise UsageError(f"Asked for the part of worker {rank} of {world}.", advice="Ranks go from 0 to world - 1.")
+        made = self._with()
+        made._context = Context(rank=rank, world=world)
+        return made
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        self.close()
+        epoch, mark = self._begin or (self._epoch, None)
+        self._begin, self._epoch = None, epoch + 1
+        context = Context(rank=self._context.rank, world=self._context.world, epoch=(epoch,))
+        self._run = Run(self, self._plan().open(context, mark), epoch)
+        return self._run
+
+    def __len__(self) -> int:
+        """Of one epoch, on this worker; of what is left, after `restore`."""
+        count = self._plan().length(self._context, self._begin[1] if self._begin else None)
+        if count is None:
+            raise TypeError("the length of this pipeline is not known before its end, or it has none")
+        return count
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands after the last batch that was given: small, and made of plain numbers and texts."""
+        if self._run is not None:
+            stands = self._run.stands()
+        elif self._end is not None:
+            stands = self._end
+        else:
+            epoch, mark = self._begin or (self._epoch, None)
+            stands = {"epoch": epoch, "ended": False, "mark": mark}
+        context = self._context
+        return {
+            "paceline": VERSION,
+            "stages": self._signature(),
+            "rank": context.rank,
+            "world": context.world,
+        } | stands
+
+    def restore(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        """The next loop goes on from there, with the samples that were not given. For another number of workers give
+        the states of all of them (one is enough where nothing but indices was dealt out). Every worker calls it."""
+        from paceline.data.resuming import begin
+
+        self.close()
+        self._end = None
+        states = [state] if isinstance(state, dict) else list(state)
+        self._begin = begin(self._plan(), self._signature(), self._context, states)
+        self._epoch = self._begin[0]
+
+    def close(self) -> None:
+        """Ends what still runs: threads, processes, open files. A new loop does it, too."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            self._end = run.stands()
+            run.cursor.close()
+
+    @property
+    def lost(self) -> int:
+        """How many records and samples were left out so far."""
+        return self._runtime.losses.count
+
+    def report(self) -> Report:
+        """What each stage costs, and which one is the bottleneck; prints as a table."""
+        self._plan()
+        return report_of(self._runtime)
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> Plan:
+        if self._planned is None:
+            self._planned = self._planned_in(self._runtime)
+        return self._planned
+
+    def _planned_in(self, runtime: Runtime) -> Plan:
+        first: Any = None
+        if self._made_of is not None:
+            kind, parts, options = self._made_of
+            plans = [part._planned_in(runtime) for part in parts]
+            first = Zipped(plans) if kind == "zip" else Mixed(plans, *options)
+        return Planner(self._source, runtime, first).plan(self._stages)
+
+    def _signature(self) -> str:
+        """What must be the same where a state is restored: where samples come from, and in which order."""
+        parts = [] if self._made_of is None else [part._signature() for part in self._made_of[1]]
+        size = "" if self._source is None else f" {len(self._source)}"
+        told = [f"{self._title}{size}{f'({chr(59).join(parts)})' if parts else ''}"]
+        for stage in self._stages:
+            match stage:
+                case s.Shuffle() | s.Repeat() | s.ShuffleAndRepeat() | s.Take() | s.Skip():
+                    told.append(repr(stage))
+                case s.Interleave():
+                    told.append(f"{stage.name}({stage.cycle}, {stage.block})")
+                case s.Filter():
+                    told.append("Filter()")
+        return " | ".join(told)
+
+    def __repr__(self) -> str:
+        return f"<pipeline {self._signature()}>"
+
+
+class Run:
+    """One loop over a pipeline."""
+
+    def __init__(self, pipeline: Pipeline, cursor: Cursor, epoch: int) -> None:
+        self.cursor, self.epoch, self.ended = cursor, epoch, False
+        self._losses = pipeline._runtime.losses
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.ended:
+            got = self.cursor.take(1)
+            if len(got):
+                return got[0]
+            self.ended = True
+            self._losses.say()
+        raise StopIteration
+
+    def stands(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}
+
+    def __del__(self) -> None:
+        self.cursor.close()
+
+
+def _at_least(least: int, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < least):
+            raise UsageError(f"Asked for {name}={number!r}.", advice=f"Give a whole number from {least} on.")
+
+
+def _policy(policy: str) -> Any:
+    if policy not in POLICIES:
+        raise UsageError(f"Asked for on_error={policy!r}.", advice=f"It takes {', '.join(map(repr, POLICIES))}.")
+    return policy
+
+
+def _how(parallel: Number, kind: s.Kind, deterministic: bool) -> s.How:
+    if kind not in ("auto", "here", "threads", "processes"):
+        raise UsageError(f"Asked for kind={kind!r}.", advice="It takes 'auto', 'here', 'threads' or 'processes'.")
+    number = None if parallel == "auto" else parallel
+    _at_least(1, parallel=number)
+    return s.How(parallel=number, kind=kind, deterministic=deterministic)
+
+
+def _read_any(make: Callable[[Any], Any]) -> Any:
+    from itertools import islice
+
+    def read(unit: Any, start: int) -> Iterator[list[Any]]:
+        items = islice(iter(make(unit)), start, None)
+        while chunk := list(islice(items, 64)):
+            yield chunk
+
+    return read
+
+
+def _place() -> tuple[int, int]:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    from paceline.settings import from_environment
+
+    settings = from_environment()
+    return settings.rank, settings.world

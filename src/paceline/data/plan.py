@@ -1,0 +1,255 @@
+"""The plan: nodes made of stages.
+
+As long as samples can be asked for by index, shuffling, repeating, taking and skipping change the order alone, and are
+done before anything is loaded, also where they are written after a map: a map keeps samples one for one. Maps and the
+batch after them become one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.data import order as orders
+from paceline.data import stages as s
+from paceline.data.ahead import Ahead
+from paceline.data.caching import Cached, Memo
+from paceline.data.combining import Zipped
+from paceline.data.cursor import Context, Cursor, Mark
+from paceline.data.dealing import Deal
+from paceline.data.device import Moved
+from paceline.data.interleaving import Interleaved
+from paceline.data.jobs import Jobs
+from paceline.data.limits import Filtered, Limited, Rounds
+from paceline.data.losses import Losses
+from paceline.data.meters import Meter
+from paceline.data.nodes import Keys, Node, Settled
+from paceline.data.sources import Source
+from paceline.data.windows import Windows
+from paceline.data.work import NOTHING, Step, Work
+from paceline.errors import UsageError
+
+WINDOW = 10_000  # samples, where a stream is to be shuffled and nobody says how far
+REORDERING = (Windows, Rounds, Limited)  # nodes that change which samples come when, and nothing else
+
+
+@dataclass(slots=True)
+class Runtime:
+    """What the cursors of one pipeline share."""
+
+    losses: Losses = field(default_factory=Losses)
+    meters: list[Meter] = field(default_factory=list)
+    pools: Callable[[s.How], Any] = lambda how: None
+
+    def meter(self, name: str) -> Meter:
+        meter = Meter(name)
+        self.meters.append(meter)
+        return meter
+
+
+class Plan:
+    """Opens cursors over a chain of nodes."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+
+    @property
+    def even(self) -> bool:
+        return all(node.even for node in self.nodes)
+
+    def open(self, context: Context, mark: Mark | None) -> Cursor:
+        return self._opener(len(self.nodes))(context, mark)
+
+    def _opener(self, upto: int) -> Callable[[Context, Mark | None], Cursor]:
+        def opened(context: Context, mark: Mark | None) -> Cursor:
+            return self.nodes[upto - 1].open(self._opener(upto - 1), context, mark)
+
+        return opened
+
+    def settle(self, marks: Sequence[Mark | None]) -> Settled:
+        return self._settle(len(self.nodes), marks)
+
+    def _settle(self, upto: int, marks: Sequence[Mark | None]) -> Settled:
+        return self.nodes[upto - 1].settle(marks, lambda inner: self._settle(upto - 1, inner))
+
+    def length(self, context: Context, mark: Mark | None = None) -> int | None:
+        """How many results a worker gets, from its mark on; None where nobody can know."""
+        count: int | None = None
+        for node in self.nodes:
+            if isinstance(node, Keys):
+                count = Deal(node.order.length, context, mark).left()
+            elif isinstance(node, Zipped):
+                each = [None] * len(node.plans) if mark is None else mark["each"]
+                counts = [plan.length(context, inner) for plan, inner in zip(node.plans, each, strict=True)]
+                count = None if None in counts else min(known for known in counts if known is not None)
+            elif isinstance(node, Jobs) and node.size is not None and count is not None:
+                count = count // node.size if node.last == "drop" else -(-count // node.size)
+            elif not isinstance(node, (Jobs, Ahead, Moved)):
+                return None
+        return count
+
+
+class Planner:
+    """Reads stages one by one, and holds back what may still be put together with the next."""
+
+    def __init__(self, source: Source | None, runtime: Runtime, first: Node | None = None) -> None:
+        self.runtime = runtime
+        self.nodes: list[Node] = [first] if first is not None else []
+        self.source = source  # as long as samples can be asked for by index
+        self.order: orders.Order | None = None if source is None else orders.Whole(len(source))
+        self.steps: list[Step] = []  # maps that are not a node yet
+        self.batch: s.Batch | None = None  # … and the batch that follows them,
+        self.after: list[Step] = []  # and what is done with it
+        self.how = s.How()
+
+    def plan(self, stages: Sequence[s.Stage]) -> Plan:
+        for stage in stages:
+            self._read(stage)
+        self._flush()
+        return Plan(self.nodes)
+
+    def _read(self, stage: s.Stage) -> None:
+        match stage:
+            case s.Map():
+                self.how = _stricter(self.how, stage.how)
+                (self.steps if self.batch is None else self.after).append(Step(stage.function, stage.on_error))
+            case s.Batch() if self.batch is None:
+                self.how = _stricter(self.how, stage.how)
+                self.batch = stage
+            case s.Cache():
+                self._cache(stage)
+            case s.Interleave():
+                self._interleave(stage)
+            case s.Shuffle() | s.Repeat() | s.ShuffleAndRepeat() | s.Take() | s.Skip() if self._in_order(stage):
+                pass
+            case s.Shuffle() | s.Repeat() | s.ShuffleAndRepeat() | s.Take() | s.Skip():
+                self._reorder(stage)
+            case _:
+                self._flush()
+                self._append(stage)
+
+    def _in_order(self, stage: s.Stage) -> bool:
+        """Changes the order, if everything is still asked for by index."""
+        order = self.order
+        if order is None or self.batch is not None:
+            return False
+        match stage:
+            case s.Shuffle() if order.length is not None:
+                self.order = orders.Shuffled(order, stage.seed)
+            case s.ShuffleAndRepeat() if order.length is not None:
+                self.order = orders.Repeated(orders.Shuffled(order, stage.seed), stage.times)
+            case s.Repeat():
+                self.order = orders.Repeated(order, stage.times)
+            case s.Take():
+                self.order = orders.Taken(order, stage.count)
+            case s.Skip():
+                self.order = orders.Skipped(order, stage.count)
+            case _:
+                return False
+        return True
+
+    def _reorder(self, stage: s.Stage) -> None:
+        """The same in a stream. Maps are held back: records wait in a window before they are decoded, not after."""
+        if self.order is not None or self.batch is not None:
+            self._flush()
+        match stage:
+            case s.Shuffle():
+                self.nodes.append(Windows(stage.buffer or WINDOW, stage.seed))
+            case s.ShuffleAndRepeat():
+                self.nodes.append(Windows(stage.buffer or WINDOW, stage.seed, stage.times))
+            case s.Repeat():
+                self.nodes.append(Rounds(stage.times))
+            case s.Take():
+                self.nodes.append(Limited(0, stage.count))
+            case s.Skip():
+                self.nodes.append(Limited(stage.count, None))
+
+    def _append(self, stage: s.Stage) -> None:
+        match stage:
+            case s.Filter():
+                self.nodes.append(Filtered(Step(stage.function, stage.on_error), self.runtime.losses))
+            case s.Prefetch():
+                self.nodes.append(Ahead(stage.depth, self.runtime.meter("prefetch")))
+            case s.To():
+                self.nodes.append(Moved(stage.device, self.runtime.meter(f"to {stage.device}")))
+            case s.Batch():
+                self.batch = stage
+                self.how = stage.how
+
+    def _cache(self, stage: s.Cache) -> None:
+        """Before the shuffling and the batch, wherever it is written: so each epoch's order stays its own."""
+        if self.after:
+            self._flush()
+        if self.source is not None:
+            self.source = Memo(self.source, self.steps, stage.folder, self.runtime.losses)
+            self.steps = []
+            return
+        last = max((number for number, node in enumerate(self.nodes) if not isinstance(node, REORDERING)), default=-1)
+        behind, self.nodes = self.nodes[last + 1 :], self.nodes[: last + 1]
+        batch, self.batch, how = self.batch, None, self.how
+        self._flush()
+        self.nodes += [Cached(stage.folder), *behind]
+        self.batch, self.how = batch, how
+
+    def _interleave(self, stage: s.Interleave) -> None:
+        if self.source is None or self.order is None or self.batch is not None:
+            raise UsageError(
+                f"Asked for {stage.name} in the middle of a stream.",
+                advice="It comes right after the source (shuffle, repeat and map may lie between).",
+            )
+        source, steps, losses = self.source, tuple(self.steps), self.runtime.losses
+
+        def unit(index: int) -> Any:
+            value = source.fetch(index)
+            for step in steps:
+                value = step(value, lambda _: source.name(index), 0, losses)
+            return value
+
+        read = stage.policed(losses)
+        node = Interleaved(
+            *(self.order, unit, source.name, lambda value, start: iter(()) if value is NOTHING else read(value, start)),
+            cycle=stage.cycle,
+            block=stage.block,
+            ahead=stage.ahead,
+        )
+        self.nodes.append(node)
+        self.source, self.order, self.steps = None, None, []
+
+    def _flush(self) -> None:
+        """What was held back becomes nodes."""
+        source, batch, steps = self.source, self.batch, tuple(self.steps)
+        if source is not None:
+            assert self.order is not None
+            self.nodes.append(Keys(self.order, source.name))
+        work = Work(
+            gather=source.gather if source is not None and batch and not steps and not batch.collate else None,
+            fetch=None if source is None else source.fetch,
+            steps=steps,
+            batched=batch is not None,
+            collate=None if batch is None else batch.collate,
+            after=tuple(self.after),
+        )
+        if not work.nothing_to_do:
+            names = [*(f"map {step.name}" for step in steps), *([f"batch {batch.size}"] if batch else [])]
+            names += [f"map {step.name}" for step in self.after]
+            self.nodes.append(
+                Jobs(
+                    work=work,
+                    losses=self.runtime.losses,
+                    meter=self.runtime.meter(" · ".join(names) or "fetch"),
+                    size=None if batch is None else batch.size,
+                    last="keep" if batch is None else batch.last,
+                    deterministic=self.how.deterministic,
+                    pools=self.runtime.pools(self.how),
+                )
+            )
+        self.source, self.order, self.batch, self.steps, self.after = None, None, None, [], []
+        self.how = s.How()
+
+
+def _stricter(one: s.How, other: s.How) -> s.How:
+    """Of stages that become one job: what either of them asks for."""
+    parallel = other.parallel if one.parallel is None else one.parallel
+    kind = other.kind if one.kind == "auto" else one.kind
+    return replace(one, parallel=parallel, kind=kind, deterministic=one.deterministic and other.deterministic)

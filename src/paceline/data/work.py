@@ -1,0 +1,108 @@
+"""The work on one batch, or on one sample: fetch, map each sample, put them together, map the batch.
+
+It is a value: it is done wherever there is time for it, in this thread, in another, or in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.data.collate import Allocate, Tray, empty
+from paceline.data.losses import Losses, Policy
+from paceline.errors import DataError, PacelineError
+
+NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()  # in the place of what was lost
+Where = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A function of the user's, and what becomes of a sample on which it raises."""
+
+    function: Callable[[Any], Any]
+    on_error: Policy = "raise"
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def __call__(self, value: Any, where: Where, number: int, losses: Losses) -> Any:
+        try:
+            return self.function(value)
+        except PacelineError as error:
+            told = DataError(f"{where(number)}: {error.message}", advice=error.advice)
+            losses.lose(told, self.on_error)
+        except Exception as error:
+            told = DataError(
+                f"{self.name} raised {type(error).__name__}: {error}, on {where(number)}.",
+                advice="To leave such samples out: on_error='skip', or 'warn' to be told.",
+            )
+            if self.on_error == "raise":
+                raise told from error
+            losses.lose(told, self.on_error)
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """`gather` makes a batch of keys at once; `fetch` a list of samples; without both, keys are samples already."""
+
+    gather: Callable[[Any], Any] | None = None
+    fetch: Callable[[Any], Any] | None = None
+    steps: tuple[Step, ...] = ()
+    batched: bool = False
+    collate: Callable[[list[Any]], Any] | None = None  # the user's own
+    after: tuple[Step, ...] = ()
+
+    @property
+    def nothing_to_do(self) -> bool:
+        return not (self.gather or self.fetch or self.steps or self.batched or self.after)
+
+    def do(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty) -> Any:
+        """A batch of these, or the one sample that is made of the only key; or NOTHING."""
+        if self.batched:
+            return self.on_batch(keys, where, losses, allocate)
+        return next(self.on_each(keys, where, losses), NOTHING)
+
+    def on_batch(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty) -> Any:
+        """A batch of these, or NOTHING."""
+        if self.gather is not None:
+            batch = self.gather(keys)
+        elif self.collate is not None:
+            made = list(self.on_each(keys, where, losses))
+            batch = self.collate(made) if made else NOTHING
+        else:
+            tray = Tray(len(keys), allocate)
+            for sample in self.on_each(keys, where, losses):
+                tray.put(sample)
+            batch = tray.batch() if tray.count else NOTHING
+        for step in self.after:
+            if batch is not NOTHING:
+                batch = step(batch, lambda _: f"the batch that begins with {where(0)}", 0, losses)
+        return batch
+
+    def on_each(self, keys: Any, where: Where, losses: Losses) -> Iterator[Any]:
+        """The samples made of these."""
+        samples = keys if self.fetch is None else self._fetched(keys, where)
+        for number, sample in enumerate(samples):
+            for step in self.steps:
+                sample = step(sample, where, number, losses)
+                if sample is NOTHING:
+                    break
+            else:
+                yield sample
+
+    def _fetched(self, keys: Any, where: Where) -> Iterator[Any]:
+        assert self.fetch is not None
+        for number, key in enumerate(keys.tolist()):
+            try:
+                yield self.fetch(key)
+            except PacelineError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"{where(number)} could not be loaded: {type(error).__name__}: {error}.",
+                    advice="Look at the dataset's __getitem__ for this index.",
+                ) from error
