@@ -14,10 +14,12 @@ By hand:
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset, TensorDataset, default_collate
 
 from paceline.script.stage import Stage
 
@@ -29,14 +31,16 @@ class Batch(tuple[torch.Tensor, ...]):
 
 
 class Mod:
-    """Teaches a loader's dataset to give a whole batch at a time, before it is first iterated."""
+    """Teaches a loader's dataset to give a whole batch at a time, before it is first iterated, and its sampler to give
+    a batch's indices as one tensor: one by one, they take longer than a small step."""
 
     def __init__(self, value: str) -> None:
-        pass
+        self._whole: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()  # sampler → where to
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
         stage.subscribe(self)
+        BatchSampler.__iter__ = self._as_tensors(BatchSampler.__iter__)  # type: ignore[method-assign]
 
     def on_loader(self, loader: Any) -> None:
         found = _tensors(loader.dataset)
@@ -45,16 +49,18 @@ class Mod:
         tensors, inner = found
         device = self._device(tensors)
         tensors = tuple(tensor.to(device) for tensor in tensors)
+        inner = None if inner is None else inner.to(device)
 
-        def give(indices: list[int]) -> Batch:
-            index = torch.as_tensor(indices)
+        def give(indices: Any) -> Batch:
+            index = torch.as_tensor(indices).to(device)
             if inner is not None:
                 index = inner[index]
-            index = index.to(device)
             return Batch(tensor.index_select(0, index) for tensor in tensors)
 
         loader.dataset.__getitems__ = give
         loader.collate_fn = lambda batch: list(batch) if isinstance(batch, Batch) else default_collate(batch)
+        if self.stage.group.world == 1 and _is_plain(loader.sampler):
+            self._whole[loader.sampler] = device
 
     def _device(self, tensors: tuple[torch.Tensor, ...]) -> torch.device:
         """Several workers put a batch together on the host."""
@@ -62,6 +68,38 @@ class Mod:
             return torch.device("cpu")
         free, _ = torch.cuda.mem_get_info()
         return torch.device("cuda" if sum(tensor.nbytes for tensor in tensors) < SHARE * free else "cpu")
+
+    def _as_tensors(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def __iter__(batches: BatchSampler) -> Iterator[Any]:
+            device = self._whole.get(batches.sampler)
+            if device is None:
+                yield from plain(batches)
+                return
+            order = _order(batches.sampler).to(device)
+            whole = len(order) - len(order) % batches.batch_size if batches.drop_last else len(order)
+            yield from order[:whole].split(batches.batch_size) if whole else ()
+            if (generator := getattr(batches.sampler, "generator", None)) is not None:
+                torch.randperm(len(order), generator=generator)  # as the sampler does at its end, for a part of none
+
+        return __iter__
+
+
+def _is_plain(sampler: Any) -> bool:
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return type(sampler) is SequentialSampler
+
+
+def _order(sampler: Any) -> torch.Tensor:
+    """All indices that a plain sampler would give, with the random numbers that it would draw."""
+    count = len(sampler.data_source)
+    if type(sampler) is SequentialSampler:
+        return torch.arange(count)
+    generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    return torch.randperm(count, generator=generator)
 
 
 def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None] | None:

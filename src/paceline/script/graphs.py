@@ -132,7 +132,7 @@ class GraphedCall:
         for static, grad in zip(self._upstream, wanted, strict=True):
             static.copy_(grad)
         self._backward.replay()
-        # An input's gradient may be kept by anyone: it is a copy.
+        # What autograd is given may be kept by anyone: it is a copy.
         found = (None if grad is None else grad.clone() for grad in self._input_grads)
         for_inputs = [next(found) if tensor.requires_grad else None for tensor in self._inputs]
         if call.direct:
@@ -140,7 +140,7 @@ class GraphedCall:
             return for_inputs
         static_of = {id(parameter): grad for parameter, grad in self._kept}
         own = (static_of.get(id(parameter)) for parameter in self.parameters)
-        return [*for_inputs, *(None if grad is None else grad.detach() for grad in own)]
+        return [*for_inputs, *(None if grad is None else grad.clone() for grad in own)]
 
     def _hand_out(self) -> None:
         """Each parameter's gradient, as autograd would: set, or added to what is there."""
@@ -161,14 +161,14 @@ class GraphedCall:
 
     def _let_go(self) -> None:
         """Gradients that are added up over several backwards get memory of their own before this one is written."""
-        if self._count() != self._counts:
+        if any(parameter.grad is grad for parameter, grad in self._kept):
             self._give_own_memory()
-            if self._count() != self._counts:
-                raise ScriptError("The script keeps a gradient of an earlier step.", advice=WITHOUT)
+        if self._count() != self._counts:
+            raise ScriptError("The script keeps a gradient of an earlier step.", advice=WITHOUT)
 
     def _give_own_memory(self) -> None:
         for parameter, grad in self._kept:
-            if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
+            if parameter.grad is grad:
                 parameter.grad = grad.clone()
 
 
