@@ -11,7 +11,14 @@ import paceline
 from paceline.errors import PacelineError
 from paceline.script.stage import SEAMS
 
-NAMES = ["Mirrored", "PacelineError", "__version__"]
+NAMES = [
+    "LAMB",
+    "LARS",
+    "Mirrored",
+    "PacelineError",
+    "__version__",
+    "no_decay",
+]
 
 
 def test_the_public_names() -> None:

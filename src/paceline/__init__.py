@@ -16,12 +16,28 @@ from paceline.comm.registration import register
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.converge.groups import no_decay
+    from paceline.converge.lamb import LAMB
+    from paceline.converge.lars import LARS
     from paceline.errors import PacelineError
     from paceline.strategies.mirrored import Mirrored
 
-__all__ = ["Mirrored", "PacelineError", "__version__"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "Mirrored",
+    "PacelineError",
+    "__version__",
+    "no_decay",
+]
 
-_HOMES = {"Mirrored": "paceline.strategies.mirrored", "PacelineError": "paceline.errors"}
+_HOMES = {
+    "LAMB": "paceline.converge.lamb",
+    "LARS": "paceline.converge.lars",
+    "Mirrored": "paceline.strategies.mirrored",
+    "PacelineError": "paceline.errors",
+    "no_decay": "paceline.converge.groups",
+}
 
 
 register()

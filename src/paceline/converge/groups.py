@@ -1,0 +1,36 @@
+"""Which parameters are neither decayed nor adapted: biases, and the gains and shifts of norms.
+
+Their norms say nothing about a layer's scale (a bias begins at zero, a gain at one), and decay pulls them away from
+what they are for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def no_decay(model: nn.Module) -> list[dict[str, Any]]:
+    """The model's parameters as two groups for an optimizer: weights, and what is neither decayed nor adapted.
+
+        optimizer = paceline.LAMB(paceline.no_decay(model), lr=0.01, weight_decay=0.01)
+
+    The second group holds every parameter of a norm, every bias, and whatever has fewer than two dimensions. An
+    optimizer that knows no adaptation (AdamW) takes the groups as well. A group without parameters is left out.
+    """
+    of_norms = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters(False)}
+    weights: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_bias = "bias" in name.rpartition(".")[2].split("_")
+        exempt = parameter.dim() < 2 or id(parameter) in of_norms or is_bias
+        (others if exempt else weights).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": weights, "adapt": True},
+        {"params": others, "adapt": False, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,202 @@
+"""LAMB over all tensors at once: moments and sums of squares in one pass over memory, the update in another.
+
+Imported only where Triton is. The formulas are in `lamb`.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.converge.chunk_kernels import TYPES, WARPS, address, launch_sums, on_device, read, write
+from paceline.converge.fused import Table
+
+# Rows of the table.
+PARAMETER = tl.constexpr(0)
+FIRST = tl.constexpr(1)
+SECOND = tl.constexpr(2)
+STEP = tl.constexpr(3)
+LENGTH = tl.constexpr(4)
+FIRST_CHUNK = tl.constexpr(5)
+TREATMENT = tl.constexpr(6)
+
+
+@triton.jit
+def one_minus_power(log, count):
+    """1 − βᵗ from log β. For small t·log β by its series: a difference of two numbers near one has few digits."""
+    x = count * log
+    series = 1.0 + x / 8.0
+    series = 1.0 + x / 7.0 * series
+    series = 1.0 + x / 6.0 * series
+    series = 1.0 + x / 5.0 * series
+    series = 1.0 + x / 4.0 * series
+    series = 1.0 + x / 3.0 * series
+    series = 1.0 + x / 2.0 * series
+    return tl.where(x > -0.5, -x * series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def update_of(weight, first, second, rest1, root2, eps, decay):
+    return first / rest1 / (tl.sqrt(second) / root2 + eps) + decay * weight
+
+
+@triton.jit
+def moments_of_chunk(p, g, m, v, left, factor, sign, rest1, root2, keep1, beta2, keep2, eps, decay,
+                     SCALED: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    weight = read(p, at, left, WHOLE)
+    grad = read(g, at, left, WHOLE) * factor
+    if SCALED:
+        write(g, at, left, grad, WHOLE)
+    grad = sign * grad
+    first = read(m, at, left, WHOLE)
+    first = first + keep1 * (grad - first)
+    second = read(v, at, left, WHOLE) * beta2 + keep2 * grad * grad
+    # As the update will read them: rounded to what is kept.
+    first = first.to(m.dtype.element_ty)
+    second = second.to(v.dtype.element_ty)
+    write(m, at, left, first, WHOLE)
+    write(v, at, left, second, WHOLE)
+    update = update_of(weight, first.to(tl.float32), second.to(tl.float32), rest1, root2, eps, decay)
+    if not WHOLE:
+        update = tl.where(at < left, update, 0.0)
+    return tl.sum(weight * weight), tl.sum(update * update)
+
+
+@triton.jit
+def lamb_moments(rows, grads, tensor_of_chunk, partial, scale, found, tensors, chunks, sign, keep1, beta2, keep2,
+                 log1, log2, eps, decay, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, SCALED: tl.constexpr,
+                 FOUND: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    skipped = False
+    if FOUND:
+        skipped = tl.load(found) != 0.0
+    if not skipped:
+        chunk = tl.program_id(0)
+        tensor = tl.load(tensor_of_chunk + chunk)
+        start = (chunk - tl.load(rows + FIRST_CHUNK * tensors + tensor)) * BLOCK
+        left = tl.load(rows + LENGTH * tensors + tensor) - start
+        p = address(rows, PARAMETER, tensor, tensors, P) + start
+        g = address(grads, 0, tensor, tensors, G) + start
+        m = address(rows, FIRST, tensor, tensors, S) + start
+        v = address(rows, SECOND, tensor, tensors, S) + start
+        count = tl.load(address(rows, STEP, tensor, tensors, tl.float32)) + 1.0
+        rest1 = one_minus_power(log1, count)
+        root2 = tl.sqrt(one_minus_power(log2, count))
+        decay = tl.where(tl.load(rows + TREATMENT * tensors + tensor) & 2 != 0, decay, 0.0)
+        factor = 1.0
+        if SCALED:
+            factor = 1.0 / tl.load(scale)
+        whole = (left >= BLOCK) & ((p.to(tl.int64) | g.to(tl.int64) | m.to(tl.int64) | v.to(tl.int64)) % 16 == 0)
+        if whole:
+            weights, updates = moments_of_chunk(p, g, m, v, left, factor, sign, rest1, root2, keep1, beta2, keep2,
+                                                eps, decay, SCALED, True, BLOCK)  # fmt: skip
+        else:
+            weights, updates = moments_of_chunk(p, g, m, v, left, factor, sign, rest1, root2, keep1, beta2, keep2,
+                                                eps, decay, SCALED, False, BLOCK)  # fmt: skip
+        tl.store(partial + chunk, weights)
+        tl.store(partial + chunks + chunk, updates)
+
+
+@triton.jit
+def update_chunk(p, m, v, left, rate, rest1, root2, eps, decay, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    weight = read(p, at, left, WHOLE)
+    update = update_of(weight, read(m, at, left, WHOLE), read(v, at, left, WHOLE), rest1, root2, eps, decay)
+    write(p, at, left, weight - rate * update, WHOLE)
+
+
+@triton.jit
+def lamb_update(rows, tensor_of_chunk, sums, lr_tensor, found, tensors, chunks, lr, log1, log2, eps, decay,
+                P: tl.constexpr, S: tl.constexpr, TENSOR_LR: tl.constexpr, FOUND: tl.constexpr,
+                BLOCK: tl.constexpr):  # fmt: skip
+    skipped = False
+    if FOUND:
+        skipped = tl.load(found) != 0.0
+    if not skipped:
+        # Backwards: what the pass before touched last may still be in the cache.
+        chunk = chunks - 1 - tl.program_id(0)
+        tensor = tl.load(tensor_of_chunk + chunk)
+        start = (chunk - tl.load(rows + FIRST_CHUNK * tensors + tensor)) * BLOCK
+        left = tl.load(rows + LENGTH * tensors + tensor) - start
+        p = address(rows, PARAMETER, tensor, tensors, P) + start
+        m = address(rows, FIRST, tensor, tensors, S) + start
+        v = address(rows, SECOND, tensor, tensors, S) + start
+        count = tl.load(address(rows, STEP, tensor, tensors, tl.float32))
+        rest1 = one_minus_power(log1, count)
+        root2 = tl.sqrt(one_minus_power(log2, count))
+        treatment = tl.load(rows + TREATMENT * tensors + tensor)
+        decay = tl.where(treatment & 2 != 0, decay, 0.0)
+        weights = tl.sqrt(tl.load(sums + tensor))
+        updates = tl.sqrt(tl.load(sums + tensors + tensor))
+        adapted = (treatment & 1 != 0) & (weights > 0.0) & (updates > 0.0)
+        rate = lr
+        if TENSOR_LR:
+            rate = tl.load(lr_tensor)
+        rate = rate * tl.where(adapted, weights / updates, 1.0)
+        whole = (left >= BLOCK) & ((p.to(tl.int64) | m.to(tl.int64) | v.to(tl.int64)) % 16 == 0)
+        if whole:
+            update_chunk(p, m, v, left, rate, rest1, root2, eps, decay, True, BLOCK)
+        else:
+            update_chunk(p, m, v, left, rate, rest1, root2, eps, decay, False, BLOCK)
+
+
+def launch(group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
+    """One step of a table's tensors. Three launches; the host waits for nothing."""
+    beta1, beta2 = group["betas"]
+    log1, log2 = (math.log(beta) if beta else -math.inf for beta in (beta1, beta2))
+    lr, lr_tensor = on_device(group["lr"], table)
+    parameter, grad, state = (TYPES[dtype] for dtype in table.dtypes)
+    if table.chunks:
+        lamb_moments[(table.chunks,)](
+            table.rows,
+            table.grads,
+            table.tensor_of_chunk,
+            table.partial,
+            scale,
+            found_inf,
+            table.tensors,
+            table.chunks,
+            -1.0 if group["maximize"] else 1.0,
+            1.0 - beta1,
+            beta2,
+            1.0 - beta2,
+            log1,
+            log2,
+            group["eps"],
+            group["weight_decay"],
+            P=parameter,
+            G=grad,
+            S=state,
+            SCALED=scale is not None,
+            FOUND=found_inf is not None,
+            BLOCK=table.block,
+            num_warps=WARPS,
+        )
+    launch_sums(table, found_inf, length=LENGTH.value, step=STEP.value)
+    if table.chunks:
+        lamb_update[(table.chunks,)](
+            table.rows,
+            table.tensor_of_chunk,
+            table.sums,
+            lr_tensor,
+            found_inf,
+            table.tensors,
+            table.chunks,
+            lr,
+            log1,
+            log2,
+            group["eps"],
+            group["weight_decay"],
+            P=parameter,
+            S=state,
+            TENSOR_LR=lr_tensor is not None,
+            FOUND=found_inf is not None,
+            BLOCK=table.block,
+            num_warps=WARPS,
+        )

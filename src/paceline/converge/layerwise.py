@@ -1,0 +1,267 @@
+"""What LARS and LAMB share: each tensor's step is scaled by a ratio of norms of its own.
+
+A step goes over all tensors of a group at once: in a few Triton kernels on a GPU (fused), elsewhere in torch's foreach
+operations. Norms are of whole tensors: where a parameter is a DTensor, sums of squares are added up over the workers
+that hold its shards, in one all-reduce a group.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paceline.converge.fused import ADAPTED, DECAYED, Prepared, Table, can_fuse, is_capturing
+from paceline.errors import PacelineError, UsageError
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Tensors of one group that make their step together: of one device and dtype, and sharded alike."""
+
+    numbers: list[int] = field(default_factory=list)  # among those of the group that have gradients
+    parameters: list[Tensor] = field(default_factory=list)  # this worker's part of each
+    grads: list[Tensor] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    treatment: list[int] = field(default_factory=list)  # bits: ADAPTED, DECAYED
+    mesh: Any = None  # of a DTensor, and the dimensions of it over which the tensors are sharded
+    sharded: tuple[int, ...] = ()
+
+    def state(self, name: str) -> list[Tensor]:
+        return [local(state[name]) for state in self.states]
+
+    def treated(self, bit: int, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor for tensor, bits in zip(tensors, self.treatment, strict=True) if bits & bit]
+
+
+class Layerwise(Optimizer):
+    """The base of both. A subclass names the tensors of its state, and makes the step of a batch of tensors."""
+
+    moments: tuple[str, ...]  # tensors of the state that are laid out like the parameter
+    counts_steps: bool
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        self._prepared: dict[int, Prepared] = {}  # by number of the group, where all of it is fused
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prepared = {}
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        check_settings(group)
+        for parameter in group["params"]:
+            if group["fused"] and not can_fuse(parameter):
+                raise UsageError(
+                    f"Asked {type(self).__name__} for its fused form on a parameter of {parameter.dtype} on "
+                    f"{parameter.device}. That form takes CUDA, Triton, and float32, bfloat16 or float16 without gaps.",
+                    advice="Leave fused out: where it works it is chosen.",
+                )
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by torch's gradient scaler: the fused form takes scaling and skipping into its kernels."""
+        return all(_is_fused(group, parameter) for group in self.param_groups for parameter in group["params"])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes a step. With DTensor parameters every worker calls it, and waits for the others' norms."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        capturing = is_capturing()
+        for number, group in enumerate(self.param_groups):
+            if capturing and not group["capturable"]:
+                raise PacelineError(
+                    f"{type(self).__name__} makes a step under CUDA graph capture, and capturable is False.",
+                    advice=f"{type(self).__name__}(…, capturable=True)",
+                )
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters and not self._step_as_before(number, group, parameters):
+                self._step_anew(number, group, parameters)
+        return loss
+
+    def _step_as_before(self, number: int, group: dict[str, Any], parameters: list[Tensor]) -> bool:
+        """The step of a group whose tensors lie where they lay at the last one: nothing but launches."""
+        prepared = self._prepared.get(number)
+        if prepared is None:
+            return False
+        states = [self.state[parameter] for parameter in parameters]
+        grads: list[Any] = [parameter.grad for parameter in parameters]
+        if prepared.sharded:
+            parameters, grads = [local(p) for p in parameters], [local(g) for g in grads]
+        if not prepared.holds(group["adapt"], parameters, grads, states):
+            return False
+        for table, numbers in prepared.tables:
+            self._launch(group, table, grads if len(numbers) == len(grads) else [grads[i] for i in numbers])
+        return True
+
+    def _step_anew(self, number: int, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        batches = self._batches(group, parameters)
+        tables = []
+        for (fused, *_), batch in batches.items():
+            if not fused:
+                self._foreach_step(group, batch)
+                continue
+            if is_capturing():
+                raise PacelineError(
+                    f"{type(self).__name__} meets tensors for the first time under CUDA graph capture.",
+                    advice="Make a step before the capture, as for every optimizer that keeps state.",
+                )
+            table = Table(batch, self.moments)
+            self._launch(group, table, batch.grads)
+            tables.append((table, batch.numbers))
+        self._prepared.pop(number, None)
+        if len(tables) == len(batches):
+            own, grads = [local(p) for p in parameters], [local(p.grad) for p in parameters]
+            states = [self.state[parameter] for parameter in parameters]
+            self._prepared[number] = Prepared(group["adapt"], own, grads, states, tables)
+
+    def _launch(self, group: dict[str, Any], table: Table, grads: list[Tensor]) -> None:
+        device = table.device
+        here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with here:
+            read = table.take(grads)
+            # Set by torch's gradient scaler for the time of this step.
+            scale, found = (_on(getattr(self, name, None), device) for name in ("grad_scale", "found_inf"))
+            self._fused_step(group, table, scale, found)
+            if scale is not None:  # a script that looks at a gradient after the step finds it without the scale
+                for grad, unscaled in zip(grads, read, strict=True):
+                    if unscaled is not grad:
+                        grad.copy_(unscaled)
+
+    def _batches(self, group: dict[str, Any], parameters: list[Tensor]) -> dict[tuple[Any, ...], Batch]:
+        """Parameters that have gradients, by what has to be alike; their state, made where there is none yet."""
+        found: dict[tuple[Any, ...], Batch] = {}
+        for number, parameter in enumerate(parameters):
+            grad = cast(Tensor, parameter.grad)
+            if grad.layout != torch.strided:
+                raise UsageError(
+                    f"{type(self).__name__} was given a sparse gradient, of a parameter of shape "
+                    f"{tuple(parameter.shape)}: the norm of a layer takes all of it.",
+                    advice="Make it dense (nn.Embedding(…, sparse=False)), or leave it to torch.optim.SparseAdam.",
+                )
+            fused = _is_fused(group, parameter)
+            mesh, sharded = _sharding(parameter)
+            own, own_grad = local(parameter), local(grad)
+            if not fused and own_grad.dtype != own.dtype:
+                own_grad = own_grad.to(own.dtype)
+            key = (fused, own.device, own.dtype, own_grad.dtype, mesh, sharded)
+            batch = found.setdefault(key, Batch(mesh=mesh, sharded=sharded))
+            batch.numbers.append(number)
+            batch.parameters.append(own)
+            batch.grads.append(own_grad)
+            batch.states.append(self._ready_state(group, parameter, fused))
+            batch.treatment.append(_treatment(group["adapt"], parameter))
+        return found
+
+    def _ready_state(self, group: dict[str, Any], parameter: Tensor, fused: bool) -> dict[str, Any]:
+        state = self.state[parameter]
+        for name in self.moments:
+            moment = state.get(name)
+            # Kernels go over memory: a state that was loaded may be laid out otherwise.
+            if moment is None or (fused and local(moment).stride() != local(parameter).stride()):
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                if moment is not None:
+                    state[name].copy_(moment)
+        if self.counts_steps:
+            # On the device where kernels count for themselves; elsewhere where reading it is free.
+            home = parameter.device if fused or group["capturable"] else torch.device("cpu")
+            step = state.get("step")
+            if step is None:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=home)
+            elif step.device != home:
+                state["step"] = step.to(home)
+        return state
+
+    def _foreach_step(self, group: dict[str, Any], batch: Batch) -> None:
+        raise NotImplementedError
+
+    def _fused_step(self, group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
+        raise NotImplementedError
+
+
+def check_settings(group: dict[str, Any]) -> None:
+    """Numbers that make no sense are a user's mistake, found before the first step."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise UsageError(f"Asked for a learning rate of {lr.numel()} numbers: it takes one.")
+    for name in ("lr", "weight_decay", "eps", "trust"):
+        value = group.get(name, 0.0)
+        # A tensor's value is not looked at: it may lie on a device that is busy.
+        if not isinstance(value, Tensor) and not value >= 0.0:
+            raise UsageError(f"Asked for {name}={value}: it must not be negative.")
+    decays = {"momentum": group.get("momentum", 0.0)} | dict(zip(("β1", "β2"), group.get("betas", ()), strict=False))
+    for name, value in decays.items():
+        if not 0.0 <= value < 1.0:
+            raise UsageError(f"Asked for {name}={value}: it lies from 0 to below 1.")
+
+
+def norms(batch: Batch, *sides: list[Tensor]) -> list[Tensor]:
+    """The norms of whole tensors, a vector for each side. Waits for the workers that hold other shards."""
+    found = [torch.stack(torch._foreach_norm(side, 2.0)) for side in sides]
+    if not batch.sharded:
+        return found
+    squares = torch.stack(found).square_()
+    add_up(squares, batch.mesh, batch.sharded)
+    return list(squares.sqrt_().unbind())
+
+
+def add_up(squares: Tensor, mesh: Any, sharded: tuple[int, ...]) -> None:
+    """Sums over the workers that hold shards of the same tensors, in place. Each of them calls it."""
+    for dimension in sharded:
+        torch.distributed.all_reduce(squares, group=mesh.get_group(dimension))
+
+
+def wide(tensors: list[Tensor]) -> list[Tensor]:
+    """In float32, where they are of a half type: an update has more digits than the weight that it changes."""
+    return [tensor.float() for tensor in tensors] if tensors[0].dtype in HALF else tensors
+
+
+def local(tensor: Any) -> Tensor:
+    """This worker's part of a tensor, with real numbers in it."""
+    own: Tensor = tensor._local_tensor if _is_dtensor(tensor) else tensor
+    return torch.view_as_real(own) if own.is_complex() else own
+
+
+def _treatment(adapt: bool | None, parameter: Tensor) -> int:
+    if adapt is None:
+        return ADAPTED | DECAYED if parameter.dim() > 1 else 0
+    return ADAPTED | DECAYED if adapt else DECAYED
+
+
+def _is_fused(group: dict[str, Any], parameter: Tensor) -> bool:
+    return group["fused"] is not False and can_fuse(parameter)
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    # Importing DTensor takes long, and whoever has one has imported it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _sharding(parameter: Any) -> tuple[Any, tuple[int, ...]]:
+    if not _is_dtensor(parameter):
+        return None, ()
+    if any(placement.is_partial() for placement in parameter.placements):
+        raise UsageError("A parameter holds partial sums: its norm is not known before they are added up.")
+    sharded = tuple(d for d, placement in enumerate(parameter.placements) if placement.is_shard())
+    return parameter.device_mesh, sharded
+
+
+def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device=device, dtype=torch.float32)
