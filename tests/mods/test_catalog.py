@@ -21,7 +21,7 @@ def test_a_mod_without_its_value_gets_the_first() -> None:
     ("asked", "says"),
     [
         (["speed"], "no mod 'speed'"),
-        (["precision=bf8"], "takes bf16"),
+        (["precision=bf8"], "takes bf16, fp16"),
         (["tf32=yes"], "takes no value"),
         (["threads=0"], "a number from 1"),
         (["threads=many"], "a number from 1"),

@@ -72,7 +72,7 @@ CATALOG = {
             values=(),
             summary="forward, backward and optimizer step each launched as a whole",
             numbers="rounded",
-            excludes=("compile=reduce-overhead", "compile=max-autotune"),
+            excludes=("compile=reduce-overhead", "compile=max-autotune", "precision=fp16"),
             outermost=True,
         ),
         Entry(
@@ -96,8 +96,8 @@ CATALOG = {
         ),
         Entry(
             name="precision",
-            values=("bf16",),
-            summary="the model's forward under autocast, its outputs in float32 again",
+            values=("bf16", "fp16"),
+            summary="the model's forward under autocast; fp16 with scaled gradients",
             numbers="other",
         ),
         Entry(

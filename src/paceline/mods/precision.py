@@ -1,13 +1,22 @@
 """Precision: the model's forward under autocast, and its outputs in float32 again.
 
-Changes: products and convolutions are computed in bfloat16 (8 bits); the rest, the loss, the weights and their updates
-stay float32. Applies where the device has a fast bfloat16. Can break: code that looks at inner dtypes.
+Changes: products and convolutions are computed in bfloat16 (8 bits) or float16 (11 bits, of a smaller range); the rest,
+the loss, the weights and their updates stay float32. With fp16, gradients are scaled while they are computed, and are
+the true ones when backward returns; a step whose gradients were infinite at that scale is left out. Applies where the
+device is fast at it: bfloat16 from Ampere on, float16 also before. Can break: code that looks at inner dtypes; with
+fp16, code that looks at gradients of what is no leaf (they are scaled), optimizers with a closure (refused), and
+clipping by value, which hides an infinite gradient.
 
 By hand:
 
     with torch.autocast(device.type, torch.bfloat16):
         output = model(images)
     output = output.float()
+
+    # with torch.float16:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
 """
 
 from __future__ import annotations
@@ -18,10 +27,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.mods.scaling import Scaler
 from paceline.script import tree
 from paceline.script.stage import Stage
 
-DTYPES = {"bf16": torch.bfloat16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Mod:
@@ -32,9 +42,12 @@ class Mod:
 
     def on_stage(self, stage: Stage) -> None:
         stage.subscribe(self)
+        self.scaler = Scaler(stage) if self.dtype is torch.float16 else None
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self.scaler is not None and torch.is_grad_enabled():
+                self.scaler.meet_inputs((args, kwargs))
             first = next(module.parameters(), None)
             with torch.autocast("cpu" if first is None else first.device.type, self.dtype):
                 output = plain(module, *args, **kwargs)

@@ -161,7 +161,8 @@ class Mirrored:
     def _put_hooks_behind(self, parameter: torch.Tensor) -> None:
         """Hooks that the script set on a parameter see the global gradient: ours goes first."""
         hooks: Any = parameter._backward_hooks
-        if hooks and next(iter(hooks.values())) != self._average_now:
+        own = all(getattr(hook, "is_linear", False) for hook in hooks.values()) if hooks else True  # a mod's
+        if not own and next(iter(hooks.values())) != self._average_now:
             handle = parameter.register_hook(self._average_now)
             put_first(hooks, handle.id)
         after = getattr(parameter, "_post_accumulate_grad_hooks", None)

@@ -1,0 +1,144 @@
+"""Gradients of a half-precision forward, scaled while they are computed so that small ones do not vanish.
+
+The loss's gradient is multiplied by a power of two, and what reaches a leaf is divided by it: a `.grad` is always the
+true one, for clipping, printing, accumulating. A step whose gradients are infinite is left out and the scale halves; it
+doubles after so many steps without one. All workers hold the same gradients, hence do the same. For `precision=fp16`.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from paceline.errors import ScriptError
+from paceline.script import tree
+from paceline.script.stage import Stage, call_site
+from paceline.strategies.mirrored import leaves_of, put_first
+
+FIRST = 2.0**16
+GROWTH = 2000  # steps in a row with finite gradients, before a larger scale is tried
+SMALLEST = 1.0  # what is infinite at this scale is infinite without one: the script's own
+
+
+class Scaler:
+    """One for all models and optimizers of a script."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.scale = FIRST
+        self.skipped = 0
+        self._used = FIRST  # by the last backward
+        self._at_work = False  # a backward, not a torch.autograd.grad, which is not scaled
+        self._fine = 0  # steps since the scale was last changed
+        self._first: weakref.ref[Any] | None = None  # the optimizer whose steps are counted
+        self._met: WeakIdKeyDictionary = WeakIdKeyDictionary()  # leaves whose gradient is divided
+        self._sites: set[int] = set()
+        stage.subscribe(self)
+
+    # -- backward --------------------------------------------------------------------------------------------------
+
+    def before_forward(self, module: nn.Module) -> None:
+        for parameter in module.parameters():
+            self._meet(parameter)
+
+    def meet_inputs(self, given: Any) -> None:
+        """A model is called: what its inputs were computed from may be new at every step (adversarial examples)."""
+        inputs = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        for tensor in inputs:
+            self._meet(tensor)
+        for leaf, _ in leaves_of([tensor for tensor in inputs if not tensor.is_leaf]):
+            self._meet(leaf)
+
+    def before_backward(self, losses: list[torch.Tensor]) -> None:
+        site = call_site()
+        if site not in self._sites:
+            self._sites.add(site)
+            for leaf, _ in leaves_of(losses):
+                self._meet(leaf)
+
+    def around_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, grads: Any = None, **rest: Any) -> Any:
+            losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            given = [grads] if isinstance(grads, torch.Tensor) else list(grads or [None] * len(losses))
+            scaled = [
+                torch.full_like(loss, self.scale) if grad is None else grad * self.scale
+                for loss, grad in zip(losses, given, strict=True)
+            ]
+            self._at_work, self._used = True, self.scale
+            try:
+                return plain(losses, scaled, **rest)
+            finally:
+                self._at_work = False
+
+        return backward
+
+    def _meet(self, leaf: torch.Tensor) -> None:
+        if leaf.is_leaf and leaf.requires_grad and leaf not in self._met:
+            handle = leaf.register_hook(self._true)
+            self._met[leaf] = True
+            put_first(leaf._backward_hooks, handle.id)  # the script's own hooks see the true gradient
+
+    def _true(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad / self._used if self._at_work else grad
+
+    _true.is_linear = True  # type: ignore[attr-defined]  # a strategy may average before it
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        plain = optimizer.step.__func__
+
+        @wraps(plain)
+        def step(self_: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if closure is not None:
+                raise ScriptError(
+                    "Asked for --mod precision=fp16, but the optimizer computes its gradients inside its step (a "
+                    "closure), where infinite ones cannot be left out.",
+                    advice="bfloat16 needs no scale: --mod precision=bf16",
+                )
+            if self._are_fine(self_):
+                return plain(self_, *args, **kwargs)
+            self.stage.emit("before_step", self_)
+            self.stage.emit("after_step", self_)
+            return None
+
+        optimizer.step = types.MethodType(step, optimizer)
+
+    def _are_fine(self, optimizer: Any) -> bool:
+        """Whether a step may be made; changes the scale. Waits for the device."""
+        if self._first is None:
+            self._first = weakref.ref(optimizer)
+        if _are_finite([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]):
+            self._fine += self._first() is optimizer
+            if self._fine >= GROWTH:
+                self.scale, self._fine = self.scale * 2, 0
+            return True
+        self._fine = 0
+        if self._used <= SMALLEST:
+            return True
+        if self.scale == self._used:  # another optimizer of this backward may have halved it
+            self.scale /= 2
+        self.skipped += 1
+        if self.skipped == 1:
+            self.stage.pulse.notice(
+                f"precision=fp16: a step was left out, because gradients were infinite at a scale of {self._used:g}; "
+                "the scale halves until they are not. That is usual in the first steps."
+            )
+        return False
+
+
+def _are_finite(grads: list[torch.Tensor]) -> bool:
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for grad in grads:
+        dense = (grad.coalesce().values() if grad.is_sparse else grad).detach()
+        if dense.numel():
+            kinds.setdefault((dense.device, dense.dtype), []).append(dense)
+    largest = [torch.stack(torch._foreach_norm(alike, float("inf"))) for alike in kinds.values()]
+    return all(bool(torch.isfinite(norms).all()) for norms in largest)
