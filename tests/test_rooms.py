@@ -11,9 +11,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 # Bottom up. A room imports only from itself and from rooms before it.
 ROOMS = (
     *("errors", "settings", "record", "topology", "comm", "script", "strategies", "data", "converge", "checkpoint"),
-    *("mods", "launch", "horovod", "profile", "tables", "advise", "trials", "plan", "view", "cli"),
+    *("mods", "profile", "launch", "horovod", "tables", "advise", "trials", "plan", "view", "cli"),
 )
-IN_WORKERS = ("comm", "script", "strategies", "record", "mods")
+IN_WORKERS = ("comm", "script", "strategies", "record", "mods", "profile")
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline", "__main__"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

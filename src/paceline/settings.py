@@ -17,6 +17,16 @@ Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSettings:
+    """What to trace."""
+
+    steps: int = 5
+    warm_up: int | None = None  # steps before; None: until step times have settled
+    stack: bool = False  # Python's stack, too
+    whole_run: bool = False  # the script goes on after the trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """What the user asked for: the same on every worker of a run."""
 
@@ -43,6 +53,7 @@ class RunSettings:
     mods: tuple[str, ...] = ()  # as typed: name, or name=value
     autotune: bool = True  # try sizes of buckets in the first steps
     timeline: bool = False  # keep a time line of phases and buckets in the record
+    profile: ProfileSettings | None = None  # trace a few steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

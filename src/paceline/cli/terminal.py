@@ -54,11 +54,12 @@ def time_table(step: Mapping[str, float]) -> Table:
     for part in PARTS:
         if part != "evaluation" or step[part] > 0:
             ratio = step[part] / total
-            table.add_row(part, seconds(step[part]), percent(ratio), _bar(ratio * BAR))
+            table.add_row(part, seconds(step[part]), percent(ratio), bar(ratio * BAR))
     table.add_row("total", seconds(step["total"]), "", "", style="bold")
     return table
 
 
-def _bar(width: float) -> str:
+def bar(width: float) -> str:
+    """So many columns, to an eighth of one."""
     eighths = round(width * 8)
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]

@@ -43,6 +43,11 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     if run.sync_bn:
         batch_norm.synchronise(stage)
     stage.subscribe(Notices(stage))
+    capture = None
+    if run.profile is not None:
+        from paceline.profile.capture import Capture  # torch's profiler takes long to import
+
+        capture = Capture(stage, recorder, folder, run.profile)
     if settings.rank:
         Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
     finding.find(stage)
@@ -65,6 +70,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     else:
         stage.end()
     finally:
+        if capture is not None:
+            capture.close()
         if group.timeline is not None:
             group.timeline.flush()
         if mirrored.tuner is not None and mirrored.tuner.verdict is not None and settings.rank == 0:

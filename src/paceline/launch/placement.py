@@ -60,6 +60,8 @@ def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
         # OMP_PLACES and KMP_AFFINITY are not set: they bind the main thread, hence every loader process, to
         # one core, and the affinity mask says all they could.
         added["KMP_BLOCKTIME"] = "1"
+    if worker.run.profile is not None:
+        added["KINETO_LOG_LEVEL"] = "99"  # torch's profiler says on the terminal that it starts and stops
     if worker.gpus:
         added["CUDA_VISIBLE_DEVICES"] = ",".join(worker.gpus)
     return added

@@ -84,6 +84,7 @@ class Head(msgspec.Struct):
     profile_memory: int = 0
     trace_id: Any = ""
     host: Any = msgspec.field(name="host_name", default="")
+    paceline: dict[str, Any] = {}  # of our own traces: rank, world, first and last step
 
 
 class Stream:

@@ -204,10 +204,10 @@ def read_trace(path: Path, rank: int | None = None) -> Trace:
     for events in stream:
         columns.add(events)
     head = stream.head
-    told = head.distributed.get("rank")
+    told = head.paceline.get("rank", head.distributed.get("rank"))
     if rank is None:
         rank = told if isinstance(told, int) else rank_in(Path(path).name)
-    world = head.distributed.get("world_size")
+    world = head.paceline.get("world", head.distributed.get("world_size"))
     return Trace(
         path=Path(path),
         rank=rank or 0,

@@ -24,7 +24,10 @@ def windows(trace: Trace) -> pl.DataFrame:
     marks = trace.events.filter((pl.col("kind") == "mark") & says(trace.events["name"], STEP))
     if marks.height:
         number = pl.col("name").cast(pl.String).str.extract(r"(\d+)").cast(pl.Int64, strict=False).fill_null(0)
-        return marks.select(number.alias("step"), "start", "end").sort("start")
+        steps = marks.select(number.alias("step"), "start", "end").sort("start")
+        last = trace.head.paceline.get("last")
+        # A script that ended while it was traced has begun a step that it did not make.
+        return steps.filter(pl.col("step") <= last) if isinstance(last, int) else steps
     if not trace.events.height:
         return pl.DataFrame(schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
     return trace.events.select(pl.lit(0, dtype=pl.Int64).alias("step"), pl.col("start").min(), pl.col("end").max())

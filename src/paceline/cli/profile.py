@@ -1,0 +1,224 @@
+"""`paceline profile`: where the time of a step goes, op by op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from paceline.cli import options
+from paceline.cli.example_first import verb
+from paceline.cli.live import LiveLine
+from paceline.cli.profile_tables import show
+from paceline.cli.session import Session
+from paceline.cli.terminal import stderr
+from paceline.errors import PacelineError, UsageError
+from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
+from paceline.mods import catalog
+from paceline.record import new_folder
+from paceline.settings import ProfileSettings, RunSettings
+from paceline.topology import discover
+from paceline.topology.sampling import Sampler
+
+if TYPE_CHECKING:
+    from paceline.trials.profile import Profile
+
+WHAT = "What is traced"
+Script = Annotated[
+    str | None,
+    typer.Argument(metavar="SCRIPT", help="A training script, or a module's name with -m.", show_default=False),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        metavar="N",
+        help="How many workers.",
+        show_default="one for each GPU",
+        rich_help_panel=options.HOW,
+    ),
+]
+Steps = Annotated[
+    int, typer.Option("--steps", metavar="K", min=1, help="Steps to trace, on every worker.", rich_help_panel=WHAT)
+]
+WarmUp = Annotated[
+    int | None,
+    typer.Option(
+        "--warm-up",
+        metavar="K",
+        min=2,
+        help="Steps to skip.",
+        show_default="until step times have settled",
+        rich_help_panel=WHAT,
+    ),
+]
+Stack = Annotated[
+    bool, typer.Option("--stack", help="Python's stack, too: time by module. Slows traced steps.", rich_help_panel=WHAT)
+]
+WholeRun = Annotated[
+    bool, typer.Option("--whole-run", help="Let the script run to its end after the trace.", rich_help_panel=WHAT)
+]
+TraceFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Read torch traces instead of running a script. One for each rank: may be repeated.",
+        show_default=False,
+        rich_help_panel=WHAT,
+    ),
+]
+Top = Annotated[
+    int, typer.Option("--top", metavar="N", min=1, help="Rows of each table.", rich_help_panel=options.OUTPUT)
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command(
+        "profile",
+        cls=verb("paceline profile -n 2 train.py --epochs 3", "paceline profile --trace trace.json.gz"),
+        context_settings=options.SCRIPT_LAST,
+    )(profile)
+
+
+def profile(
+    context: typer.Context,
+    script: Script = None,
+    arguments: options.Arguments = None,
+    workers: Workers = None,
+    module: options.Module = False,
+    steps: Steps = 5,
+    warm_up: WarmUp = None,
+    stack: Stack = False,
+    whole_run: WholeRun = False,
+    trace: TraceFiles = None,
+    view: options.ViewOption = "auto",
+    batch_dim: options.BatchDim = 0,
+    whole: options.Whole = None,
+    sync_bn: options.SyncBn = False,
+    threads: options.Threads = None,
+    backend: options.BackendOption = "auto",
+    seed: options.Seed = None,
+    oversubscribe: options.Oversubscribe = False,
+    stall_warning: options.StallWarning = 60.0,
+    stall_abort: options.StallAbort = None,
+    mod: options.Mods = None,
+    top: Top = 10,
+    record: options.RecordParent = options.RECORDS,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Says where the time of a step goes: op by op, host and device, and which lines wait."""
+    session = Session.of(context, json=json)
+    console = stderr()
+    if trace:
+        if script is not None:
+            raise UsageError(
+                f"Asked for the script {script} and for --trace, which reads what was traced before.",
+                advice="Type one of them.",
+            )
+        _tell(_read(trace), session, console, top=top, json=json, quiet=quiet)
+        return
+    if script is None:
+        raise UsageError("There is no script to profile.", advice="Type: paceline profile train.py")
+    settings = RunSettings(
+        script=script,
+        module=module,
+        arguments=options.own_arguments(arguments),
+        workers=options.default_workers() if workers is None else workers,
+        view=view,
+        batch_dim=batch_dim,
+        whole=tuple(whole or ()),
+        sync_bn=sync_bn,
+        threads=threads,
+        backend=backend,
+        seed=options.seed_or_new(seed),
+        stall_warning=stall_warning,
+        stall_abort=stall_abort,
+        mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
+        profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=whole_run),
+    )
+    # Before the record's folder is made: a mistake leaves nothing behind.
+    check(settings, discover(), oversubscribe=oversubscribe)
+    session.record = new_folder(record, script)
+    exit_code = _run(settings, session, console, oversubscribe=oversubscribe, quiet=quiet, json=json)
+    try:
+        told = _read(session.record)
+    except PacelineError:
+        if exit_code == 0:
+            raise
+        raise typer.Exit(exit_code) from None
+    _tell(told, session, console, top=top, json=json, quiet=quiet)
+    raise typer.Exit(exit_code)
+
+
+def _run(
+    settings: RunSettings, session: Session, console: Console, *, oversubscribe: bool, quiet: bool, json: bool
+) -> int:
+    """Runs the script; gives back its exit code."""
+    assert session.record is not None
+    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
+
+    def hear(event: Event) -> None:
+        match event:
+            case Output(stream=stream, data=data):
+                live.output(stream, data)
+            case Progress(steps=latest):
+                live.progress(latest)
+            case Notice(text=text):
+                live.say(f"paceline: {text}", style="yellow")
+            case Stall(text=text):
+                live.say(text, style="bold yellow")
+
+    try:
+        with Sampler(session.record):
+            outcome = launch(
+                settings,
+                zygote=session.workers(),
+                record=session.record,
+                on_event=hear,
+                verb="profile",
+                oversubscribe=oversubscribe,
+            )
+    finally:
+        live.close()
+    if outcome.message:
+        console.print(outcome.message, style="red", soft_wrap=True)
+    return outcome.exit_code
+
+
+def _read(what: Path | list[Path]) -> Profile:
+    """A record, or traces. Only now: polars takes longer to import than most verbs take."""
+    from paceline.tables.records import read_files, read_record
+    from paceline.trials.profile import summarize
+
+    return summarize(read_record(what) if isinstance(what, Path) else read_files(what))
+
+
+def _tell(told: Profile, session: Session, console: Console, *, top: int, json: bool, quiet: bool) -> None:
+    if not quiet:
+        show(console, told, top=top)
+        if session.record is not None:
+            console.print(f"record: {session.record}", soft_wrap=True)
+    if json:
+        session.print_document(document(told))
+
+
+def document(told: Profile) -> dict[str, Any]:
+    """What --json prints."""
+    return {
+        "ranks": told.ranks,
+        "steps": told.steps,
+        "first": told.first,
+        "last": told.last,
+        "breakdown": {"step": told.step, "host": told.host, "device": told.device, "tensor_cores": told.tensor_cores},
+        "iterations": told.iterations,
+        "ops": told.ops,
+        "kernels": told.kernels,
+        "waits": told.waits,
+        "findings": [],
+    }

@@ -1,0 +1,155 @@
+"""Traces a few steps of one worker, once the script has warmed up, into `trace.rankR.json.gz`.
+
+Steps end where the recorder says. Until the trace begins and after it has ended this is one comparison a step.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import warnings
+from os import O_CREAT, O_TRUNC, O_WRONLY, fdopen, replace, unlink  # as they are before a script's files are redirected
+from os import open as open_file
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from paceline.profile.marks import Marks
+from paceline.record.folder import unwritable
+from paceline.record.settling import settle
+from paceline.script.recorder import EnoughSteps, Recorder
+from paceline.script.stage import Stage
+from paceline.settings import ProfileSettings
+
+LOOKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # after these steps rank 0 says whether the times have settled
+PATIENCE = 60.0  # seconds: steps that take long are not waited for until there are eight of them
+TRIAL = 1  # step under the profiler before those that are kept: the first one allocates its buffers
+
+
+class Capture:
+    """Listens at the seams of one worker, after the recorder. Every worker has one: all begin at the same step."""
+
+    def __init__(self, stage: Stage, recorder: Recorder, folder: Path, asked: ProfileSettings) -> None:
+        self.stage, self.recorder, self.asked = stage, recorder, asked
+        self.path = folder / f"trace.rank{stage.group.rank}.json.gz"
+        self._marks = Marks(stage.watch)
+        self._profiler: profile | None = None
+        self._first = 0  # step of the trace
+        self._seen = 0  # steps
+        self._done = False
+        self._seconds: list[float] = []
+        self._ended = time.perf_counter()
+        self._begun = self._ended
+        stage.subscribe(self)
+
+    def after_step(self, optimizer: Any) -> None:
+        if self.recorder.steps != self._seen:
+            self._seen = self.recorder.steps
+            self._step_ended()
+
+    def after_backward(self, losses: list[torch.Tensor]) -> None:
+        self.after_step(None)
+
+    def on_end(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends a trace that is under way; what it has is written. Called however the script ends."""
+        if self._profiler is not None and not self._done:
+            self._stop()
+
+    def _step_ended(self) -> None:
+        if self._done:
+            return
+        if self._profiler is not None:
+            if self._seen >= self._first + self.asked.steps - 1:
+                self._stop()
+                if not self.asked.whole_run:
+                    raise EnoughSteps
+            else:
+                self._profiler.step()
+            return
+        now = time.perf_counter()
+        self._seconds.append(now - self._ended)
+        self._ended = now
+        if self._is_warm(now):
+            self._start()
+
+    # -- when --------------------------------------------------------------------------------------------------------
+
+    def _is_warm(self, now: float) -> bool:
+        if self.asked.warm_up is not None:
+            return self._seen + TRIAL >= self.asked.warm_up
+        if self._seen not in LOOKS:
+            return False
+        # The first step holds all that came before it.
+        late = self._seen == LOOKS[-1] or now - self._begun > PATIENCE
+        answer = torch.tensor([late or settle(self._seconds) is not None], dtype=torch.uint8)
+        self.stage.group.broadcast(answer, "whether the trace begins")
+        return bool(answer.item())
+
+    # -- the trace -----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._first = self._seen + 1 + TRIAL
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(
+            activities=activities,
+            schedule=self._action,
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=self.asked.stack,
+            with_modules=self.asked.stack,
+        )
+        self._profiler.step_num = self._seen + 1  # so that its steps have the script's numbers
+        self._marks.lay()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch to whoever writes schedules, which the user does not
+            self._profiler.start()
+
+    def _action(self, step: int) -> ProfilerAction:
+        return ProfilerAction.WARMUP if step < self._first else ProfilerAction.RECORD
+
+    def _stop(self) -> None:
+        self._done = True
+        profiler = self._profiler
+        assert profiler is not None
+        self._marks.lift()
+        last = self.recorder.steps
+        if last >= self._first:
+            world, rank = self.stage.group.world, self.stage.group.rank
+            told = {"rank": rank, "world": world, "first": self._first, "last": last}
+            profiler.add_metadata_json("paceline", json.dumps(told))
+            if world > 1 and not dist.is_initialized():
+                # As torch says it where the script has a process group: for other readers of traces.
+                theirs = {"backend": self.stage.group.backend, "rank": rank, "world_size": world}
+                profiler.add_metadata_json("distributedInfo", json.dumps(theirs))
+        profiler.stop()
+        if last >= self._first:
+            self._write(profiler)
+        self._profiler = None
+
+    def _write(self, profiler: profile) -> None:
+        plain = self.path.with_name(f".{self.path.stem}")
+        fresh = self.path.with_name(f".{self.path.name}")
+        try:
+            profiler.export_chrome_trace(str(plain))
+            target = fdopen(open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC, 0o644), "wb")
+            with target, open(plain, "rb") as source, gzip.GzipFile(fileobj=target, mode="wb", compresslevel=3) as file:
+                while chunk := source.read(1 << 20):
+                    file.write(chunk)
+            replace(fresh, self.path)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        finally:
+            for left in (plain, fresh):
+                try:
+                    unlink(left)
+                except FileNotFoundError:
+                    pass

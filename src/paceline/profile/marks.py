@@ -1,0 +1,73 @@
+"""Marks in a trace: which phase the script is in, and which of its lines wait for the device.
+
+Phases are the stopwatch's own, so that a trace and the step record speak of the same things. The lines are of calls
+that read a tensor's value on the host: torch's stack knows functions, not lines, and makes a step twice as long.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+
+from paceline.comm.places import script_line
+from paceline.comm.stopwatch import Stopwatch
+
+PHASE = "paceline."
+LINE = "paceline.line#"
+# What makes the host wait until the device has computed a value.
+READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__", "__repr__")
+
+
+class Marks:
+    """From `lay` to `lift` every phase and every such call is a `record_function`. Of one worker; waits for nobody."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._open: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def lay(self) -> None:
+        watch, opened = self._watch, self._open
+        enter, leave = watch.enter, watch.leave
+
+        def marked_enter(phase: str) -> None:
+            enter(phase)
+            mark = record_function(PHASE + phase)
+            mark.__enter__()
+            opened.append(mark)
+
+        def marked_leave() -> None:
+            # A phase that was entered before the marks were laid has none.
+            if opened:
+                opened.pop().__exit__(None, None, None)
+            leave()
+
+        for name, method in (("enter", marked_enter), ("leave", marked_leave)):
+            setattr(watch, name, method)
+            self._undo.append(lambda name=name: delattr(watch, name))  # type: ignore[misc]
+        for name in READS:
+            self._mark_calls(torch.Tensor, name)
+        self._mark_calls(torch.cuda, "synchronize")
+
+    def lift(self) -> None:
+        while self._open:
+            self._open.pop().__exit__(None, None, None)
+        while self._undo:
+            self._undo.pop()()
+
+    def _mark_calls(self, owner: Any, name: str) -> None:
+        plain = getattr(owner, name)
+        inherited = name not in vars(owner)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_globals.get("__name__", "").startswith("paceline."):
+                return plain(*args, **kwargs)  # our own doing, which is no line of the script's
+            with record_function(f"{LINE}{script_line()}#{name.strip('_')}"):
+                return plain(*args, **kwargs)
+
+        setattr(owner, name, call)
+        self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, plain))

@@ -1,0 +1,72 @@
+"""A record, opened: what the tables and the rules read.
+
+`read_record` takes the folder of a run, `read_files` traces that were written elsewhere. Traces are read when they are
+first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from paceline.errors import RecordError
+from paceline.record import Run, Step, read_run, read_steps
+from paceline.tables.trace import Trace, rank_in, read_traces
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What there is of one run. `run` is None, and `steps` empty, for traces from elsewhere."""
+
+    folder: Path | None
+    run: Run | None
+    steps: pl.DataFrame  # every step of every rank: rank, and the fields of `record.schema.Step`; seconds
+    paths: tuple[Path, ...]  # of traces
+
+    @cached_property
+    def traces(self) -> list[Trace]:
+        """One a rank, by rank. TraceError where a file is damaged."""
+        return read_traces(self.paths)
+
+    def over_ranks(self, table: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
+        """A table of all ranks, one below the other. There must be a trace."""
+        return pl.concat([table(trace) for trace in self.traces])
+
+
+def read_record(folder: Path) -> Tables:
+    """The record of a run. RecordError where there is none."""
+    folder = Path(folder)
+    run = read_run(folder)
+    return Tables(
+        folder=folder,
+        run=run,
+        steps=steps_of(folder, [worker.rank for worker in run.workers]),
+        paths=tuple(sorted(folder.glob("trace.rank*.json.gz"), key=lambda path: (rank_in(path.name) or 0, path))),
+    )
+
+
+def read_files(paths: Sequence[Path]) -> Tables:
+    """Traces from elsewhere, one a rank. RecordError where none is given."""
+    if not paths:
+        raise RecordError("No trace was named.", advice="Type: paceline profile --trace FILE")
+    return Tables(folder=None, run=None, steps=steps_frame({}), paths=tuple(Path(path) for path in paths))
+
+
+def steps_of(folder: Path, ranks: Sequence[int]) -> pl.DataFrame:
+    """The step records of these ranks."""
+    return steps_frame({rank: read_steps(folder, rank) for rank in ranks})
+
+
+def steps_frame(by_rank: dict[int, list[Step]]) -> pl.DataFrame:
+    """A row a rank and step, by rank and step."""
+    rows = [{"rank": rank, **msgspec.structs.asdict(step)} for rank, steps in by_rank.items() for step in steps]
+    return pl.DataFrame(rows, schema=STEPS, orient="row").sort("rank", "step")
+
+
+_TYPES = {"int": pl.Int64, "float": pl.Float64, "bool": pl.Boolean, "float | None": pl.Float64}
+STEPS = {"rank": pl.Int64, **{name: _TYPES[str(Step.__annotations__[name])] for name in Step.__struct_fields__}}

@@ -1,0 +1,163 @@
+"""Samples how busy the host, its disks, networks and GPUs and a run's workers are, twice a second, from the launcher.
+
+A thread of its own, so that workers pay nothing. What cannot be asked (no driver, no right, a worker that has just
+ended) is left out; a sampler never fails a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from paceline.errors import RecordError
+from paceline.record import read_run
+from paceline.record.samples import GpuSample, Sample, WorkerSample, samples_path
+from paceline.topology.gpus import driver
+
+EVERY = 0.5  # seconds
+
+
+class Sampler:
+    """`with Sampler(record):` round a launch. Writes `devices.jsonl` in the record's folder."""
+
+    def __init__(self, record: Path, *, every: float = EVERY) -> None:
+        self._record, self._every = record, every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        import psutil  # only where there is something to sample
+
+        encoder = msgspec.json.Encoder()
+        look = _Look(psutil)
+        with (
+            contextlib.suppress(OSError),
+            driver() as nvml,
+            open(samples_path(self._record), "ab", buffering=0) as file,
+        ):
+            look.cards = _cards(nvml)
+            while not self._stop.wait(self._every):
+                if not look.workers:
+                    look.workers = self._pids()
+                file.write(encoder.encode(look.take(nvml)) + b"\n")
+
+    def _pids(self) -> dict[int, int]:
+        """The workers' processes, once they have been started."""
+        try:
+            return {worker.rank: worker.pid for worker in read_run(self._record).workers}
+        except RecordError:
+            return {}
+
+
+class _Look:
+    """One look after the other: counters become rates."""
+
+    def __init__(self, psutil: Any) -> None:
+        self._psutil = psutil
+        self.workers: dict[int, int] = {}
+        self.cards: list[tuple[int, Any]] = []
+        self._at = time.monotonic()
+        self._counted = self._counters()
+        self._busy: dict[int, float] = {}  # seconds of CPU that each worker had used
+        psutil.cpu_percent(percpu=True)  # counts from here
+
+    def take(self, nvml: Any) -> Sample:
+        now, counted = time.monotonic(), self._counters()
+        elapsed = max(now - self._at, 1e-6)
+        rates = [max(b - a, 0) / elapsed for a, b in zip(self._counted, counted, strict=True)]
+        self._at, self._counted = now, counted
+        memory = self._psutil.virtual_memory()
+        return Sample(
+            at=time.time(),
+            cpu=[percent / 100 for percent in self._psutil.cpu_percent(percpu=True)],
+            memory=memory.total - memory.available,
+            memory_total=memory.total,
+            read=rates[0],
+            written=rates[1],
+            received=rates[2],
+            sent=rates[3],
+            workers=[found for rank, pid in self.workers.items() if (found := self._worker(rank, pid, elapsed))],
+            gpus=[_gpu(nvml, index, handle) for index, handle in self.cards],
+        )
+
+    def _counters(self) -> list[float]:
+        disks, networks = None, {}
+        with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
+            disks = self._psutil.disk_io_counters()
+        with contextlib.suppress(OSError, RuntimeError, NotImplementedError):
+            networks = self._psutil.net_io_counters(pernic=True)
+        outside = [counters for name, counters in networks.items() if name != "lo"]
+        return [
+            disks.read_bytes if disks else 0,
+            disks.write_bytes if disks else 0,
+            sum(counters.bytes_recv for counters in outside),
+            sum(counters.bytes_sent for counters in outside),
+        ]
+
+    def _worker(self, rank: int, pid: int, elapsed: float) -> WorkerSample | None:
+        try:
+            process = self._psutil.Process(pid)
+            family = [process, *process.children(recursive=True)]
+        except self._psutil.Error:
+            return None
+        used, memory = 0.0, 0
+        for one in family:
+            with contextlib.suppress(self._psutil.Error):
+                times = one.cpu_times()
+                used += times.user + times.system
+                memory += one.memory_info().rss
+        before = self._busy.get(rank, used)
+        self._busy[rank] = used
+        # A child that has ended takes its time with it.
+        return WorkerSample(rank=rank, cpu=max(used - before, 0.0) / elapsed, memory=memory, children=len(family) - 1)
+
+
+def _cards(nvml: Any) -> list[tuple[int, Any]]:
+    if nvml is None:
+        return []
+    found = []
+    with contextlib.suppress(nvml.NVMLError):
+        for index in range(nvml.nvmlDeviceGetCount()):
+            found.append((index, nvml.nvmlDeviceGetHandleByIndex(index)))
+    return found
+
+
+def _gpu(nvml: Any, index: int, handle: Any) -> GpuSample:
+    def ask(question: str, *more: Any) -> Any:
+        try:
+            return getattr(nvml, question)(handle, *more)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    busy, memory, power = (
+        ask("nvmlDeviceGetUtilizationRates"),
+        ask("nvmlDeviceGetMemoryInfo"),
+        ask("nvmlDeviceGetPowerUsage"),
+    )
+    clock, most = ask("nvmlDeviceGetClockInfo", 1), ask("nvmlDeviceGetMaxClockInfo", 1)  # 1: the multiprocessors'
+    return GpuSample(
+        index=index,
+        utilisation=None if busy is None else busy.gpu / 100,
+        memory=None if memory is None else int(memory.used),
+        memory_total=None if memory is None else int(memory.total),
+        power=None if power is None else power / 1000,
+        clock=None if clock is None else clock * 1e6,
+        clock_most=None if most is None else most * 1e6,
+        temperature=ask("nvmlDeviceGetTemperature", 0),
+    )
