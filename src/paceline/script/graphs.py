@@ -74,19 +74,20 @@ class GraphedCall:
         if any(isinstance(leaf, float) for leaf in tree.leaves(self._output)):
             raise ScriptError("The model returns a number that is not a tensor.", advice=WITHOUT)
         learning = [output for output in self._outputs if output.requires_grad]
-        sources = [t for t in (*self._inputs, *self.parameters) if t.requires_grad]
         self._upstream = [torch.empty_like(output) for output in learning]
-        with capturing(self._backward, pool):
-            found = torch.autograd.grad(learning, sources, self._upstream, allow_unused=True)
-            grads = _laid_out(found, sources)
+        asking = [tensor for tensor in self._inputs if tensor.requires_grad]
+        # Not in the graph's own memory, which the next forward uses again: gradients live until they are let go.
+        kept = [torch.empty_like(parameter) for parameter in self.parameters]
+        with capturing(self._backward, pool), _unhooked(self.parameters):
+            found = torch.autograd.grad(learning, (*asking, *self.parameters), self._upstream, allow_unused=True)
+            self._input_grads, found = found[: len(asking)], found[len(asking) :]
+            reached = [place for place, grad in enumerate(found) if grad is not None]
+            torch._foreach_copy_([kept[place] for place in reached], [found[place] for place in reached])
+        self._kept = [(self.parameters[place], kept[place]) for place in reached]
+        del found, kept
         self._output = tree.replace(self._output, lambda leaf: leaf.detach() if torch.is_tensor(leaf) else leaf)
         self._differentiable = [output.requires_grad for output in self._outputs]
         self._outputs = [output.detach() for output in self._outputs]
-        inputs = sum(tensor.requires_grad for tensor in self._inputs)
-        self._input_grads = grads[:inputs]
-        pairs = zip(self.parameters, grads[inputs:], strict=True)
-        self._kept = [(parameter, grad) for parameter, grad in pairs if grad is not None]
-        del found, grads, pairs
         # A count above the ones of now is somebody who holds the gradient of an earlier step.
         self._storages = [grad.untyped_storage() for _, grad in self._kept]
         self._counts = self._count()
@@ -226,21 +227,21 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
         torch.set_autocast_cache_enabled(caching)
 
 
+@contextmanager
+def _unhooked(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Hooks act on what a replay gives; captured, they would act twice."""
+    kept = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, items in kept:
+            hooks.update(items)
+
+
 def _static(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.detach().clone(memory_format=torch.preserve_format).requires_grad_(leaf.requires_grad)
-
-
-def _laid_out(grads: Any, sources: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Each gradient in memory of its own, laid out as its tensor: else autograd copies it at every step."""
-    seen: set[int] = set()
-    kept: list[torch.Tensor | None] = []
-    for grad, source in zip(grads, sources, strict=True):
-        if grad is not None and (grad.stride() != source.stride() or grad.untyped_storage().data_ptr() in seen):
-            grad = torch.empty_like(source).copy_(grad)
-        if grad is not None:
-            seen.add(grad.untyped_storage().data_ptr())
-        kept.append(grad)
-    return kept
 
 
 def _left_in(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
