@@ -1,0 +1,57 @@
+"""What changed between two runs: the parts of a step, and the ops."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from paceline.tables.iterations import PARTS, warm_up
+from paceline.tables.ops import ops
+from paceline.tables.records import Tables
+from paceline.tables.windows import windows
+
+
+def difference(before: Tables, after: Tables) -> pl.DataFrame:
+    """A row a part of a step, and `total`: part, before, after (mean seconds a step, over ranks and settled steps),
+    change (after - before), ratio (after / before; null where there was nothing before)."""
+    rows = []
+    for part in ("total", *PARTS):
+        a, b = (_mean(tables.steps, part) for tables in (before, after))
+        rows.append((part, a, b, b - a, b / a if a else None))
+    schema = {"part": pl.String, "before": pl.Float64, "after": pl.Float64, "change": pl.Float64, "ratio": pl.Float64}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def difference_of_ops(before: Tables, after: Tables) -> pl.DataFrame:
+    """A row an op, most changed first: name, and calls, host (host_self) and device (device_self; seconds) of a step of
+    one rank: before, after; change: of device time where either run has a device, else of host time."""
+    a, b = _ops(before), _ops(after)
+    table = a.join(b, on="name", how="full", suffix="_after", coalesce=True).fill_null(0.0)
+    table = table.rename({name: f"{name}_before" for name in ("calls", "host", "device")})
+    on_device = bool((table["device_before"] > 0).any() or (table["device_after"] > 0).any())
+    time = "device" if on_device else "host"
+    change = (pl.col(f"{time}_after") - pl.col(f"{time}_before")).alias("change")
+    return table.with_columns(change).sort([pl.col("change").abs(), "name"], descending=[True, False])
+
+
+def _ops(tables: Tables) -> pl.DataFrame:
+    steps = sum(max(windows(trace).height, 1) for trace in tables.traces)
+    return (
+        tables.over_ranks(ops)
+        .filter(pl.col("kind") == "op")
+        .group_by("name")
+        .agg(
+            calls=pl.col("calls").sum() / steps,
+            host=pl.col("host_self").sum() / steps,
+            device=pl.col("device_self").sum() / steps,
+        )
+    )
+
+
+def _mean(steps: pl.DataFrame, part: str) -> float:
+    if not steps.height:
+        return 0.0
+    settled = steps.filter(pl.col("step") > warm_up(steps))
+    if part != "total":
+        settled = settled.filter("split")
+    found = settled[part].mean()
+    return float(found) if isinstance(found, int | float) else 0.0
