@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-STARTS_WORKERS = ("run", "scale", "bandwidth")
+STARTS_WORKERS = ("run", "scale", "sweep", "bandwidth")
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:

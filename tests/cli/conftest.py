@@ -18,6 +18,7 @@ def launched(monkeypatch, tmp_path) -> FakeLaunch:
     monkeypatch.setattr("paceline.cli.session.Zygote", FakeZygote)
     monkeypatch.setattr("paceline.cli.run.launch", fake)
     monkeypatch.setattr("paceline.trials.scale.launch", fake)
+    monkeypatch.setattr("paceline.trials.bench.launch", fake)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return fake

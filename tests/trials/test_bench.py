@@ -6,7 +6,7 @@ import os
 import signal
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,6 @@ TRAIN = """
         optimizer.step()
         {more}
 """
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start() as zygote:
-        yield zygote
 
 
 @pytest.fixture

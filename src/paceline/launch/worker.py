@@ -57,6 +57,7 @@ def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: i
     # The first handler to be registered is the last to run: until then the launcher hears of us.
     atexit.register(control.close)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # until now it just ended this process
         _redirect(settings, pipes)
         os.chdir(spawn.folder)
         if settings.run.memory_limit:
@@ -95,7 +96,6 @@ def _leave_the_zygote(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # the zygote was gone before we could ask to be told
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.enable()
 

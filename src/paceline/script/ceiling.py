@@ -7,6 +7,7 @@ worker has. Memory that processes share does not count.
 
 from __future__ import annotations
 
+import importlib
 import resource
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def limit(size: int) -> None:
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / whole), 0)
         return
+    # Every process's first optimizer imports this, and the zygote only before its second run: it is not the script's.
+    importlib.import_module("torch._dynamo")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     ceiling = _data() + size
     resource.setrlimit(resource.RLIMIT_DATA, (ceiling if hard == -1 else min(ceiling, hard), hard))

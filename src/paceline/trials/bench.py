@@ -146,7 +146,7 @@ class Bench:
         )
         if outcome.interrupted:
             raise Interrupted(outcome.exit_code)
-        measured = read_measured(name, folder, outcome)
+        measured = read_measured(name, settings, folder, outcome)
         measured.seconds = time.monotonic() - begun
         if outcome.cause.startswith("was stopped") and self.budget.over:
             # Neither of these is in the journal: a series that is resumed runs them.

@@ -6,6 +6,7 @@ that `tune` does not keep. Reads a trial's record; knows nothing of how trials a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Literal
 
 import msgspec
 
-from paceline.record import read_run, read_steps
+from paceline.record import read_steps
 from paceline.record.folder import last_lines
 from paceline.record.schema import Outcome, Step
+from paceline.settings import RunSettings
 from paceline.trials.summary import mean_step, warm_up
 
 Status = Literal["ok", "memory", "unsupported", "too short", "failed", "interrupted"]
@@ -64,15 +66,14 @@ class Measured(msgspec.Struct, kw_only=True):
         return self.status == "ok"
 
 
-def read_measured(name: str, folder: Path, outcome: Outcome) -> Measured:
-    """Reads the record of a trial that has ended so."""
-    run = read_run(folder)
-    by_rank = [read_steps(folder, worker.rank) for worker in run.workers]
+def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outcome) -> Measured:
+    """Reads the record of a trial that was asked for so and has ended so."""
+    by_rank = [read_steps(folder, rank) for rank in range(settings.workers)]
     first = by_rank[0] if by_rank else []
     measured = Measured(
         name=name,
-        mods=run.mods,
-        workers=run.settings["workers"],
+        mods=list(settings.mods),
+        workers=settings.workers,
         status="ok",
         batch=mode(step.samples for step in first) if first else 0,
         steps=len(first),
@@ -81,7 +82,7 @@ def read_measured(name: str, folder: Path, outcome: Outcome) -> Measured:
         seconds=outcome.seconds,
         record=str(folder),
     )
-    measured.status, measured.message = _status(outcome, first, folder, bool(run.mods))
+    measured.status, measured.message = _status(outcome, first, folder, bool(settings.mods))
     if not measured.ok:
         return measured
     measured.warm_up = warm_up(first)
@@ -114,9 +115,12 @@ def _status(outcome: Outcome, steps: Sequence[Step], folder: Path, modded: bool)
         return "interrupted", outcome.cause
     if outcome.exit_code:
         if _ran_out_of_memory(outcome, folder):
-            return "memory", f"out of memory: {_one_line(outcome)}"
-        refused = outcome.cause.removeprefix("raised ").partition(":")[0] in _REFUSALS
-        return ("unsupported" if refused and modded else "failed"), _one_line(outcome)
+            tried = re.search(r"tried to allocate [\d.]+ \w+", outcome.cause, re.IGNORECASE)
+            return "memory", f"out of memory: {tried[0].lower() if tried else _one_line(outcome)}{_who(outcome)}"
+        kind, _, said = outcome.cause.removeprefix("raised ").partition(": ")
+        if kind in _REFUSALS and modded:
+            return "unsupported", said
+        return "failed", _one_line(outcome) + _who(outcome)
     if not steps:
         return "too short", "the script made no optimizer step: there is nothing to measure"
     if not steps[0].finite:
@@ -133,6 +137,8 @@ def _ran_out_of_memory(outcome: Outcome, folder: Path) -> bool:
 
 
 def _one_line(outcome: Outcome) -> str:
-    """`ValueError: no such data (worker 1)`."""
-    line = (outcome.cause.strip() or f"exit code {outcome.exit_code}").splitlines()[0].removeprefix("raised ")
-    return line if outcome.failed_rank is None else f"{line} (worker {outcome.failed_rank})"
+    return (outcome.cause.strip() or f"exit code {outcome.exit_code}").splitlines()[0].removeprefix("raised ")
+
+
+def _who(outcome: Outcome) -> str:
+    return "" if outcome.failed_rank is None else f" (worker {outcome.failed_rank})"

@@ -1,0 +1,183 @@
+"""What the verbs that run a series of trials share: a budget, a record that can be resumed, a progress line."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paceline import __version__
+from paceline.cli import options
+from paceline.errors import RecordError, UsageError
+from paceline.launch import Event, Notice, Stall
+from paceline.launch import events as launch_events
+from paceline.record import new_folder, read_run, write_run
+from paceline.record.schema import Outcome, Run
+from paceline.settings import RunSettings
+from paceline.trials.bench import Budget, Interrupted
+
+INTERRUPTED = 130
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Take no longer: 90s, 5m, 1h30m.",
+        show_default="as long as it takes",
+        rich_help_panel=options.HOW,
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="RECORD",
+        help="Go on with a series that was interrupted: its record, with the same command.",
+        show_default=False,
+        rich_help_panel=options.OUTPUT,
+    ),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        help="What each worker may take: 2GB, 512MB. On the GPU, or of the host without one.",
+        show_default="what there is",
+        rich_help_panel=options.HOW,
+    ),
+]
+
+
+def parse_time(text: str | None, option: str = "--budget") -> float | None:
+    """`1h30m`, `5m`, `90s` or `90` as seconds."""
+    if text is None:
+        return None
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    seconds = sum(float(number) * _SECONDS[unit or "s"] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != text or seconds <= 0:
+        raise UsageError(f"{option} {text}: not a time.", advice=f"Type it like this: {option} 90s, or {option} 5m")
+    return seconds
+
+
+def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
+    """`2GB` or `512MiB` as bytes, a kilobyte being 1024; 0 where nothing was asked."""
+    if text is None:
+        return 0
+    fits = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(fits[1]) * _UNITS[fits[2].upper()]) if fits else 0
+    if size <= 0:
+        raise UsageError(f"{option} {text}: not a size.", advice=f"Type it like this: {option} 2GB")
+    return size
+
+
+def open_record(
+    verb: str, settings: RunSettings, *, parent: Path, resume: Path | None, seed: int | None
+) -> tuple[Path, RunSettings]:
+    """The series' record, and its settings: a new folder; or the one to go on with, which must be of the same command,
+    and whose seed is taken over unless one was given."""
+    if resume is None:
+        return new_folder(parent, f"{verb}-{Path(settings.script).stem}"), settings
+    run = read_run(resume)
+    if run.verb != verb:
+        raise UsageError(f"{resume} is the record of {run.verb}, not of {verb}.", advice="Name another one.")
+    known = msgspec.convert(run.settings, RunSettings)
+    if seed is None:
+        settings = dataclasses.replace(settings, seed=known.seed)
+    changed = [
+        field.name
+        for field in dataclasses.fields(RunSettings)
+        if getattr(known, field.name) != getattr(settings, field.name)
+    ]
+    if changed:
+        raise UsageError(
+            f"{resume} was begun with another {', '.join(changed).replace('_', ' ')}.",
+            advice="Type the same command again, with --resume; --budget may be another one.",
+        )
+    return resume, settings
+
+
+@contextmanager
+def recorded(record: Path, verb: str, settings: RunSettings) -> Iterator[Outcome]:
+    """Keeps the series' run.json while the block runs, also when it is killed or interrupted. What the block leaves in
+    the outcome counts; an interrupt ends the block, and the outcome says so."""
+    begun = time.time()
+    outcome = Outcome(exit_code=1, seconds=0.0)
+    run = Run(
+        paceline=__version__,
+        verb=verb,
+        script=settings.script,
+        arguments=list(settings.arguments),
+        settings=dataclasses.asdict(settings),
+        mods=list(settings.mods),
+        started=begun,
+    )
+    write_run(record, run)
+    try:
+        yield outcome
+    except KeyboardInterrupt as error:
+        outcome.interrupted = True
+        outcome.exit_code = error.exit_code if isinstance(error, Interrupted) else INTERRUPTED
+    finally:
+        outcome.seconds = time.time() - begun
+        run.outcome = outcome
+        try:
+            write_run(record, run)
+        except RecordError:
+            if outcome.exit_code == 0:
+                raise
+
+
+class Line:
+    """The progress of a series: what is tried now, how far that trial is, how much of the budget is spent. Off a
+    terminal results are told as they come."""
+
+    def __init__(self, console: Console, budget: Budget, *, quiet: bool) -> None:
+        self._console, self._budget, self._quiet = console, budget, quiet
+        self._told: set[str] = set()
+        self._what = ""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=budget.seconds)
+
+    def __enter__(self) -> Line:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def start(self, what: str) -> None:
+        self._what = what
+        self._bar.update(self._task, description=what, completed=self._budget.spent)
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, launch_events.Progress) and event.steps:
+            step = min(event.steps.items())[1].step
+            self._bar.update(self._task, description=f"{self._what}, step {step:,}", completed=self._budget.spent)
+        if isinstance(event, Notice | Stall) and event.text not in self._told:
+            self._told.add(event.text)
+            self._console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """A result, where there is no bar to show it."""
+        if not self._quiet and not self._console.is_terminal:
+            self._console.print(f"paceline: {text}", soft_wrap=True)

@@ -1,0 +1,98 @@
+"""A sweep's verdict, for a person: the table, the knee, and why it went no further."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.terminal import count, percent, rate, seconds
+from paceline.trials.bandwidth import size_name
+from paceline.trials.sweep import Verdict
+
+LOST = {"memory": "out of memory", "unsupported": "cannot be made", "too short": "too few steps"}
+ADVICE = {
+    "memory": "Begin with a smaller batch: --from 8",
+    "too short": "Name a script that trains for longer: more epochs, or more data.",
+    "unsupported": "Batches are changed where a DataLoader of the script's makes them.",
+    "failed": "What the trial printed is in log.rank0.txt of its record: {failed}",
+    "budget": "Give it more time: --budget 5m",
+}
+
+
+def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
+    """The table, the knee, and why it went no further; what is wrong also when quiet."""
+    if verdict.interrupted:
+        console.print("interrupted: what follows is of the trials that had ended", style="yellow")
+    if verdict.ceiling == "failed" or (verdict.knee is None and not verdict.interrupted):
+        console.print(f"paceline: {complaint(verdict)}", style="red", soft_wrap=True)
+        console.print(f"  {advice(verdict)}", soft_wrap=True)
+    if quiet or verdict.knee is None:
+        return
+    console.print()
+    console.print(batch_table(verdict))
+    console.print()
+    console.print(knee_line(verdict), style="bold", soft_wrap=True)
+    console.print(ceiling_line(verdict), soft_wrap=True)
+
+
+def batch_table(verdict: Verdict) -> Table:
+    """How fast each batch is, and what it takes."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
+    for name in ("batch", "samples/s", "low–high", "of best", "a step", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    best = max(point.samples_per_s for point in verdict.points)
+    for p in verdict.points:
+        if not p.fits:
+            table.add_row(f"{p.batch:,}", "-", "-", "-", "-", "-", LOST.get(p.status, p.status))
+            continue
+        signs = {"own": verdict.own, "knee": verdict.knee, "best": verdict.best}
+        table.add_row(
+            f"{p.batch:,}",
+            rate(p.samples_per_s),
+            f"{rate(p.low)}–{rate(p.high)}",
+            percent(p.samples_per_s / best, digits=0),
+            seconds(p.batch / p.samples_per_s),
+            size_name(p.memory),
+            ", ".join(name for name, batch in signs.items() if batch == p.batch),
+        )
+    return table
+
+
+def knee_line(verdict: Verdict) -> str:
+    """The answer."""
+    speeds = {point.batch: point.samples_per_s for point in verdict.points if point.fits}
+    assert verdict.knee is not None
+    assert verdict.best is not None
+    line = f"knee: {count(verdict.knee, 'sample')} a step"
+    if verdict.knee != verdict.best:
+        line += f", {percent(speeds[verdict.knee] / speeds[verdict.best], digits=0)} of the best ({verdict.best:,})"
+    if verdict.own is not None and verdict.knee != verdict.own:
+        line += f" and {speeds[verdict.knee] / speeds[verdict.own]:.2f}× the script's own ({verdict.own:,})"
+    if verdict.knee == min(speeds) and len(speeds) > 1:
+        line += "\nA smaller one may do as well: see with --from."
+    elif verdict.keep:
+        line += f"\nTry it, with the learning rate to match: --mod {verdict.keep}"
+    return line
+
+
+def ceiling_line(verdict: Verdict) -> str:
+    """Why it went no further."""
+    if verdict.ceiling == "memory":
+        lost = min(point.batch for point in verdict.points if not point.fits)
+        return f"ceiling: {verdict.largest:,} fits, {lost:,} does not: {verdict.why}"
+    return f"ended: {verdict.why}." if verdict.why else "ended: interrupted."
+
+
+def complaint(verdict: Verdict) -> str:
+    """What went wrong, with the script's own traceback where it raised one."""
+    if verdict.knee is not None:
+        what = "the sweep ended early"
+    else:
+        what = "its batch cannot be changed" if verdict.ceiling == "unsupported" else "nothing was measured"
+    return f"{what}: {verdict.details or verdict.why}"
+
+
+def advice(verdict: Verdict) -> str:
+    """What to type."""
+    return ADVICE.get(verdict.ceiling, "Type the command again.").format(failed=verdict.failed)

@@ -1,0 +1,174 @@
+"""The walk along batch sizes, on made-up machines whose curve is known; and its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.trials.bench import Budget, Interrupted
+from paceline.trials.measured import Measured
+from paceline.trials.sweep import CLOSE, FINE, Sweep, Verdict, judge
+
+
+class Machine:
+    """Stands in for trials: samples a second at a batch, and the batch that no longer fits."""
+
+    def __init__(self, speed: Callable[[int], float], *, own: int = 16, most: float = math.inf, data: int = 10**9):
+        self.speed, self.own, self.most, self.data = speed, own, most, data
+        self.asked: list[tuple[int, int]] = []
+        self.says: dict[int, tuple[str, str]] = {}  # status and message at a batch
+        self.seconds = 1.0
+
+    def __call__(self, size: int | None, round: int) -> Measured:
+        batch = self.own if size is None else size
+        self.asked.append((batch, round))
+        status, message = self.says.get(batch, ("ok", ""))
+        if batch > self.most:
+            status, message = "memory", "out of memory: it tried to allocate more"
+        batch = min(batch, self.data)
+        speed = self.speed(batch) if status == "ok" else 0.0
+        return Measured(
+            name=f"{batch}.{round}",
+            mods=["tf32", f"batch={batch}:none"],
+            workers=1,
+            status=status,  # type: ignore[arg-type]
+            message=message,
+            samples_per_s=speed,
+            low=0.9 * speed,
+            high=1.1 * speed,
+            batch=batch,
+            memory=1000 * batch,
+            seconds=self.seconds,
+        )
+
+
+def swept(machine: Machine, *, start=None, to=None, repeat=1, budget=None) -> Verdict:
+    sweep = Sweep(machine, Budget(budget), start=start, to=to, repeat=repeat)
+    sweep.run()
+    return judge(sweep, workers=1, mods=[])
+
+
+def saturating(half: float, peak: float = 1000.0) -> Callable[[int], float]:
+    """Half of its peak at `half` samples a step."""
+    return lambda batch: peak * batch / (batch + half)
+
+
+@given(st.floats(1.0, 500.0), st.integers(1, 64), st.sampled_from([math.inf, 1000, 3000]))
+def test_the_knee_is_the_smallest_batch_near_the_best(half, own, most):
+    machine = Machine(saturating(half), own=own, most=most)
+    verdict = swept(machine)
+    speeds = {p.batch: p.samples_per_s for p in verdict.points if p.fits}
+    assert verdict.best == max(speeds, key=lambda batch: speeds[batch])
+    near = [batch for batch, speed in speeds.items() if speed >= (1 - CLOSE) * speeds[verdict.best]]
+    assert verdict.knee == min(near)
+    below = [batch for batch in speeds if batch < verdict.knee]
+    if below:
+        # No batch that was left out could be the knee, but one that is nearly this one.
+        assert verdict.knee - max(below) <= max(1, verdict.knee // FINE)
+    assert len(machine.asked) <= 20
+
+
+@given(st.integers(1, 64), st.integers(1, 5000))
+def test_memory_is_the_ceiling_and_is_closed_in_on(own, most):
+    machine = Machine(lambda batch: float(batch), own=own, most=max(own, most))
+    verdict = swept(machine)
+    assert verdict.ceiling == "memory"
+    assert verdict.largest is not None
+    assert verdict.largest <= machine.most
+    lost = [p for p in verdict.points if not p.fits]
+    assert min(p.batch for p in lost) > machine.most
+    assert min(p.batch for p in lost) - verdict.largest <= max(1, min(p.batch for p in lost) // FINE)
+    assert all("allocate" in p.message and not p.samples_per_s for p in lost)
+    assert [p.batch for p in verdict.points] == sorted(p.batch for p in verdict.points)
+
+
+def test_two_flat_doublings_are_the_end():
+    machine = Machine(lambda batch: min(batch, 64) * 10.0)
+    verdict = swept(machine)
+    assert verdict.ceiling == "flat"
+    assert max(batch for batch, _ in machine.asked) == 256
+    assert (verdict.knee, verdict.own) == (64, 16)
+    assert verdict.keep == "batch=64"
+
+
+def test_one_flat_doubling_is_not():
+    steps = {16: 100.0, 32: 101.0, 64: 200.0, 128: 201.0, 256: 199.0}
+    assert swept(Machine(lambda batch: steps.get(batch, 150.0))).best == 128
+
+
+@pytest.mark.parametrize(("start", "to", "asked"), [(8, 64, [8, 16, 32, 64]), (8, 50, [8, 16, 32, 50]), (8, 8, [8])])
+def test_from_and_to(start, to, asked):
+    machine = Machine(float)
+    verdict = swept(machine, start=start, to=to)
+    assert [batch for batch, _ in machine.asked][: len(asked)] == asked
+    assert max(machine.asked) == (to, 1)
+    assert (verdict.ceiling, verdict.own) == ("to", None)
+
+
+def test_a_small_data_set_is_a_ceiling():
+    verdict = swept(Machine(float, data=100))
+    assert verdict.ceiling == "data"
+    assert "128 samples" in verdict.why
+    assert "gave 100" in verdict.why
+    assert verdict.largest == 100
+
+
+def test_a_script_that_ends_too_soon_at_a_large_batch():
+    machine = Machine(float)
+    machine.says = {64: ("too short", "the script ended after 3 steps")}
+    verdict = swept(machine)
+    assert (verdict.ceiling, verdict.why, verdict.largest) == ("too short", "the script ended after 3 steps", 32)
+
+
+@pytest.mark.parametrize("status", ["memory", "unsupported", "failed", "too short"])
+def test_a_first_trial_that_fails_is_all(status):
+    machine = Machine(float)
+    machine.says = {16: (status, "because")}
+    verdict = swept(machine)
+    assert (verdict.points, verdict.knee, verdict.best, verdict.ceiling, verdict.why) == (
+        [],
+        None,
+        None,
+        status,
+        "because",
+    )
+    assert machine.asked == [(16, 1)]
+
+
+def test_contenders_are_measured_in_rounds_and_the_others_are_not():
+    noisy = {(64, 1): 2.0, (64, 2): 1.0, (64, 3): 1.0}
+    machine = Machine(float)
+    machine.speed = lambda batch: 100.0 * min(batch, 64) * noisy.get((batch, machine.asked[-1][1]), 1.0)
+    verdict = swept(machine, repeat=3)
+    rounds = {p.batch: p.rounds for p in verdict.points}
+    assert rounds[16] == 1
+    assert rounds[64] == 3
+    assert {p.batch: p.samples_per_s for p in verdict.points}[64] == 6400.0
+
+
+def test_the_budget_ends_it():
+    machine = Machine(float)
+    machine.seconds = 40.0
+    verdict = swept(machine, budget=70.0)
+    assert verdict.ceiling == "budget"
+    assert [batch for batch, _ in machine.asked] == [16]
+
+
+def test_what_was_measured_before_an_interrupt_is_kept():
+    machine = Machine(float)
+
+    def stopped(size, round):
+        if size == 64:
+            raise Interrupted(130)
+        return machine(size, round)
+
+    sweep = Sweep(stopped, Budget(None), start=None, to=None, repeat=1)
+    with pytest.raises(Interrupted):
+        sweep.run()
+    verdict = judge(sweep, workers=1, mods=[], interrupted=True)
+    assert [p.batch for p in verdict.points] == [16, 32]
+    assert (verdict.best, verdict.ceiling) == (32, "")
