@@ -35,29 +35,31 @@ _SPACE = b" \t\r\n"
 _MAGIC = b"\x1f\x8b"
 
 Number = int | float | str | None
+NOTHING = msgspec.Raw()
 
 
 class Args(msgspec.Struct, gc=False):
-    """What is read of an event's arguments. The names are those that torch writes, today's and older ones."""
+    """What is read of an event's arguments, -1 where there is nothing. The names are those that torch writes, today's
+    and older ones."""
 
-    external: Number = msgspec.field(name="External id", default=None)
-    external_before: Number = msgspec.field(name="external id", default=None)
-    correlation: Number = None
-    device: Number = None
-    stream: Number = None
-    sequence: Number = msgspec.field(name="Sequence number", default=None)
-    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
-    nbytes: Number = msgspec.field(name="bytes", default=None)
-    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
-    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
-    elements: Number = msgspec.field(name="In msg nelems", default=None)
+    external: Number = msgspec.field(name="External id", default=-1)
+    external_before: Number = msgspec.field(name="external id", default=-1)
+    correlation: Number = -1
+    device: Number = -1
+    stream: Number = -1
+    sequence: Number = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: Number = msgspec.field(name="Fwd thread id", default=-1)
+    nbytes: Number = msgspec.field(name="bytes", default=-1)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
+    elements: Number = msgspec.field(name="In msg nelems", default=-1)
     element: Any = msgspec.field(name="dtype", default=None)
-    memory: Number = msgspec.field(name="Bytes", default=None)
-    address: Number = msgspec.field(name="Addr", default=None)
-    allocated: Number = msgspec.field(name="Total Allocated", default=None)
-    reserved: Number = msgspec.field(name="Total Reserved", default=None)
-    memory_device: Number = msgspec.field(name="Device Id", default=None)
-    memory_kind: Number = msgspec.field(name="Device Type", default=None)
+    memory: Number = msgspec.field(name="Bytes", default=0)
+    address: Number = msgspec.field(name="Addr", default=0)
+    allocated: Number = msgspec.field(name="Total Allocated", default=0)
+    reserved: Number = msgspec.field(name="Total Reserved", default=0)
+    memory_device: Number = msgspec.field(name="Device Id", default=-1)
+    memory_kind: Number = msgspec.field(name="Device Type", default=0)
 
 
 class Event(msgspec.Struct, gc=False):

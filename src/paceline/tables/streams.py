@@ -11,12 +11,12 @@ import polars as pl
 from paceline.tables.timeline import launch_times
 from paceline.tables.trace import Trace
 
-SHORT = 30  # nanoseconds between two kernels: they follow each other as fast as they can
+SHORT = 10_000  # nanoseconds between two kernels of a stream: they follow each other as fast as they can
 
 
-def streams(trace: Trace) -> pl.DataFrame:
+def streams(trace: Trace, *, short: int = SHORT) -> pl.DataFrame:
     """A row a stream: rank, device, stream, events, busy, idle (seconds) = host (launched after the one before had
-    ended) + back_to_back (launched before, and hardly a gap) + other (launched before, and yet it waited)."""
+    ended) + back_to_back (launched before, and the gap is `short`) + other (launched before, and yet it waited)."""
     rows = trace.device
     gap = pl.col("start") - pl.col("before")
     late = pl.col("launched") > pl.col("before")
@@ -31,8 +31,8 @@ def streams(trace: Trace) -> pl.DataFrame:
             busy=(pl.col("end") - pl.col("start")).sum() / 1e9,
             idle=pl.col("gap").sum() / 1e9,
             host=pl.col("gap").filter(late).sum() / 1e9,
-            back_to_back=pl.col("gap").filter(~late & (pl.col("gap") < SHORT)).sum() / 1e9,
-            other=pl.col("gap").filter(~late & (pl.col("gap") >= SHORT)).sum() / 1e9,
+            back_to_back=pl.col("gap").filter(~late & (pl.col("gap") < short)).sum() / 1e9,
+            other=pl.col("gap").filter(~late & (pl.col("gap") >= short)).sum() / 1e9,
         )
         .sort("device", "stream")
         .select(pl.lit(trace.rank, dtype=pl.Int64).alias("rank"), pl.all())

@@ -20,7 +20,7 @@ import polars as pl
 
 from paceline.errors import TraceError
 from paceline.tables.nesting import calls
-from paceline.tables.stream import Args, Event, Head, Number, Stream
+from paceline.tables.stream import NOTHING, Args, Event, Head, Number, Stream
 
 # What torch calls the kinds of events, today and in older versions.
 KINDS = {
@@ -94,15 +94,28 @@ class Trace:
         return bool((self.events["kind"] == "python").any())
 
 
+class _Numbers(dict[Any, int]):
+    """Numbers keys as they are first asked for."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
 class _Codes:
-    """Strings, numbered as they come."""
+    """Strings, numbered as they come. Number 0 is the empty one."""
 
     def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {"": 0}
+        self.numbers = _Numbers({"": 0})
 
     def of(self, values: Iterable[Any]) -> np.ndarray[Any, Any]:
         numbers = self.numbers
-        return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.uint32)
+        return np.array([numbers[value] for value in values], dtype=np.uint32)
+
+    def of_raw(self, values: Iterable[Any]) -> np.ndarray[Any, Any]:
+        """Of pieces of JSON, most of which are absent."""
+        numbers = self.numbers
+        return np.array([0 if value is NOTHING else numbers[bytes(value)] for value in values], dtype=np.uint32)
 
     def column(self, name: str, parts: Sequence[np.ndarray[Any, Any]]) -> pl.Series:
         codes = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
@@ -144,17 +157,27 @@ class _Columns:
         self._put("name", self.names.of(event.name for event in kept))
         self._put("start", start + self.zero * 1000)
         self._put("end", start + self.zero * 1000 + np.maximum(_nanoseconds([event.dur for event in kept], 0), 0))
-        self._put("process", _integers([event.pid for event in kept], np.int64))
-        self._put("thread", _integers([event.tid for event in kept], np.int64))
+        self._put("process", _integers([event.pid for event in kept]))
+        self._put("thread", _integers([event.tid for event in kept]))
         self._put("device", _integers([a.device for a in args], np.int32))
         self._put("stream", _integers([a.stream for a in args], np.int32))
-        self._put("correlation", _integers([a.correlation for a in args], np.int64))
-        self._put("external", _integers([a.external if a.external is not None else a.external_before for a in args]))
-        self._put("sequence", _integers([a.sequence for a in args], np.int64))
-        self._put("forward_thread", _integers([a.forward_thread for a in args], np.int64))
-        self._put("bytes", _integers([a.nbytes if a.elements is None else _message(a) for a in args], np.int64))
-        self._put("shapes", self.shapes.of(bytes(a.shapes) for a in args))
-        self._put("types", self.types.of(bytes(a.types) for a in args))
+        self._put("correlation", _integers([a.correlation for a in args]))
+        external = _integers([a.external for a in args])
+        if (external < 0).all():
+            external = _integers([a.external_before for a in args])
+        self._put("external", external)
+        self._put("sequence", _integers([a.sequence for a in args]))
+        self._put("forward_thread", _integers([a.forward_thread for a in args]))
+        self._put("bytes", self._bytes(args))
+        self._put("shapes", self.shapes.of_raw([a.shapes for a in args]))
+        self._put("types", self.types.of_raw([a.types for a in args]))
+
+    def _bytes(self, args: list[Args]) -> np.ndarray[Any, Any]:
+        """Of a copy, or of a collective's message."""
+        found = _integers([a.nbytes for a in args])
+        for row in np.flatnonzero(_integers([a.elements for a in args]) >= 0):
+            found[row] = _message(args[row])
+        return found
 
     def _put(self, name: str, values: np.ndarray[Any, Any]) -> None:
         self.parts.setdefault(name, []).append(values)
@@ -248,9 +271,12 @@ def _nanoseconds(microseconds: list[int | float], zero: int) -> np.ndarray[Any, 
 def _integers(values: list[Number], dtype: Any = np.int64) -> np.ndarray[Any, Any]:
     """Mostly whole numbers and nothings; whatever else comes is -1."""
     try:
-        return np.array([-1 if value is None else value for value in values], dtype=dtype)
+        found = np.array(values)
+        if found.dtype.kind == "i" and (dtype is np.int64 or (found == found.astype(dtype)).all()):
+            return found.astype(dtype, copy=False)
     except (ValueError, TypeError, OverflowError):
-        return np.array([_integer(value, np.iinfo(dtype).max) for value in values], dtype=dtype)
+        pass
+    return np.array([_integer(value, np.iinfo(dtype).max) for value in values], dtype=dtype)
 
 
 def _integer(value: Number, most: int) -> int:
@@ -261,7 +287,7 @@ def _integer(value: Number, most: int) -> int:
     return int(value)
 
 
-def _message(args: Any) -> int:
+def _message(args: Args) -> int:
     """Bytes of a collective's message."""
     name = str(args.element).lower()
     width = next((width for kind, width in _WIDTHS.items() if kind in name), 4)
