@@ -12,11 +12,15 @@ from paceline.errors import PacelineError
 from paceline.script.stage import SEAMS
 
 NAMES = [
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
     "LAMB",
     "LARS",
     "Mirrored",
     "PacelineError",
     "__version__",
+    "ghost",
     "no_decay",
 ]
 

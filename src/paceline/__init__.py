@@ -16,6 +16,7 @@ from paceline.comm.registration import register
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.converge.ghost import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, ghost
     from paceline.converge.groups import no_decay
     from paceline.converge.lamb import LAMB
     from paceline.converge.lars import LARS
@@ -25,17 +26,25 @@ if TYPE_CHECKING:
 __all__ = [
     "LAMB",
     "LARS",
+    "GhostBatchNorm1d",
+    "GhostBatchNorm2d",
+    "GhostBatchNorm3d",
     "Mirrored",
     "PacelineError",
     "__version__",
+    "ghost",
     "no_decay",
 ]
 
 _HOMES = {
+    "GhostBatchNorm1d": "paceline.converge.ghost",
+    "GhostBatchNorm2d": "paceline.converge.ghost",
+    "GhostBatchNorm3d": "paceline.converge.ghost",
     "LAMB": "paceline.converge.lamb",
     "LARS": "paceline.converge.lars",
     "Mirrored": "paceline.strategies.mirrored",
     "PacelineError": "paceline.errors",
+    "ghost": "paceline.converge.ghost",
     "no_decay": "paceline.converge.groups",
 }
 

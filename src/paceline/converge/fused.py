@@ -26,13 +26,13 @@ ADAPTED, DECAYED = 1, 2  # bits that say how a tensor is treated
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
 def can_fuse(parameter: Any) -> bool:
     """Whether kernels can go over this parameter's memory."""
-    if parameter.device.type not in DEVICES or parameter.dtype not in DTYPES or not _has_triton():
+    if parameter.device.type not in DEVICES or parameter.dtype not in DTYPES or not has_triton():
         return False
     return _is_without_gaps(_own(parameter))
 

@@ -1,0 +1,102 @@
+"""Ghost batch norm: statistics of small virtual batches, however large the batch.
+
+A batch norm's noise is a part of how it trains, and a batch of thousands has little of it. Here each stretch of `size`
+samples is normalised by itself; running statistics, for evaluation, are of the whole batch. N workers of batch b that
+do not synchronise their batch norms compute what one worker of batch N·b with ghosts of b does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from paceline.converge.ghost_norm import Running, ghost_norm
+from paceline.errors import UsageError
+
+SIZE = 32
+M = TypeVar("M", bound=nn.Module)
+
+
+class _Ghost(nn.modules.batchnorm._BatchNorm):
+    """What the three have in common. In eval mode, with running statistics, it is torch's batch norm."""
+
+    size: int
+
+    def __init__(self, num_features: int, size: int = SIZE, **settings: Any) -> None:
+        super().__init__(num_features, **settings)
+        self.size = _checked(size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        if not self.training and self.running_mean is not None and self.running_var is not None:
+            return super().forward(input)
+        if not input.numel():
+            return super().forward(input)
+        if input.numel() == input.shape[1]:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {input.size()}")
+        return ghost_norm(input, self.weight, self.bias, self._running(), size=self.size, eps=self.eps)
+
+    def _running(self) -> Running | None:
+        if not self.training or not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return None
+        momentum = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        return self.running_mean, self.running_var, momentum or 0.0
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, size={self.size}"
+
+
+class GhostBatchNorm1d(_Ghost, nn.BatchNorm1d):
+    """Batch norm of (N, C) or (N, C, L), over ghosts of `size` samples. Other settings are nn.BatchNorm1d's."""
+
+
+class GhostBatchNorm2d(_Ghost, nn.BatchNorm2d):
+    """Batch norm of (N, C, H, W), over ghosts of `size` samples. Other settings are nn.BatchNorm2d's."""
+
+
+class GhostBatchNorm3d(_Ghost, nn.BatchNorm3d):
+    """Batch norm of (N, C, D, H, W), over ghosts of `size` samples. Other settings are nn.BatchNorm3d's."""
+
+
+KINDS: dict[type[nn.Module], type[_Ghost]] = {
+    nn.BatchNorm1d: GhostBatchNorm1d,
+    nn.BatchNorm2d: GhostBatchNorm2d,
+    nn.BatchNorm3d: GhostBatchNorm3d,
+}
+
+
+def ghost(model: M, size: int = SIZE) -> M:
+    """Makes every batch norm of the model a ghost batch norm, in place, and gives the model back.
+
+    Modules, parameters, running statistics and hooks stay the same objects: an optimizer that holds the parameters goes
+    on. A ghost batch norm gets the new size. Batch norms of other classes (SyncBatchNorm, lazy ones, a library's own)
+    are left alone; where nothing is left, that is an error.
+    """
+    size, changed, others = _checked(size), 0, set()
+    for module in model.modules():
+        kind = KINDS.get(type(module))
+        if kind is not None:
+            module.__class__ = kind
+        if isinstance(module, _Ghost):
+            module.size = size
+            changed += 1
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+            others.add(type(module).__name__)
+    if not changed:
+        found = f"only {', '.join(sorted(others))}" if others else "none"
+        raise UsageError(
+            f"Asked for ghost batch norm in a {type(model).__name__}, and it has {found} of nn.BatchNorm1d, 2d and 3d.",
+            advice="Leave it out: other norms (layer, group) do not depend on the batch.",
+        )
+    return model
+
+
+def _checked(size: int) -> int:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UsageError(f"Asked for ghosts of {size} samples.", advice=f"A ghost has one at least; {SIZE} is usual.")
+    return size

@@ -1,0 +1,270 @@
+"""Ghost batch norm in eight passes over memory: two reads and a write forward, four reads and a write backward.
+
+Imported only where Triton is. The formulas are in `ghost_norm`. Memory is seen in one of two ways: as rows of C
+channels (channels last, or no pixels at all), or as planes of S pixels, C of them a sample. A ghost is a stretch of
+rows, or of samples. Sums are of differences to a first value, so that a large mean costs no digits, and are added up in
+a fixed order.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def stretch(ghost, ghosts, size, batch, pixels):
+    """Where a ghost begins, and how long it is, in rows."""
+    first = ghost * size
+    last = tl.where(ghost == ghosts - 1, batch, first + size)
+    return first.to(tl.int64) * pixels, (last - first) * pixels
+
+
+@triton.jit
+def part_of(length, part, parts, unit):
+    """A part's stretch of a ghost, in multiples of a unit."""
+    each = tl.cdiv(tl.cdiv(length, parts), unit) * unit
+    begin = tl.minimum(part * each, length)
+    return begin, tl.minimum(begin + each, length)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sums_of_rows(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts, BACKWARD: tl.constexpr,
+                 ROWS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
+    """Forward: mean and squares about it of a part of a ghost. Backward: sums of dy, and of dy·(x − mean)."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    ghost, part = tl.program_id(1), tl.program_id(2)
+    start, length = stretch(ghost, ghosts, size, batch, pixels)
+    begin, end = part_of(length, part, parts, ROWS)
+    here = channel < channels
+    x += start * channels
+    dy += start * channels
+    if BACKWARD:
+        shift = tl.load(mean + ghost * channels + channel, mask=here, other=0.0)
+    else:
+        first_row = tl.minimum(begin, length - 1).to(tl.int64)  # of a part that is empty, any will do
+        shift = tl.load(x + first_row * channels + channel, mask=here, other=0.0).to(tl.float32)
+    one = tl.zeros([ROWS, CHANNELS], tl.float32)
+    two = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for row in range(begin, end, ROWS):
+        rows = row + tl.arange(0, ROWS)
+        at = rows[:, None].to(tl.int64) * channels + channel[None, :]
+        inside = (rows < end)[:, None] & here[None, :]
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        centred = tl.where(inside, value - shift[None, :], 0.0)
+        if BACKWARD:
+            grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            one += grad
+            two += grad * centred
+        else:
+            one += centred
+            two += centred * centred
+    first, second = tl.sum(one, 0), tl.sum(two, 0)
+    if not BACKWARD:
+        count = tl.maximum(end - begin, 1).to(tl.float32)
+        second = second - first * first / count
+        first = shift + first / count
+    to = (part * ghosts + ghost) * channels + channel
+    tl.store(out + to, first, mask=here)
+    tl.store(out + parts * ghosts * channels + to, second, mask=here)
+
+
+@triton.jit
+def apply_to_rows(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, channels, pixels, BACKWARD: tl.constexpr,
+                  ROWS: tl.constexpr, CHANNELS: tl.constexpr, TIMES: tl.constexpr):  # fmt: skip
+    """Forward: scale·(x − mean) + shift. Backward: scale·dy + slope·(x − mean) + shift."""
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    ghost = tl.program_id(2)
+    start, length = stretch(ghost, ghosts, size, batch, pixels)
+    here = channel < channels
+    of_ghost = ghost * channels + channel
+    centre = tl.load(mean + of_ghost, mask=here, other=0.0)
+    factor = tl.load(scale + of_ghost, mask=here, other=0.0)
+    if BACKWARD:
+        offset = tl.load(shift + of_ghost, mask=here, other=0.0)
+        tilt = tl.load(slope + of_ghost, mask=here, other=0.0)
+    else:
+        offset = tl.load(shift + channel, mask=here, other=0.0)
+    x += start * channels
+    dy += start * channels
+    out += start * channels
+    for time in range(TIMES):
+        rows = (tl.program_id(0) * TIMES + time) * ROWS + tl.arange(0, ROWS)
+        at = rows[:, None].to(tl.int64) * channels + channel[None, :]
+        inside = (rows < length)[:, None] & here[None, :]
+        centred = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre[None, :]
+        if BACKWARD:
+            grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+            found = factor[None, :] * grad + tilt[None, :] * centred + offset[None, :]
+        else:
+            found = factor[None, :] * centred + offset[None, :]
+        tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
+
+
+# -- planes ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def sums_of_planes(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts, BACKWARD: tl.constexpr,
+                   SAMPLES: tl.constexpr, PIXELS: tl.constexpr):  # fmt: skip
+    """As `sums_of_rows`, for one channel of a part of a ghost."""
+    channel, ghost, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    start, length = stretch(ghost, ghosts, size, batch, 1)
+    begin, end = part_of(length, part, parts, SAMPLES)
+    base = (start * channels + channel) * pixels
+    x += base
+    dy += base
+    if BACKWARD:
+        shift = tl.load(mean + ghost * channels + channel)
+    else:
+        shift = tl.load(x + tl.minimum(begin, length - 1).to(tl.int64) * channels * pixels).to(tl.float32)
+    one = tl.zeros([SAMPLES, PIXELS], tl.float32)
+    two = tl.zeros([SAMPLES, PIXELS], tl.float32)
+    for sample in range(begin, end, SAMPLES):
+        samples = sample + tl.arange(0, SAMPLES)
+        for pixel in range(0, pixels, PIXELS):
+            at_pixel = pixel + tl.arange(0, PIXELS)
+            at = samples[:, None].to(tl.int64) * channels * pixels + at_pixel[None, :]
+            inside = (samples < end)[:, None] & (at_pixel < pixels)[None, :]
+            value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+            centred = tl.where(inside, value - shift, 0.0)
+            if BACKWARD:
+                grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+                one += grad
+                two += grad * centred
+            else:
+                one += centred
+                two += centred * centred
+    first, second = tl.sum(one), tl.sum(two)
+    if not BACKWARD:
+        count = tl.maximum((end - begin) * pixels, 1).to(tl.float32)
+        second = second - first * first / count
+        first = shift + first / count
+    to = (part * ghosts + ghost) * channels + channel
+    tl.store(out + to, first)
+    tl.store(out + parts * ghosts * channels + to, second)
+
+
+@triton.jit
+def apply_to_planes(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, channels, pixels,
+                    BACKWARD: tl.constexpr, PLANES: tl.constexpr, PIXELS: tl.constexpr):  # fmt: skip
+    """As `apply_to_rows`, for some planes, whatever ghosts they are of."""
+    plane = tl.program_id(0) * PLANES + tl.arange(0, PLANES)
+    pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
+    there = plane < batch * channels
+    channel = plane % channels
+    of_ghost = tl.minimum(plane // channels // size, ghosts - 1) * channels + channel
+    centre = tl.load(mean + of_ghost, mask=there, other=0.0)
+    factor = tl.load(scale + of_ghost, mask=there, other=0.0)
+    if BACKWARD:
+        offset = tl.load(shift + of_ghost, mask=there, other=0.0)
+        tilt = tl.load(slope + of_ghost, mask=there, other=0.0)
+    else:
+        offset = tl.load(shift + channel, mask=there, other=0.0)
+    at = plane[:, None].to(tl.int64) * pixels + pixel[None, :]
+    inside = there[:, None] & (pixel < pixels)[None, :]
+    centred = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - centre[:, None]
+    if BACKWARD:
+        grad = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+        found = factor[:, None] * grad + tilt[:, None] * centred + offset[:, None]
+    else:
+        found = factor[:, None] * centred + offset[:, None]
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
+
+
+# -- between the passes ------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS: tl.constexpr):
+    """How many values of a channel each part of a ghost has, and all of it. A row is `each` of them."""
+    _, length = stretch(ghost, ghosts, size, batch, pixels)
+    part = tl.arange(0, PARTS)
+    begin, end = part_of(length, part, parts, unit)
+    return part, ((end - begin) * each).to(tl.float32), (length * each).to(tl.float32)
+
+
+@triton.jit
+def finish_forward(partial, weight, mean, variance, rstd, scale, batch, size, ghosts, channels, pixels, each, parts,
+                   unit, eps, WEIGHT: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
+    """A ghost's mean and variance, out of those of its parts."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    ghost = tl.program_id(1)
+    part, count, total = counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS)
+    here = channel < channels
+    inside = (part < parts)[:, None] & here[None, :]
+    at = (part[:, None] * ghosts + ghost) * channels + channel[None, :]
+    of_part = tl.load(partial + at, mask=inside, other=0.0)
+    squares = tl.load(partial + parts * ghosts * channels + at, mask=inside, other=0.0)
+    centre = tl.sum(count[:, None] * of_part, 0) / total
+    away = of_part - centre[None, :]
+    spread = tl.sum(tl.where(inside, squares + count[:, None] * away * away, 0.0), 0) / total
+    inverse = 1.0 / tl.sqrt(spread + eps)
+    gain = inverse
+    if WEIGHT:
+        gain = inverse * tl.load(weight + channel, mask=here, other=0.0).to(tl.float32)
+    to = ghost * channels + channel
+    tl.store(mean + to, centre, mask=here)
+    tl.store(variance + to, spread, mask=here)
+    tl.store(rstd + to, inverse, mask=here)
+    tl.store(scale + to, gain, mask=here)
+
+
+@triton.jit
+def track_whole_batch(mean, variance, running_mean, running_var, batch, size, ghosts, channels, pixels, momentum,
+                      GHOSTS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
+    """Mean and unbiased variance of the whole batch, out of its ghosts', into the running ones."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    here = channel < channels
+    total = (batch * pixels).to(tl.float32)
+    centre = tl.zeros([CHANNELS], tl.float32)
+    for start in range(0, ghosts, GHOSTS):
+        ghost = start + tl.arange(0, GHOSTS)
+        last = tl.where(ghost == ghosts - 1, batch, (ghost + 1) * size)
+        share = tl.where(ghost < ghosts, ((last - ghost * size) * pixels).to(tl.float32) / total, 0.0)
+        inside = (ghost < ghosts)[:, None] & here[None, :]
+        at = ghost[:, None] * channels + channel[None, :]
+        centre += tl.sum(share[:, None] * tl.load(mean + at, mask=inside, other=0.0), 0)
+    spread = tl.zeros([CHANNELS], tl.float32)
+    for start in range(0, ghosts, GHOSTS):
+        ghost = start + tl.arange(0, GHOSTS)
+        last = tl.where(ghost == ghosts - 1, batch, (ghost + 1) * size)
+        share = tl.where(ghost < ghosts, ((last - ghost * size) * pixels).to(tl.float32) / total, 0.0)
+        inside = (ghost < ghosts)[:, None] & here[None, :]
+        at = ghost[:, None] * channels + channel[None, :]
+        away = tl.load(mean + at, mask=inside, other=0.0) - centre[None, :]
+        within = tl.load(variance + at, mask=inside, other=0.0)
+        spread += tl.sum(share[:, None] * (within + away * away), 0)
+    spread = spread * (total / (total - 1.0))
+    old = tl.load(running_mean + channel, mask=here, other=0.0).to(tl.float32)
+    kept = (old + momentum * (centre - old)).to(running_mean.dtype.element_ty)
+    tl.store(running_mean + channel, kept, mask=here)
+    old = tl.load(running_var + channel, mask=here, other=0.0).to(tl.float32)
+    kept = (old + momentum * (spread - old)).to(running_var.dtype.element_ty)
+    tl.store(running_var + channel, kept, mask=here)
+
+
+@triton.jit
+def finish_backward(partial, rstd, scale, slope, shift, of_ghosts, batch, size, ghosts, channels, pixels, each, parts,
+                    unit, PARTS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
+    """What x's gradient is made with, and a ghost's share in the weight's and the bias's."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    ghost = tl.program_id(1)
+    part, _, total = counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS)
+    here = channel < channels
+    inside = (part < parts)[:, None] & here[None, :]
+    at = (part[:, None] * ghosts + ghost) * channels + channel[None, :]
+    plain = tl.sum(tl.load(partial + at, mask=inside, other=0.0), 0)
+    crossed = tl.sum(tl.load(partial + parts * ghosts * channels + at, mask=inside, other=0.0), 0)
+    to = ghost * channels + channel
+    inverse = tl.load(rstd + to, mask=here, other=0.0)
+    gain = tl.load(scale + to, mask=here, other=0.0)
+    tl.store(slope + to, -gain * inverse * inverse * crossed / total, mask=here)
+    tl.store(shift + to, -gain * plain / total, mask=here)
+    tl.store(of_ghosts + to, crossed * inverse, mask=here)
+    tl.store(of_ghosts + ghosts * channels + to, plain, mask=here)
