@@ -29,8 +29,9 @@ for epoch in range(100):
 
 
 def sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
+    short = ("--to", "64", "--steps", "12", "--repeat", "1")
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", "sweep", "-n", "2", "--to", "64", "--steps", "12", "--repeat", "1", *options, "train.py"],
+        [sys.executable, "-m", "paceline", "sweep", "-n", "2", *short, *options, "train.py"],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

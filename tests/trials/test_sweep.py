@@ -158,6 +158,30 @@ def test_the_budget_ends_it():
     assert [batch for batch, _ in machine.asked] == [16]
 
 
+class FewTrials(Budget):
+    """Affords so many trials."""
+
+    def __init__(self, trials: int) -> None:
+        super().__init__(None)
+        self.trials = trials
+
+    def affords(self, seconds: float) -> bool:
+        self.trials -= 1
+        return self.trials >= 0
+
+
+@pytest.mark.parametrize(
+    ("trials", "ceiling", "unfinished"), [(1, "budget", True), (3, "memory", True), (99, "memory", False)]
+)
+def test_a_budget_that_ends_before_the_knee_is_found_is_told(trials, ceiling, unfinished):
+    machine = Machine(float, most=100)
+    sweep = Sweep(machine, FewTrials(trials), start=None, to=None, repeat=1)
+    sweep.run()
+    verdict = judge(sweep, workers=1, mods=[])
+    assert (verdict.ceiling, verdict.unfinished) == (ceiling, unfinished)
+    assert verdict.best == verdict.largest <= 100
+
+
 def test_what_was_measured_before_an_interrupt_is_kept():
     machine = Machine(float)
 

@@ -33,6 +33,8 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
     console.print()
     console.print(knee_line(verdict), style="bold", soft_wrap=True)
     console.print(ceiling_line(verdict), soft_wrap=True)
+    if verdict.unfinished:
+        console.print("The budget was spent before the knee was closed in on.", style="yellow")
 
 
 def batch_table(verdict: Verdict) -> Table:

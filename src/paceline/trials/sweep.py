@@ -59,6 +59,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     keep: str = ""  # the mod that sets the knee's batch
     details: str = ""  # what the script said when it failed
     failed: str = ""  # the record of the trial that ended it
+    unfinished: bool = False  # the budget was spent before the knee was closed in on, and measured again
     interrupted: bool = False
 
 
@@ -74,6 +75,7 @@ class Sweep:
         self.ceiling: Ceiling = ""
         self.why = ""
         self.last: Measured | None = None  # that ended it
+        self.unfinished = False
 
     def run(self) -> None:
         self._double()
@@ -132,7 +134,7 @@ class Sweep:
             speeds = self.speeds
             best = max(speeds.values())
             for size in [size for size, speed in speeds.items() if speed >= (1 - CONTENDS) * best]:
-                if not self._budget.affords(self.trials[size][0].seconds):
+                if not self._affords(self.trials[size][0].seconds):
                     return
                 measured = self._measure(size, round)
                 if measured.ok:
@@ -140,11 +142,15 @@ class Sweep:
 
     def _bisect(self, low: int, high: int) -> bool:
         """Measures the middle, where that tells more. Says whether it did."""
-        if high - low <= max(1, high // FINE) or not self._budget.affords(1.5 * self.trials[low][0].seconds):
+        if high - low <= max(1, high // FINE) or not self._affords(1.5 * self.trials[low][0].seconds):
             return False
         known = len(self.trials) + len(self.lost)
         self._try((low + high) // 2)
         return len(self.trials) + len(self.lost) > known
+
+    def _affords(self, seconds: float) -> bool:
+        self.unfinished = self.unfinished or not self._budget.affords(seconds)
+        return not self.unfinished
 
     def _try(self, size: int) -> Measured:
         measured = self._measure(size, 1)
@@ -215,6 +221,7 @@ def judge(
         keep=f"batch={ask(knee)}" if knee is not None and knee != sweep.own else "",
         details=details(sweep.last) if sweep.last is not None and sweep.ceiling == "failed" else "",
         failed=sweep.last.record if sweep.last is not None else "",
+        unfinished=sweep.unfinished,
         interrupted=interrupted,
     )
 
