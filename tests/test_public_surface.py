@@ -19,6 +19,7 @@ NAMES = [
     "LARS",
     "Mirrored",
     "PacelineError",
+    "ScaledRate",
     "__version__",
     "ghost",
     "no_decay",

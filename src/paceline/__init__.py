@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.converge.groups import no_decay
     from paceline.converge.lamb import LAMB
     from paceline.converge.lars import LARS
+    from paceline.converge.schedules import ScaledRate
     from paceline.errors import PacelineError
     from paceline.strategies.mirrored import Mirrored
 
@@ -31,6 +32,7 @@ __all__ = [
     "GhostBatchNorm3d",
     "Mirrored",
     "PacelineError",
+    "ScaledRate",
     "__version__",
     "ghost",
     "no_decay",
@@ -44,6 +46,7 @@ _HOMES = {
     "LARS": "paceline.converge.lars",
     "Mirrored": "paceline.strategies.mirrored",
     "PacelineError": "paceline.errors",
+    "ScaledRate": "paceline.converge.schedules",
     "ghost": "paceline.converge.ghost",
     "no_decay": "paceline.converge.groups",
 }
