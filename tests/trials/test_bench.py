@@ -133,6 +133,32 @@ def test_another_seed_gives_other_losses_and_the_same_seed_the_same(bench):
     assert all(a != b for a, b in zip(first.losses, other.losses, strict=True))
 
 
+SEEDED = """
+    import random
+    import numpy as np
+    import torch
+    random.seed(a=3, version=2)
+    np.random.seed(np.int64(3))
+    torch.manual_seed(3)
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for step in range(9):
+        draw = {"python": random.random, "numpy": np.random.rand, "torch": lambda: torch.rand(()).item()}["%s"]
+        (weight.sum() * draw()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("stream", ["python", "numpy", "torch"])
+def test_every_stream_that_a_script_seeds_is_shifted(bench, stream):
+    one = bench(SEEDED % stream)
+    first, other = one.measure("1"), one.measure("2", seed_shift=1)
+    assert len(first.losses) == len(other.losses) == 9
+    assert first.losses[0] == bench(SEEDED % stream, seed=5).measure("3").losses[0], "its own seed counts"
+    assert all(a != b for a, b in zip(first.losses, other.losses, strict=True))
+
+
 def test_a_series_goes_on_where_it_was(bench, tmp_path):
     first = bench(train()).measure("one")
     torn = (tmp_path / "journal.jsonl").read_bytes()[:50]
