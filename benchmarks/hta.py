@@ -10,13 +10,16 @@ the traces are made here, of a GPU that is not there (see tests/tables/cuda_trac
 Each side is a fresh process: it reads the eight files, and computes the time breakdown (compute, other, idle), the
 idle breakdown of each stream of each rank, and the overlap of communication and compute. Time is from the first file to
 the last figure, without imports; memory is the peak of the process and its children. Rounds are interleaved, and the
-figures of both must agree within 1 %. (What counts as a short gap between kernels is 30 µs there, so here, too.)
+figures of both must agree within 1 %. What counts as a short gap between kernels is 30 µs there, so here, too. HTA is
+told to leave times as they are (HTA_DISABLE_NS_ROUNDING): by itself it cuts every event to the whole microseconds
+inside it, which are one or two of the three that a small kernel takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -142,7 +145,8 @@ def write(folder: Path, steps: int) -> int:
 def measure(python: str, code: str, folder: Path) -> dict:
     """Runs one side in a process of its own."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen([python, "-c", code, str(folder)], stdout=pipe, stderr=pipe, text=True)
+    exact = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1"}
+    process = subprocess.Popen([python, "-c", code, str(folder)], stdout=pipe, stderr=pipe, text=True, env=exact)
     peak, stop = [0], threading.Event()
 
     def watch() -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-STARTS_WORKERS = ("run", "scale", "sweep", "bandwidth")
+STARTS_WORKERS = ("run", "scale", "sweep", "profile", "bandwidth")
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:
     verb, *rest = arguments or [""]
     if rest[:1] == ["--help"] or verb not in STARTS_WORKERS:
         return False
+    if verb == "profile" and "--trace" in rest:
+        return False  # reads files; or it is the script's own, and the workers wait a little
     return bool(rest) or verb == "bandwidth"  # the others need a script
 
 

@@ -10,7 +10,7 @@ import pytest
 from paceline import __version__
 
 
-@pytest.mark.parametrize("verb", [[], ["run"], ["scale"], ["sweep"], ["topo"], ["bandwidth"], ["doctor"]])
+@pytest.mark.parametrize("verb", [[], ["run"], ["profile"], ["scale"], ["sweep"], ["topo"], ["bandwidth"], ["doctor"]])
 def test_help_begins_with_an_example(paceline_, verb):
     code, out, _ = paceline_(*verb, "--help")
     assert code == 0

@@ -13,7 +13,7 @@ from paceline.cli.terminal import BAR, bar, count, percent, seconds, time_table
 if TYPE_CHECKING:
     from paceline.trials.profile import Profile
 
-WIDTH = 48  # columns of a name: templates of C++ are longer than any terminal
+FIGURES = 48  # columns that the figures beside a name take
 DEVICE = {
     "compute": "compute",
     "communication": "communication",
@@ -28,6 +28,7 @@ DEVICE = {
 
 def show(console: Console, told: Profile, *, top: int) -> None:
     """Everything that a person gets to see."""
+    room = max(console.width - FIGURES, 24)  # of a name: templates of C++ are longer than any terminal
     console.print()
     which = f"step {told.first}" if told.first == told.last else f"steps {told.first} to {told.last}"
     head = [
@@ -42,13 +43,13 @@ def show(console: Console, told: Profile, *, top: int) -> None:
         console.print()
         console.print(_device_table(told))
     console.print()
-    console.print(_op_table(told, top))
+    console.print(_op_table(told, top, room))
     if told.kernels:
         console.print()
-        console.print(_kernel_table(told, top))
+        console.print(_kernel_table(told, top, room))
     if told.waits:
         console.print()
-        console.print(_wait_table(told, top))
+        console.print(_wait_table(told, top, room))
 
 
 def _device_table(told: Profile) -> Table:
@@ -64,7 +65,7 @@ def _device_table(told: Profile) -> Table:
     return table
 
 
-def _op_table(told: Profile, top: int) -> Table:
+def _op_table(told: Profile, top: int, room: int) -> Table:
     on_device = told.device is not None
     table = _table(
         "op", ("calls", "host", "host, all", *(("device", "device, all", "tensor cores") if on_device else ()))
@@ -75,24 +76,24 @@ def _op_table(told: Profile, top: int) -> Table:
             used = row["tensor_cores"]
             cells += [seconds(row["device_self"]), seconds(row["device_total"])]
             cells.append(percent(used, digits=0) if row["eligible"] and used is not None else "")
-        table.add_row(_cut(row["name"]), *cells)
+        table.add_row(_cut(row["name"], room), *cells)
     return table
 
 
-def _kernel_table(told: Profile, top: int) -> Table:
+def _kernel_table(told: Profile, top: int, room: int) -> Table:
     table = _table("kernel", ("kind", "calls", "time", "each", "share"))
     for row in told.kernels[:top]:
         cells = [row["kind"], _number(row["calls"]), seconds(row["total"]), seconds(row["mean"]), percent(row["share"])]
-        table.add_row(_cut(row["name"]), *cells)
+        table.add_row(_cut(row["name"], room), *cells)
     return table
 
 
-def _wait_table(told: Profile, top: int) -> Table:
+def _wait_table(told: Profile, top: int, room: int) -> Table:
     waits = "the host waits for the device" if told.device is not None else "values are read"
     table = _table(f"where {waits}", ("call", "calls", "a step"))
     for row in told.waits[:top]:
         where = f"{row['file']}:{row['line']}" if row["file"] else "(unknown line)"
-        table.add_row(_cut(where, keep_end=True), row["what"], _number(row["calls"]), seconds(row["seconds"]))
+        table.add_row(_cut(where, room, keep_end=True), row["what"], _number(row["calls"]), seconds(row["seconds"]))
     return table
 
 
@@ -104,11 +105,11 @@ def _table(first: str, others: Iterable[str]) -> Table:
     return table
 
 
-def _cut(text: str, *, keep_end: bool = False) -> str:
+def _cut(text: str, room: int, *, keep_end: bool = False) -> str:
     text = "".join(sign if sign.isprintable() else "?" for sign in text)
-    if len(text) <= WIDTH:
+    if len(text) <= room:
         return text
-    return "…" + text[-WIDTH + 1 :] if keep_end else text[: WIDTH - 1] + "…"
+    return "…" + text[-room + 1 :] if keep_end else text[: room - 1] + "…"
 
 
 def _number(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Marks in a trace: which phase the script is in, and which of its lines wait for the device.
 
 Phases are the stopwatch's own, so that a trace and the step record speak of the same things. The lines are of calls
-that read a tensor's value on the host: torch's stack knows functions, not lines, and makes a step twice as long.
+that read a tensor's value on the host: torch's own stack knows functions, not lines, and slows every call.
 """
 
 from __future__ import annotations

@@ -1,0 +1,94 @@
+"""A few steps are traced, of a script that knows nothing of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from paceline.record.samples import read_samples
+from paceline.tables.records import read_record
+from paceline.tables.waits import waits
+from paceline.tables.windows import breakdown, windows
+
+SCRIPT = """
+import time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64 * {steps}, 8), torch.randint(2, (64 * {steps},)))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step, (x, y) in enumerate(DataLoader(data, batch_size=64), 1):
+    time.sleep(0.005)
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    last = loss.item()  # line 16
+print("made", step, "loss", last)
+"""
+
+
+def run(folder: Path, *options: str, steps: int = 60) -> tuple[subprocess.CompletedProcess[str], Path]:
+    (folder / "train.py").write_text(SCRIPT.format(steps=steps))
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "profile", *options, "train.py"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=120,
+    )
+    return done, next(iter((folder / "paceline-runs").iterdir()))
+
+
+def test_two_workers_trace_the_same_steps_after_the_warm_up(tmp_path):
+    done, record = run(tmp_path, "-n", "2", "--steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "made" not in done.stdout  # stopped after the trace
+    assert "USDT" not in done.stderr
+    tables = read_record(record)
+    assert [trace.rank for trace in tables.traces] == [0, 1]
+    steps = [windows(trace)["step"].to_list() for trace in tables.traces]
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == 3
+    assert steps[0][0] >= 6
+    assert tables.steps.filter(rank=0)["step"].max() == steps[0][-1]
+    # Nothing is left of the writing.
+    assert {path.name for path in record.glob("*trace*")} == {"trace.rank0.json.gz", "trace.rank1.json.gz"}
+
+    phases = tables.over_ranks(breakdown)
+    parts = phases.select(pl.sum_horizontal("data", "forward", "backward", "communication", "optimizer", "other"))
+    assert parts.to_series().to_list() == pytest.approx(phases["wall"].to_list(), rel=1e-6)
+    for part in ("data", "forward", "backward", "communication", "optimizer"):
+        assert (phases[part] > 0).all(), part
+    assert (phases["other"] > 0.005).all()  # the sleep
+
+    # As long as the step record says.
+    recorded = tables.steps.join(phases, on=["rank", "step"], suffix="_traced")
+    assert recorded["wall"].to_list() == pytest.approx(recorded["total"].to_list(), rel=0.05, abs=1e-3)
+
+    [line] = waits(tables.traces[0]).filter(what="item").iter_rows(named=True)
+    assert (Path(line["file"]).name, line["line"], line["calls"]) == ("train.py", 16, 1.0)
+    assert {sample.rank for one in read_samples(record) for sample in one.workers} <= {0, 1}
+
+
+def test_the_script_goes_on_when_asked_and_ends_well_in_mid_trace(tmp_path):
+    done, record = run(tmp_path, "-n", "1", "--steps", "40", "--warm-up", "10", "--whole-run", "--stack", steps=16)
+    assert done.returncode == 0, done.stderr
+    assert "made 16" in done.stdout
+    [trace] = read_record(record).traces
+    assert windows(trace)["step"].to_list() == [11, 12, 13, 14, 15, 16]
+    assert trace.has_stack
+
+
+def test_a_script_that_ends_too_soon_is_told_so(tmp_path):
+    done, record = run(tmp_path, "-n", "1", steps=3)
+    assert done.returncode == 2
+    assert "ended after 3 steps" in done.stderr
+    assert "--warm-up" in done.stderr
+    assert not list(record.glob("trace*"))
