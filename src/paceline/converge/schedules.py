@@ -59,9 +59,9 @@ class ScaledRate(LRScheduler):
         schedule = paceline.ScaledRate(optimizer, batch=8, rule="linear", warm_up=500, steps=10_000, decay="cosine")
 
     The rates that the optimizer has when this is made are those of the small batch. They are multiplied by a number
-    that depends on the step alone, so that a run that is resumed from the state_dict goes on exactly. `start` is where the
-    warm-up begins, as a multiple of the small batch's rate (0: from nothing); `end` where the decay ends, as a part of
-    the highest rate; `power` is the polynomial's.
+    that depends on the step alone, so that a run that is resumed from the state_dict goes on exactly. `start` is where
+    the warm-up begins, as a multiple of the small batch's rate (0: from nothing); `end` where the decay ends, as a part
+    of the highest rate; `power` is the polynomial's.
     """
 
     def __init__(
