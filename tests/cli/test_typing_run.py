@@ -55,6 +55,20 @@ def test_every_option_arrives(launched, paceline_, tmp_path):
     assert launched.records[0].parent.name == "elsewhere"
 
 
+def test_workers_may_be_asked_for_as_a_mod(launched, paceline_):
+    paceline_("run", "--mod", "workers=3", "train.py")
+    paceline_("run", "-n", "3", "--mod", "workers=3", "train.py")
+    assert [run.workers for run in launched.runs] == [3, 3]
+
+
+@pytest.mark.parametrize("line", ["-n 2 --mod workers=3", "--threads 1 --mod threads=2"])
+def test_a_mod_and_an_option_that_say_different_things_are_asked_back(launched, paceline_, line):
+    code, _, err = paceline_("run", *line.split(), "train.py")
+    assert code == 2
+    assert not launched.runs
+    assert "Asked for --mod" in err
+
+
 def test_without_a_number_there_is_a_worker_for_each_gpu(launched, paceline_, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,3")
     paceline_("run", "train.py")

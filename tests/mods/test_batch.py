@@ -64,6 +64,14 @@ def loader_of(kind: str, size: int, **options: Any) -> DataLoader[Any]:
 
 def trained(group: Group, mods: list[str], kind: str = "map", size: int = 6, lr: float = 0.1, how: str = "SGD") -> Any:
     """Losses, batch sizes, lengths and what the script sees of its learning rate, over two epochs with evaluation."""
+    plain = BatchSampler.__iter__
+    try:
+        return _trained(group, mods, kind, size, lr, how)
+    finally:
+        BatchSampler.__iter__ = plain  # type: ignore[method-assign]
+
+
+def _trained(group: Group, mods: list[str], kind: str, size: int, lr: float, how: str) -> Any:
     with staged(group, mods=tuple(mods)) as stage:
         for asked in catalog.parse(mods):
             catalog.load(asked).on_stage(stage)

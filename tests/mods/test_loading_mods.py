@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -84,6 +85,81 @@ def test_resident_keeps_every_loaders_order(options: dict[str, Any], batch: list
     seen, is_resident, _ = trained(lone_group(), ["resident", *batch], "tensors", **options)
     assert seen == plain
     assert is_resident
+
+
+class Signed(Own):
+    """Each sample with the process that loaded it."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index], os.getpid()
+
+
+def epochs(group: Group, mods: list[str], what: str) -> Any:
+    """What each epoch gives, the processes that load in it, and what is drawn afterwards."""
+    with staged(group, mods=tuple(mods)) as stage:
+        for asked in catalog.parse(mods):
+            catalog.load(asked).on_stage(stage)
+        dataset = Signed(torch.arange(20.0).view(20, 1))
+        loader = DataLoader(dataset, 4, shuffle=True, generator=torch.Generator() if what == "generator" else None)
+        seen, processes = [], []
+        for epoch in range(4):
+            if what == "dataset changes" and epoch == 2:
+                dataset.x = dataset.x + 100
+            if what == "tensor changes" and epoch == 2:
+                dataset.x += 100
+            processes.append(set[int]())
+            for number, (x, process) in enumerate(loader):
+                processes[-1] |= set(process.tolist())
+                seen.append(x.flatten().tolist())
+                if what == "loop in loop" and number == 1:
+                    seen.append(next(iter(loader))[0].flatten().tolist())
+                if what == "break" and number == 2:
+                    break
+            seen.append([float(torch.rand(()))])
+        ahead = loader.prefetch_factor
+        assert not loader.persistent_workers, "as the script wrote it"
+        loader._iterator = None  # type: ignore[assignment]
+        return seen, processes, ahead
+
+
+@pytest.mark.parametrize("what", ["plain", "generator", "break", "loop in loop", "dataset changes", "tensor changes"])
+def test_processes_stay_from_epoch_to_epoch_and_change_nothing(what: str) -> None:
+    plain, _, _ = epochs(lone_group(), [], what)
+    seen, processes, ahead = epochs(lone_group(), ["loader=2:3"], what)
+    assert seen == plain
+    assert ahead == 3
+    first, second, third, fourth = processes
+    assert len(first) == 2
+    assert first == second
+    assert third == fourth
+    assert (second == third) == ("changes" not in what), "processes that hold an older dataset are not used"
+
+
+def test_processes_stay_on_two_workers(pool: Any) -> None:
+    plain, _, _ = epochs(lone_group(), [], "plain")
+    for seen, processes, _ in pool(2).run(epochs, ["loader=1"], "plain"):
+        assert seen == plain
+        assert len(processes[1] & processes[2] & processes[3]) == 2, "each worker's, which load half of a batch each"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="memory is pinned for a GPU")
+def test_pinned_batches_are_copied_while_the_host_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    plain = torch.Tensor.to
+
+    def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        asked.append((self.is_pinned(), kwargs.get("non_blocking", False)))
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.cuda)
+    with staged(lone_group()) as stage:
+        catalog.load(catalog.parse(["loader=1"])[0]).on_stage(stage)
+        x = torch.randn(64, 1000)
+        for (batch,) in DataLoader(TensorDataset(x), 16):
+            assert torch.equal(batch.to("cuda").cpu(), batch)
+        torch.randn(4).to("cuda")
+    assert asked == [(True, True)] * 4 + [(False, False)]
 
 
 def test_both_at_once_are_refused() -> None:

@@ -122,9 +122,10 @@ def seed_or_new(seed: int | None) -> int:
     return secrets.randbelow(2**31) if seed is None else seed
 
 
-def default_workers() -> int:
-    """One for each GPU; without one, one."""
-    return max(1, len(discover().gpus))
+def default_workers(mods: Sequence[str] = ()) -> int:
+    """As many as a mod says; else one for each GPU; without one, one."""
+    said = [mod.removeprefix("workers=") for mod in mods if mod.startswith("workers=")]
+    return int(said[0]) if said else max(1, len(discover().gpus))
 
 
 Mods = Annotated[

@@ -121,7 +121,7 @@ def run(
         script=script,
         module=module,
         arguments=options.own_arguments(arguments),
-        workers=options.default_workers() if workers is None else workers,
+        workers=options.default_workers(mod or ()) if workers is None else workers,
         view=view,
         batch=batch,
         batch_dim=batch_dim,

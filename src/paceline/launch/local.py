@@ -28,6 +28,7 @@ from paceline.launch.failure import explain
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.watch import Signals, Watch
 from paceline.launch.zygote import Zygote
+from paceline.mods import catalog
 from paceline.record import Outcome, Run, WorkerInfo, last_step, prepare, write_run
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
@@ -97,10 +98,26 @@ def launch(
     return outcome
 
 
+def _check_mods(run: RunSettings) -> None:
+    """What a mod and an option both say, they say alike."""
+    for one in catalog.parse(run.mods):
+        number = int(one.value.partition(":")[0]) if one.entry.name in ("workers", "threads") else 0
+        if one.entry.name == "workers" and number != run.workers:
+            raise UsageError(
+                f"Asked for --mod workers={number}, and for {run.workers} workers.",
+                advice=f"Leave the mod out: -n {number}",
+            )
+        if one.entry.name == "threads" and run.threads not in (None, number):
+            raise UsageError(
+                f"Asked for --mod {one}, and for --threads {run.threads}.", advice="Leave one of them out."
+            )
+
+
 def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
     """UsageError where a run cannot be started as asked."""
     if run.workers < 1:
         raise UsageError(f"{run.workers} workers were asked for.", advice="Ask for one at least: -n 1")
+    _check_mods(run)
     most = _MOST_PER_CORE * host.usable_cores
     if run.workers > most and not oversubscribe:
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
+from paceline.mods import catalog
 from paceline.settings import RunSettings, WorkerSettings, asked_threads
 from paceline.topology import Core, Host
 
@@ -12,9 +13,10 @@ from paceline.topology import Core, Host
 def place(run: RunSettings, host: Host, *, own_threads: int, near: tuple[int | None, ...] = ()) -> list[WorkerSettings]:
     """The workers of a run on this host, in order of rank. `own_threads` is how many torch takes by
     itself; `near` the NUMA node that each worker is best on, where that is known."""
+    asked = run.threads or _said_by_a_mod(run) or asked_threads()
     workers = []
     for rank, share in enumerate(_shares(host.cores, run.workers, near)):
-        threads = run.threads or asked_threads() or _threads(run.workers, host, share, own_threads)
+        threads = asked or _threads(run.workers, host, share, own_threads)
         # A lone worker is left alone, as plain Python would be; so is one whose threads don't fit into its
         # share.
         pinned = run.workers > 1 and threads <= len(share)
@@ -101,6 +103,11 @@ def _threads(workers: int, host: Host, share: tuple[Core, ...], own_threads: int
         return own_threads
     physical = len({core.physical for core in share})
     return max(1, min(physical, host.usable_cores // workers))
+
+
+def _said_by_a_mod(run: RunSettings) -> int | None:
+    said = [one.value.partition(":")[0] for one in catalog.parse(run.mods) if one.entry.name == "threads"]
+    return int(said[0]) if said else None
 
 
 def _rotated(gpus: tuple[str, ...], rank: int) -> tuple[str, ...]:

@@ -89,8 +89,9 @@ CATALOG = {
         ),
         Entry(
             name="loader",
-            values=("N",),
-            summary="N processes that load samples ahead, for each loader that has none; pinned memory on a GPU",
+            values=("2", "4:8"),
+            pattern=r"[1-9]\d*(:[1-9]\d*)?",
+            summary="so many processes that load samples, each so many batches ahead; pinned memory on a GPU",
             numbers="same",
             excludes=("resident",),
         ),
@@ -115,8 +116,15 @@ CATALOG = {
         ),
         Entry(
             name="threads",
+            values=("2", "2:bound"),
+            pattern=r"[1-9]\d*(:bound)?",
+            summary="so many threads for each worker; bound: each to a core of its own",
+            numbers="rounded",
+        ),
+        Entry(
+            name="workers",
             values=("N",),
-            summary="N threads for each worker",
+            summary="on N workers, as -n N",
             numbers="rounded",
         ),
     )

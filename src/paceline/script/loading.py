@@ -109,8 +109,8 @@ def find(stage: Stage) -> Callable[[], None]:
         if self not in stage.loaders:
             stage.loaders.add(self)
             stage.emit("on_loader", self)
-        iterator = begin(self)
-        iterator._paceline_loader = self  # type: ignore[attr-defined]
+        iterator = stage.around("around_iteration", begin)(self)
+        iterator._paceline_loader = self
         return iterator
 
     def __len__(self: Any) -> int:

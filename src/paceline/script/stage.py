@@ -13,10 +13,11 @@ having a method of its name; `finding` makes the seams of an unmodified script c
     on_save(target)              torch.save is about to write
     on_end()                     the script has ended
 
-Four seams change what is done there: each gives back what is called in the place of `plain`.
+Five seams change what is done there: each gives back what is called in the place of `plain`.
 
     around_forward(plain)        plain(module, …): an outermost call, on the slice where it is sliced
     around_backward(plain)       plain(losses, their gradients, …): an outermost backward
+    around_iteration(plain)      plain(loader): a DataLoader begins to be iterated
     around_batch(plain)          plain(iterator): the next batch that a DataLoader puts together
     around_length(plain)         plain(loader): a DataLoader's length
 
@@ -53,7 +54,7 @@ SEAMS = (
     "on_save",
     "on_end",
 )
-AROUND = ("around_forward", "around_backward", "around_batch", "around_length")
+AROUND = ("around_forward", "around_backward", "around_iteration", "around_batch", "around_length")
 UNSPLIT_ADVICE = (
     "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
     "`model.forward(x)`, not bare tensors, not inside a function under torch.compile: compile the model), or run it on "
