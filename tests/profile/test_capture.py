@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,15 @@ def test_a_script_that_ends_too_soon_is_told_so(tmp_path):
     assert "ended after 3 steps" in done.stderr
     assert "--warm-up" in done.stderr
     assert not list(record.glob("trace*"))
+
+
+def test_a_script_that_fails_while_it_is_traced_says_so_and_keeps_the_trace(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.format(steps=20).replace("last =", "assert step < 9; last ="))
+    line = [sys.executable, "-m", "paceline", "profile", "-n", "1", "--warm-up", "4", "--json", "train.py"]
+    done = subprocess.run(
+        [*line[:-1], "--steps", "9", line[-1]], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    told = json.loads(done.stdout)
+    assert done.returncode == told["exit_code"] == 1
+    assert told["error"]["type"] == "ScriptFailed"
+    assert (told["first"], told["last"]) == (5, 9)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
 from paceline.cli import options
 from paceline.cli.example_first import verb
+from paceline.cli.findings_table import show_findings
 from paceline.cli.live import LiveLine
 from paceline.cli.profile_tables import show
 from paceline.cli.session import Session
@@ -17,12 +19,13 @@ from paceline.cli.terminal import stderr
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
 from paceline.mods import catalog
-from paceline.record import new_folder
+from paceline.record import Outcome, new_folder
 from paceline.settings import ProfileSettings, RunSettings
 from paceline.topology import discover
 from paceline.topology.sampling import Sampler
 
 if TYPE_CHECKING:
+    from paceline.advise import Finding
     from paceline.trials.profile import Profile
 
 WHAT = "What is traced"
@@ -121,7 +124,7 @@ def profile(
                 f"Asked for the script {script} and for --trace, which reads what was traced before.",
                 advice="Type one of them.",
             )
-        _tell(_read(trace), session, console, top=top, json=json, quiet=quiet)
+        _tell(*_read(trace), session, console, top=top, json=json, quiet=quiet)
         return
     if script is None:
         raise UsageError("There is no script to profile.", advice="Type: paceline profile train.py")
@@ -145,21 +148,24 @@ def profile(
     # Before the record's folder is made: a mistake leaves nothing behind.
     check(settings, discover(), oversubscribe=oversubscribe)
     session.record = new_folder(record, script)
-    exit_code = _run(settings, session, console, oversubscribe=oversubscribe, quiet=quiet, json=json)
+    outcome = _run(settings, session, console, oversubscribe=oversubscribe, quiet=quiet, json=json)
     try:
-        told = _read(session.record)
+        told, found = _read(session.record)
     except PacelineError:
-        if exit_code == 0:
+        if outcome.exit_code == 0:
             raise
-        raise typer.Exit(exit_code) from None
-    _tell(told, session, console, top=top, json=json, quiet=quiet)
-    raise typer.Exit(exit_code)
+        # It failed before it was traced, which was told already.
+        if json:
+            session.print_document(failure(outcome))
+    else:
+        _tell(told, session, console, top=top, json=json, quiet=quiet, more=failure(outcome))
+    raise typer.Exit(outcome.exit_code)
 
 
 def _run(
     settings: RunSettings, session: Session, console: Console, *, oversubscribe: bool, quiet: bool, json: bool
-) -> int:
-    """Runs the script; gives back its exit code."""
+) -> Outcome:
+    """Runs the script; gives back how it ended."""
     assert session.record is not None
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
@@ -188,7 +194,7 @@ def _run(
         live.close()
     if outcome.message:
         console.print(outcome.message, style="red", soft_wrap=True)
-    return outcome.exit_code
+    return outcome
 
 
 def _read(what: Path | list[Path]) -> Profile:
@@ -199,13 +205,22 @@ def _read(what: Path | list[Path]) -> Profile:
     return summarize(read_record(what) if isinstance(what, Path) else read_files(what))
 
 
-def _tell(told: Profile, session: Session, console: Console, *, top: int, json: bool, quiet: bool) -> None:
+def _tell(
+    told: Profile,
+    session: Session,
+    console: Console,
+    *,
+    top: int,
+    json: bool,
+    quiet: bool,
+    more: dict[str, Any] | None = None,
+) -> None:
     if not quiet:
         show(console, told, top=top)
         if session.record is not None:
             console.print(f"record: {session.record}", soft_wrap=True)
     if json:
-        session.print_document(document(told))
+        session.print_document(document(told) | (more or {}))
 
 
 def document(told: Profile) -> dict[str, Any]:
@@ -220,5 +235,17 @@ def document(told: Profile) -> dict[str, Any]:
         "ops": told.ops,
         "kernels": told.kernels,
         "waits": told.waits,
-        "findings": [],
+        "findings": [msgspec.to_builtins(finding) for finding in found],
     }
+
+
+def failure(outcome: Outcome) -> dict[str, Any]:
+    """What --json says besides, where the script failed or was stopped."""
+    told: dict[str, Any] = {"exit_code": outcome.exit_code}
+    if outcome.exit_code:
+        told["error"] = {
+            "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
+            "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
+            "advice": "The workers' own output is in the record, in log.rank*.txt.",
+        }
+    return told
