@@ -16,6 +16,7 @@ from paceline.trials.guard import Promise
 
 MORE = "batch"  # the mod that changes the mathematics: tried only where it is allowed
 WORKERS = "workers"
+LONG_START = 10.0  # seconds that a mod's first steps take: above it, every trial with it is long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,9 @@ def candidates(
     listed = [*(_ON_CUDA if gpus else _ON_CPU)]
     if gpus > 1 and workers != gpus:
         listed.insert(0, (f"{WORKERS}={gpus}", 0.0))
-    if MORE in allow:
-        listed.append((f"{MORE}=x2", 0.0))
+    if MORE in allow:  # before what takes long to start: nothing gains more where a GPU is idle
+        quick = next((place for place, (_, seconds) in enumerate(listed) if seconds > LONG_START), len(listed))
+        listed.insert(quick, (f"{MORE}=x2", 0.0))
     numbers = {"cores": str(cores), "half": str(max(1, cores // 2))}
     found: dict[str, Candidate] = {}
     for order, (text, seconds) in enumerate(listed):
