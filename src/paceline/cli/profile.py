@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
 from paceline.cli import options
 from paceline.cli.example_first import verb
+from paceline.cli.findings_table import show_findings
 from paceline.cli.live import LiveLine
 from paceline.cli.profile_tables import show
 from paceline.cli.session import Session
@@ -196,10 +198,15 @@ def _run(
 
 def _read(what: Path | list[Path]) -> Profile:
     """A record, or traces. Only now: polars takes longer to import than most verbs take."""
+    from paceline.advise import write_findings
     from paceline.tables.records import read_files, read_record
     from paceline.trials.profile import summarize
 
-    return summarize(read_record(what) if isinstance(what, Path) else read_files(what))
+    if not isinstance(what, Path):
+        return summarize(read_files(what))
+    told = summarize(read_record(what))
+    write_findings(what, told.findings)
+    return told
 
 
 def _tell(
@@ -214,6 +221,7 @@ def _tell(
 ) -> None:
     if not quiet:
         show(console, told, top=top)
+        show_findings(console, told.findings)
         if session.record is not None:
             console.print(f"record: {session.record}", soft_wrap=True)
     if json:
@@ -232,7 +240,7 @@ def document(told: Profile) -> dict[str, Any]:
         "ops": told.ops,
         "kernels": told.kernels,
         "waits": told.waits,
-        "findings": [],
+        "findings": msgspec.to_builtins(told.findings),
     }
 
 

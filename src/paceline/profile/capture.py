@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from paceline.profile.facts import Gathering
 from paceline.profile.marks import Marks
 from paceline.record.folder import unwritable
 from paceline.record.settling import settle
@@ -37,6 +38,7 @@ class Capture:
         self.stage, self.recorder, self.asked = stage, recorder, asked
         self.path = folder / f"trace.rank{stage.group.rank}.json.gz"
         self._marks = Marks(stage.watch)
+        self._gathering = Gathering(stage, recorder, folder)
         self._profiler: profile | None = None
         self._first = 0  # step of the trace
         self._seen = 0  # steps
@@ -61,6 +63,7 @@ class Capture:
         """Ends a trace that is under way; what it has is written. Called however the script ends."""
         if self._profiler is not None and not self._done:
             self._stop()
+        self._gathering.write()
 
     def _step_ended(self) -> None:
         if self._done:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from paceline.advise import Evidence, Finding, find_all
 from paceline.errors import UsageError
 from paceline.tables.kernels import kernels
 from paceline.tables.ops import ops
@@ -38,6 +39,7 @@ class Profile(msgspec.Struct, kw_only=True):
     ops: list[Row]  # most time first; a step of one rank
     kernels: list[Row]
     waits: list[Row]
+    findings: list[Finding] = []  # what the rules say, most gain first
 
 
 def summarize(tables: Tables) -> Profile:
@@ -70,6 +72,7 @@ def summarize(tables: Tables) -> Profile:
         ops=_a_step(tables.over_ranks(ops).filter(pl.col("kind") == "op"), calls),
         kernels=_kernels(tables.over_ranks(kernels), calls),
         waits=_waits(tables.over_ranks(waits), len(tables.traces)),
+        findings=find_all(Evidence(tables)),
     )
 
 

@@ -1,0 +1,269 @@
+"""What a rule may look at: a record's run, steps, traces, samples and facts, each read when it is first asked for.
+
+Figures are of a mean step of one worker, in seconds, unless a name says otherwise. Where a record lacks something (a
+trace from elsewhere has no steps, a run without a GPU no device), the figure is empty or None, and rules are silent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from paceline.advise.clock import Clock, clock
+from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
+from paceline.record.schema import Run
+from paceline.tables.devices import gpu_samples, host_samples, worker_samples
+from paceline.tables.iterations import PARTS, warm_up
+from paceline.tables.kernels import kernels, kernels_by_op
+from paceline.tables.launches import launches
+from paceline.tables.memory import memory_peaks
+from paceline.tables.ops import ops
+from paceline.tables.records import Tables, read_files, read_record
+from paceline.tables.stragglers import stragglers
+from paceline.tables.timeline import timeline
+from paceline.tables.trace import Trace
+from paceline.tables.waits import waits
+from paceline.tables.windows import breakdown, synchronising, windows
+
+TRIAL = 1  # step under the profiler before those that are kept
+
+
+class Evidence:
+    """Of one run. Nothing in here is changed by being looked at."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    @classmethod
+    def of_record(cls, folder: Path) -> Evidence:
+        return cls(read_record(folder))
+
+    @classmethod
+    def of_traces(cls, paths: Sequence[Path]) -> Evidence:
+        return cls(read_files(paths))
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Run | None:
+        return self.tables.run
+
+    @property
+    def workers(self) -> int:
+        return len(self.run.workers) if self.run else max(len(self.traces), *(t.world for t in self.traces), 1)
+
+    @property
+    def mods(self) -> set[str]:
+        """Names of those that the run had."""
+        return {mod.partition("=")[0] for mod in self.run.mods} if self.run else set()
+
+    @cached_property
+    def facts(self) -> dict[int, Facts]:
+        """By rank, of those that left any."""
+        if self.tables.folder is None or self.run is None:
+            return {}
+        found = {worker.rank: read_facts(self.tables.folder, worker.rank) for worker in self.run.workers}
+        return {rank: facts for rank, facts in found.items() if facts is not None}
+
+    @property
+    def first_facts(self) -> Facts | None:
+        return next(iter(self.facts.values()), None)
+
+    @property
+    def loader(self) -> LoaderFacts | None:
+        """The one that training reads: the first that the script iterated."""
+        facts = self.first_facts
+        return facts.loaders[0] if facts and facts.loaders else None
+
+    @property
+    def models(self) -> list[ModelFacts]:
+        return self.first_facts.models if self.first_facts else []
+
+    @property
+    def cores(self) -> int:
+        """That the run could use; 0: not known."""
+        topology = self.run.topology if self.run else {}
+        count, quota = len(topology.get("cores") or ()), topology.get("quota")
+        return min(count, max(1, math.ceil(quota))) if quota else count
+
+    @property
+    def gpus(self) -> list[str]:
+        """That the run could use."""
+        return list((self.run.topology if self.run else {}).get("gpus") or ())
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def settled(self) -> pl.DataFrame:
+        """Steps after warm-up, not traced, without evaluation: those that times are taken from."""
+        steps = self.tables.steps
+        if not steps.height:
+            return steps
+        usable = (pl.col("step") > warm_up(steps)) & (pl.col("evaluation") == 0)
+        for trace in self.traces[:1]:
+            seen = windows(trace)["step"]
+            if seen.len():
+                usable = usable & ~pl.col("step").is_between(_number(seen.min()) - TRIAL, _number(seen.max()))
+        return steps.filter(usable)
+
+    @cached_property
+    def step(self) -> float:
+        """Seconds of a step without the profiler; of the traced ones where there are no others."""
+        if self.settled.height:
+            return _number(self.settled["total"].median())
+        return self.phases.get("wall", 0.0)
+
+    @cached_property
+    def parts(self) -> dict[str, float]:
+        """The phases of a step, which add up to `step`: by the step record, else by the trace."""
+        split = self.settled.filter("split") if self.settled.height else self.settled
+        if not split.height:
+            return {part: self.phases.get(part, 0.0) for part in PARTS}
+        whole = _number(split["total"].mean())
+        return {part: _number(split[part].mean()) / whole * self.step if whole else 0.0 for part in PARTS}
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples of a step; 0: not known."""
+        return int(_number(self.settled["samples"].median())) if self.settled.height else 0
+
+    @cached_property
+    def stragglers(self) -> pl.DataFrame:
+        """See `tables.stragglers`."""
+        return stragglers(self.tables.steps)
+
+    # -- traces ------------------------------------------------------------------------------------------------------
+
+    @property
+    def traces(self) -> list[Trace]:
+        return self.tables.traces if self.tables.paths else []
+
+    @property
+    def has_device(self) -> bool:
+        return any(trace.has_device for trace in self.traces)
+
+    @cached_property
+    def traced(self) -> int:
+        """Steps that were traced, over all ranks."""
+        return max(sum(windows(trace).height for trace in self.traces), 1)
+
+    @cached_property
+    def phases(self) -> dict[str, float]:
+        """`wall` and the phases of a traced step, on the host. The profiler makes them longer."""
+        return _means(self.tables.over_ranks(breakdown)) if self.traces else {}
+
+    @cached_property
+    def device(self) -> dict[str, float]:
+        """What a device did in a traced step: see `tables.timeline`. Empty where there was none."""
+        return _means(self.tables.over_ranks(timeline)) if self.has_device else {}
+
+    @cached_property
+    def waited(self) -> float:
+        """Seconds of a traced step in which the host was blocked until the device had done its work."""
+        total = 0
+        for trace in self.traces:
+            steps = windows(trace)
+            total += int(synchronising(trace).length_within(steps["start"].to_numpy(), steps["end"].to_numpy()).sum())
+        return total / 1e9 / self.traced
+
+    @cached_property
+    def clock(self) -> Clock | None:
+        """What a change would do to a step; None where there is no device."""
+        if not self.device:
+            return None
+        return clock(wall=self.step or self.device["wall"], traced=self.device, waited=self.waited)
+
+    @cached_property
+    def ops(self) -> pl.DataFrame:
+        """`tables.ops` by shapes, of all ranks: calls and times are of a step of one rank."""
+        return self._a_step(lambda trace: ops(trace, by="shapes"), OP_FIGURES)
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """`tables.kernels`, likewise."""
+        return self._a_step(kernels, ("calls", "total", "bytes"))
+
+    @cached_property
+    def kernels_by_op(self) -> pl.DataFrame:
+        return self._a_step(kernels_by_op, ("calls", "total"))
+
+    @cached_property
+    def launches(self) -> pl.DataFrame:
+        return self.tables.over_ranks(launches) if self.has_device else pl.DataFrame()
+
+    @cached_property
+    def waits(self) -> pl.DataFrame:
+        """Lines that wait, of all ranks: a step of one rank."""
+        if not self.traces:
+            return pl.DataFrame()
+        ranks = len(self.traces)
+        return (
+            self.tables.over_ranks(waits)
+            .group_by("what", "file", "line")
+            .agg(calls=pl.col("calls").sum() / ranks, seconds=pl.col("seconds").sum() / ranks)
+            .sort(["seconds", "file", "line"], descending=[True, False, False])
+        )
+
+    def marked(self, pattern: str) -> float:
+        """How many events of the host a step have a name like this."""
+        names = [trace.host["name"].cast(pl.String).str.contains(pattern).sum() for trace in self.traces]
+        return sum(int(count or 0) for count in names) / self.traced
+
+    @cached_property
+    def gpu(self) -> dict[str, Any]:
+        """What torch says of the first device: name, totalGlobalMem, computeMajor …"""
+        return next((trace.head.devices[0] for trace in self.traces if trace.head.devices), {})
+
+    # -- memory and samples ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def memory(self) -> int:
+        """The most bytes that torch had allocated on a device; 0: not known."""
+        if not self.has_device:
+            return 0
+        recorded = self.tables.steps["memory"].max() if self.tables.steps.height else 0
+        peaks = self.tables.over_ranks(memory_peaks).filter(pl.col("device") >= 0)["allocated"].max()
+        return int(max(_number(recorded), _number(peaks)))
+
+    @cached_property
+    def memory_total(self) -> int:
+        """Bytes of a device; 0: not known."""
+        told = self.gpu.get("totalGlobalMem", 0)
+        return int(told) if isinstance(told, int) else 0
+
+    @cached_property
+    def gpu_samples(self) -> pl.DataFrame:
+        return gpu_samples(self._folder)
+
+    @cached_property
+    def host_samples(self) -> pl.DataFrame:
+        return host_samples(self._folder)
+
+    @cached_property
+    def worker_samples(self) -> pl.DataFrame:
+        return worker_samples(self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        return self.tables.folder or Path("/nonexistent")
+
+    def _a_step(self, table: Any, figures: Sequence[str]) -> pl.DataFrame:
+        if not self.traces:
+            return pl.DataFrame()
+        return self.tables.over_ranks(table).with_columns(pl.col(list(figures)) / self.traced)
+
+
+OP_FIGURES = ("calls", "host_self", "host_total", "kernels", "device_self", "device_total")
+
+
+def _means(table: pl.DataFrame) -> dict[str, float]:
+    return {name: _number(table[name].mean()) for name in table.columns if name not in ("rank", "device", "step")}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and value == value else 0.0

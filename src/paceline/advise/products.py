@@ -1,0 +1,70 @@
+"""What products of matrices cost a step, by what they were computed with: for the rules on precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from paceline.advise.evidence import Evidence
+
+# Peaks differ more (15 × between float32 and bfloat16 on a Hopper), but memory sets a limit of its own.
+FROM_FLOAT32_TO_HALF = 6.0
+FROM_FLOAT32_TO_TF32 = 4.0
+FROM_TF32_TO_HALF = 1.7  # the peak is 2 ×
+SHORTEST = 4e-6  # seconds of a kernel that no precision makes shorter: it is all start and end
+HALF = r"BFloat16|Half|Float8"
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Seconds of a step on the device, in products whose inputs are float32."""
+
+    plain: float  # on ordinary cores
+    plain_kernels: float
+    rounded: float  # on tensor cores: TF32
+    rounded_kernels: float
+    compute: float  # all kernels
+
+    @property
+    def share(self) -> float:
+        """Of compute."""
+        return (self.plain + self.rounded) / self.compute if self.compute else 0.0
+
+    @property
+    def plain_share(self) -> float:
+        return self.plain / self.compute if self.compute else 0.0
+
+    def saved_by_tf32(self) -> float:
+        return _saved(self.plain, self.plain_kernels, FROM_FLOAT32_TO_TF32)
+
+    def saved_by_half(self) -> float:
+        return _saved(self.plain, self.plain_kernels, FROM_FLOAT32_TO_HALF) + _saved(
+            self.rounded, self.rounded_kernels, FROM_TF32_TO_HALF
+        )
+
+
+def products(evidence: Evidence) -> Products | None:
+    """None where no device was traced."""
+    if not evidence.device:
+        return None
+    rows = evidence.ops.filter(
+        pl.col("eligible") & (pl.col("device_self") > 0) & ~pl.col("types").cast(pl.String).str.contains(HALF)
+    )
+    used = pl.col("tensor_cores").fill_null(0.0)
+    sums = {
+        f"{name}{kernels}": (share * pl.col(figure)).sum()
+        for name, share in (("plain", 1 - used), ("rounded", used))
+        for figure, kernels in (("device_self", ""), ("kernels", "_kernels"))
+    }
+    return Products(**rows.select(**sums).row(0, named=True), compute=evidence.device["compute"])
+
+
+def tensor_cores_for(evidence: Evidence) -> tuple[bool, bool]:
+    """Whether the device has tensor cores for half precision, and for TF32 and bfloat16. What it does not say: yes."""
+    major = evidence.gpu.get("computeMajor", 9)
+    return major >= 7, major >= 8
+
+
+def _saved(time: float, kernels: float, factor: float) -> float:
+    return time - max(time / factor, min(time, kernels * SHORTEST))

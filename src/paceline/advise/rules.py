@@ -1,0 +1,65 @@
+"""All rules, in the order in which a person should read about them; and what they find in a record."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from paceline.advise import (
+    input_bound,
+    mixed_precision,
+    small_kernels,
+    tf32,
+    waiting_lines,
+)
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Finding, write_findings
+from paceline.mods import catalog
+
+MODULES: tuple[ModuleType, ...] = (
+    mixed_precision,
+    tf32,
+    small_kernels,
+    input_bound,
+    waiting_lines,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`find` looks at the evidence of one run, and speaks or is silent. `about` is for people."""
+
+    name: str
+    find: Callable[[Evidence], Finding | None]
+
+    @property
+    def about(self) -> str:
+        return inspect.getdoc(self.find) or ""
+
+
+RULES = tuple(Rule(module.__name__.rpartition(".")[2], module.find) for module in MODULES)
+
+
+def find_all(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """What the rules say, most gain first; those that predict none, last."""
+    found = [finding for rule in rules if (finding := rule.find(evidence)) is not None]
+    return sorted(found, key=lambda finding: -(finding.predicted_gain or 0.0))
+
+
+def findings(record: Path) -> list[Finding]:
+    """What the rules find in a record, which keeps it: `findings.json`. RecordError, TraceError where it is damaged."""
+    found = find_all(Evidence.of_record(record))
+    write_findings(record, found)
+    return found
+
+
+def mods_of(found: Sequence[Finding]) -> list[str]:
+    """The mods that findings ask for, most predicted gain first, each name once. Where `tune` may begin."""
+    mods: dict[str, str] = {}
+    for finding in sorted(found, key=lambda one: -(one.predicted_gain or 0.0)):
+        if finding.mod:
+            mods.setdefault(finding.mod.partition("=")[0], str(catalog.parse([finding.mod])[0]))
+    return list(mods.values())

@@ -1,0 +1,31 @@
+"""What the rules found, as a person reads it: most gain first, with what to type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from paceline.advise import Finding
+
+
+def show_findings(console: Console, found: list[Finding]) -> None:
+    """A list; nothing to say is said, too."""
+    console.print()
+    if not found:
+        console.print("The rules found nothing to mend.", style="bold")
+        return
+    console.print("what to do about it", style="bold")
+    for number, finding in enumerate(found, 1):
+        console.print(Text(f"{number:3}. ").append(_gains(finding).ljust(16), "bold").append(finding.title))
+        console.print(Text(f"     {'':16}{finding.advice}", "dim"))
+        if finding.proof:
+            console.print(Text(f"     {'':16}{finding.proof}", "dim"))
+
+
+def _gains(finding: Finding) -> str:
+    """Predicted, and beside it measured."""
+    told = "—" if finding.predicted_gain is None else f"{finding.predicted_gain:.2f}×"
+    return told if finding.measured_gain is None else f"{told} → {finding.measured_gain:.2f}×"

@@ -1,0 +1,127 @@
+"""Gathers, in one worker, what the rules want to know of a script and a trace does not say: see `record.facts`.
+
+Looks at each loader, model and optimizer once, when it is met, and holds on to none of them.
+"""
+
+from __future__ import annotations
+
+import time
+from os import O_CREAT, O_TRUNC, O_WRONLY, fdopen  # as they are before a script's files are redirected
+from os import open as open_file
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from paceline.comm.places import script_line
+from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts, SaveFacts, facts_path
+from paceline.record.folder import unwritable
+from paceline.script.recorder import Recorder
+from paceline.script.stage import Stage
+
+MOST = 64  # of each kind: a script that makes a loader an epoch is not followed for ever
+
+
+class Gathering:
+    """Listens at the seams of one worker. Waits for nobody."""
+
+    def __init__(self, stage: Stage, recorder: Recorder, folder: Path) -> None:
+        self._stage, self._recorder = stage, recorder
+        self._path = facts_path(folder, stage.group.rank)
+        self._met: set[int] = set()  # optimizers, by id
+        self._first: float | None = None
+        self._last = 0.0
+        self.facts = Facts(threads=torch.get_num_threads())
+        stage.subscribe(self)
+        self._time_saves()
+
+    def on_loader(self, loader: Any) -> None:
+        if len(self.facts.loaders) < MOST:
+            self.facts.loaders.append(_loader(loader))
+
+    def on_model(self, module: nn.Module) -> None:
+        if len(self.facts.models) < MOST:
+            self.facts.models.append(_model(module))
+
+    def after_step(self, optimizer: Any) -> None:
+        self._last = time.perf_counter()
+        if self._first is None:
+            self._first = self._last
+        if id(optimizer) not in self._met and len(self._met) < MOST:
+            self._met.add(id(optimizer))
+            self.facts.optimizers.append(_optimizer(optimizer))
+
+    def write(self) -> None:
+        """What was met until now, and the switches as they stand. May be called again: the last counts."""
+        facts = self.facts
+        facts.threads, facts.backend = torch.get_num_threads(), self._stage.group.backend
+        facts.gpus = torch.cuda.device_count()
+        facts.tf32 = torch.get_float32_matmul_precision() != "highest"
+        facts.tf32_convolutions = bool(torch.backends.cudnn.allow_tf32)
+        facts.cudnn_benchmark = bool(torch.backends.cudnn.benchmark)
+        facts.deterministic = bool(torch.backends.cudnn.deterministic)
+        facts.seconds = self._last - self._first if self._first is not None else 0.0
+        try:
+            with fdopen(open_file(self._path, O_WRONLY | O_CREAT | O_TRUNC, 0o644), "wb") as file:
+                file.write(msgspec.json.encode(facts) + b"\n")
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+    def _time_saves(self) -> None:
+        plain, facts = torch.save, self.facts
+
+        def save(*args: Any, **kwargs: Any) -> None:
+            begun = time.perf_counter()
+            plain(*args, **kwargs)
+            if len(facts.saves) < MOST * MOST:
+                told = SaveFacts(step=self._recorder.steps, seconds=time.perf_counter() - begun, line=script_line())
+                facts.saves.append(told)
+
+        torch.save = save
+
+
+def _loader(loader: Any) -> LoaderFacts:
+    dataset: Any = loader.dataset
+    whole: Any = dataset.dataset if type(dataset) is Subset else dataset
+    tensors = type(whole) is TensorDataset and loader.collate_fn is default_collate
+    return LoaderFacts(
+        batch=loader.batch_size,
+        samples=len(dataset) if hasattr(dataset, "__len__") else None,
+        processes=loader.num_workers,
+        ahead=loader.prefetch_factor,
+        pinned=bool(loader.pin_memory),
+        dataset=type(dataset).__name__,
+        tensors=tensors,
+        bytes=sum(tensor.nbytes for tensor in whole.tensors) if tensors else 0,
+    )
+
+
+def _model(module: nn.Module) -> ModelFacts:
+    parameters = list(module.parameters())
+    convolutions = [one for one in module.modules() if isinstance(one, nn.Conv2d | nn.ConvTranspose2d)]
+    return ModelFacts(
+        name=type(module).__name__,
+        parameters=sum(parameter.numel() for parameter in parameters),
+        bytes=sum(parameter.nbytes for parameter in parameters),
+        convolutions=len(convolutions),
+        channels_last=any(_lies_channels_last(one.weight) for one in convolutions),
+        device=parameters[0].device.type if parameters else "cpu",
+    )
+
+
+def _lies_channels_last(weight: torch.Tensor) -> bool:
+    # A 1×1 kernel lies both ways at once.
+    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+
+
+def _optimizer(optimizer: Any) -> OptimizerFacts:
+    groups = optimizer.param_groups
+    return OptimizerFacts(
+        name=type(optimizer).__name__,
+        tensors=sum(len(group["params"]) for group in groups),
+        fused=any(group.get("fused") for group in groups),
+        foreach=next((group["foreach"] for group in groups if group.get("foreach") is not None), None),
+    )
