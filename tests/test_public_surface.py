@@ -21,6 +21,7 @@ NAMES = [
     "PacelineError",
     "ScaledRate",
     "__version__",
+    "critical_batch",
     "ghost",
     "no_decay",
 ]

@@ -16,6 +16,7 @@ from paceline.comm.registration import register
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.converge.critical import critical_batch
     from paceline.converge.ghost import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, ghost
     from paceline.converge.groups import no_decay
     from paceline.converge.lamb import LAMB
@@ -34,6 +35,7 @@ __all__ = [
     "PacelineError",
     "ScaledRate",
     "__version__",
+    "critical_batch",
     "ghost",
     "no_decay",
 ]
@@ -47,6 +49,7 @@ _HOMES = {
     "Mirrored": "paceline.strategies.mirrored",
     "PacelineError": "paceline.errors",
     "ScaledRate": "paceline.converge.schedules",
+    "critical_batch": "paceline.converge.critical",
     "ghost": "paceline.converge.ghost",
     "no_decay": "paceline.converge.groups",
 }

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -57,6 +58,16 @@ class Bucket:
     ready: float = 0.0  # when it was sent off
 
 
+class Watcher(Protocol):
+    """Sees gradients before they are summed, and after. It keeps none of them."""
+
+    def sending(self, flat: torch.Tensor) -> None:
+        """A bucket of this worker's own gradients, divided by the number of workers."""
+
+    def arrived(self, flats: list[torch.Tensor], whole: bool) -> None:
+        """All buckets of a backward, summed; `whole` where no gradient went another way."""
+
+
 class Buckets:
     """The gradients of all known parameters. `begin`, `ready` for each gradient, `finish`: once a backward."""
 
@@ -67,6 +78,7 @@ class Buckets:
         by the global one; every worker calls it for the same parameters in the same order."""
         self.group, self._average, self.size, self.first = group, average, size, first
         self.slots: list[Slot] = []
+        self.watcher: Watcher | None = None
         self.waited = 0.0  # seconds in which nothing was done but wait for sums
         self._keys = itertools.count()
         self._late: set[int] = set()  # slots whose gradient came more than once in a backward: sent at the end
@@ -152,6 +164,7 @@ class Buckets:
         for index, value in enumerate(state):
             if value == ODD and (parameter := self.slots[index].parameter()) is not None:
                 self._average(parameter)
+        flats = [bucket.flat for bucket in self._sending if bucket.pending is not None]
         for number, bucket in enumerate(self._sending):
             if bucket.pending is not None:
                 began = time.perf_counter()
@@ -160,6 +173,8 @@ class Buckets:
                 if self.group.timeline is not None:
                     self._tell(number, bucket, began)
                 bucket.pending = None
+        if self.watcher is not None:
+            self.watcher.arrived(flats, ODD not in state)
         return [(row[0], row[1]) for row in tails[:, :2].tolist()]
 
     def _tell(self, number: int, bucket: Bucket, waiting: float) -> None:
@@ -223,6 +238,8 @@ class Buckets:
                 parameter.grad = slot.view
 
     def _send(self, bucket: Bucket) -> None:
+        if self.watcher is not None:
+            self.watcher.sending(bucket.flat)
         bucket.ready = time.perf_counter()
         bucket.pending = self.group.start_all_reduce(bucket.flat, bucket.shared, key=bucket.key, shapes=bucket.shapes)
 

@@ -21,6 +21,7 @@ class Pulse:
         self.collectives = 0  # how many this worker has entered: the one with fewer is the one that is missed
         self.view = ""
         self.latest: Any = None  # the last Step
+        self.noise: float | None = None  # the gradient noise scale, where it is measured
         self._notify = notify
 
     def enter(self, collective: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from paceline.comm.buckets import Buckets
+from paceline.comm.buckets import Buckets, Watcher
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
 from paceline.comm.tuning import Tuner
@@ -64,6 +64,10 @@ class Mirrored:
             # Trained since buffers were last averaged, in the order of calling: a set's order differs between workers.
             self._stirred: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
             stage.subscribe(self)
+
+    def watch_gradients(self, watcher: Watcher) -> None:
+        """From now on this one sees gradients before and after they are summed. Only for several workers."""
+        self._buckets.watcher = watcher
 
     # -- seams -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,243 @@
+"""Measures gradient noise in a run, from gradients that are there anyway: of a small batch, and of the whole one.
+
+With several workers: the norm of this worker's own gradients, before they are summed, and of the sum. With one worker:
+the norm after the first of the backwards that a step adds up, and after the last. Each worker writes lines of its own,
+and none waits for another: every line is an unbiased estimate (see `critical`). Steps are left out where measuring
+takes more than its share of the time, and where the gradients are not what they should be: some left from before,
+sparse, micro-batches of several sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.converge.critical import estimates
+from paceline.record.noise import Noise
+from paceline.record.writer import StepWriter
+from paceline.script.algebra import Split
+from paceline.script.losses import Losses, Ticket
+from paceline.script.stage import Stage
+from paceline.strategies.mirrored import Mirrored
+
+SHARE = 0.005  # of the time, at most
+WARM_UP = 2  # steps that are not measured
+TRIED = 4  # measured steps after which their cost is known
+BANDWIDTH = 1e12  # bytes a second at which a GPU reads gradients, about: what it does cannot be timed without waiting
+# Read past the strategy, for which somebody who looks at a gradient is a reason to sum it.
+GRAD: Any = torch._C.TensorBase.grad
+MEMORY = 0.97  # of the running estimate that is shown, from one measured step to the next
+
+
+@dataclass(slots=True)
+class Measured:
+    """One step's norms, on their way."""
+
+    step: int
+    small: int
+    large: int
+    of_small: Ticket
+    of_large: Ticket
+    left_over: Ticket | None  # of gradients that were there before: none, or the step does not count
+
+
+@dataclass(slots=True)
+class Backwards:
+    """What has happened since the last step of an optimizer."""
+
+    measuring: bool = False
+    rows: list[int] = field(default_factory=list)  # samples of each backward
+    own: int = 0  # of them, this worker's
+    sums: int = 0  # how often gradients were summed
+    sent: list[Tensor] = field(default_factory=list)  # squares of what was sent
+    small: Tensor | None = None
+    large: Tensor | None = None
+    left_over: Tensor | None = None
+    whole: bool = True  # nothing was left out
+    cost: float = 0.0
+
+
+class NoiseMeter:
+    """One per worker. On a GPU nothing here waits for the device. `mirrored` is the strategy, for several workers."""
+
+    def __init__(self, stage: Stage, folder: Path, mirrored: Mirrored) -> None:
+        self.stage, self.group = stage, stage.group
+        self.every = 1
+        self._writer = StepWriter(folder / f"noise.rank{self.group.rank}.jsonl")
+        self._values = Losses()
+        self._waiting: deque[Measured] = deque()
+        self._now = Backwards()
+        self._primary: Any = None
+        self._usual = 1  # backwards of the step before
+        self._steps = self._lines = 0
+        self._delivered = self._rows = 0
+        self._costs: list[tuple[float, float]] = []  # of measured steps: ours, and of all
+        self._since = time.perf_counter()
+        self._means = (0.0, 0.0)
+        stage.subscribe(self)
+        if self.group.world > 1:
+            mirrored.watch_gradients(self)
+
+    # -- seams -----------------------------------------------------------------------------------------------------
+
+    def on_batch(self, batch: Any) -> None:
+        self._delivered = self.stage.views.batch_size(batch)
+
+    def before_forward(self, module: nn.Module) -> None:
+        if not (torch.is_grad_enabled() and module.training):
+            self._delivered = 0
+        elif not self._rows:
+            self._rows, self._delivered = self._delivered or self.stage.views.rows, 0
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        now = self._now
+        if now.rows or self.stage.aside or self._primary is None:
+            return
+        now.measuring = self._steps >= WARM_UP and self._steps % self.every == 0
+        if now.measuring:
+            now.left_over = self._left_over()
+
+    def after_backward(self, losses: list[Tensor]) -> None:
+        now, views = self._now, self.stage.views
+        cut = views.split if views.batch_is_cut else Split.of(self.group, self._rows)
+        now.rows.append(cut.batch if cut is not None else self._rows)
+        now.own += cut.mine if cut is not None else self._rows
+        self._rows = 0
+        if now.measuring and self.group.world == 1 and self._usual > 1 and len(now.rows) in (1, self._usual):
+            began = time.perf_counter()
+            square = self._square(self._grads())
+            if len(now.rows) == 1:
+                now.small = square
+            else:
+                now.large = square
+            now.cost += time.perf_counter() - began
+
+    def after_step(self, optimizer: Any) -> None:
+        now, self._now = self._now, Backwards()
+        if self._primary is None:
+            self._primary = optimizer
+        if optimizer is not self._primary:
+            return
+        self._steps += 1
+        at = time.perf_counter()
+        if now.measuring and self._is_sound(now):
+            self._take(now)
+        if now.measuring:
+            self._weigh(now.cost, at - self._since)
+        self._usual, self._since = len(now.rows), at
+
+    def close(self) -> None:
+        """The script has ended, or was ended."""
+        self._write(wait=True)
+        self._writer.close()
+        if not self._lines and self._steps > WARM_UP and not self.stage.aside:
+            self.stage.pulse.notice(
+                "The noise scale was not measured: it takes two workers (-n 2), or several backwards of equal batches "
+                "before each step, with gradients that begin at zero."
+            )
+
+    # -- what the strategy shows: several workers ---------------------------------------------------------------------
+
+    def sending(self, flat: Tensor) -> None:
+        """This worker's own gradients, divided by the number of workers."""
+        if self._now.measuring:
+            began = time.perf_counter()
+            self._now.sent.append(self._square([flat]))
+            self._now.cost += time.perf_counter() - began
+
+    def arrived(self, flats: list[Tensor], whole: bool) -> None:
+        """The same, summed over the workers; `whole` where no gradient went another way."""
+        now = self._now
+        now.sums += 1
+        if now.measuring and now.sent:
+            began = time.perf_counter()
+            now.small, now.large, now.whole = torch.stack(now.sent).sum(), self._square(flats), whole
+            now.cost += time.perf_counter() - began
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self._primary.param_groups for parameter in group["params"]]
+
+    def _grads(self) -> list[Tensor]:
+        return [grad for parameter in self._parameters() if (grad := GRAD.__get__(parameter)) is not None]
+
+    def _left_over(self) -> Tensor | None:
+        """How much there is in gradients before the first backward; None where there are none. Of the smallest stands
+        for all: a script clears all of them or none."""
+        grads = [grad for grad in self._grads() if grad.layout is torch.strided]
+        return min(grads, key=Tensor.numel).detach().abs().sum().float() if grads else None
+
+    @torch.no_grad()
+    def _square(self, tensors: list[Tensor]) -> Tensor:
+        if self.group.world == 1 and any(tensor.layout is not torch.strided for tensor in tensors):
+            self._now.whole = False
+            return torch.zeros(())
+        if tensors and tensors[0].is_cuda:
+            self._now.cost += sum(tensor.nbytes for tensor in tensors) / BANDWIDTH
+        wide = [tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor for tensor in tensors]
+        norms = torch._foreach_norm([torch.view_as_real(t) if t.is_complex() else t for t in wide])
+        return torch.stack([norm.double().square().to(wide[0].device) for norm in norms]).sum()
+
+    def _is_sound(self, now: Backwards) -> bool:
+        """Whether both norms are of gradients as they should be."""
+        if now.small is None or now.large is None or not now.whole:
+            return False
+        if self.group.world == 1:
+            return len(now.rows) == self._usual and len({*now.rows}) == 1
+        # A script's own hooks see global gradients within backward: then this worker's own were never there.
+        return now.sums == 1 and not any(parameter._backward_hooks for parameter in self._parameters())
+
+    def _take(self, now: Backwards) -> None:
+        assert now.small is not None
+        assert now.large is not None
+        large = sum(now.rows)
+        small = now.own if self.group.world > 1 else now.rows[0]
+        if not 0 < small < large:
+            return
+        # Both were computed as parts of the whole batch's mean: the smaller one becomes the mean over its own samples.
+        of_small = self._values.take(now.small.float() * (large / small) ** 2)
+        of_large = self._values.take(now.large.float())
+        left_over = None if now.left_over is None else self._values.take(now.left_over)
+        assert of_small is not None
+        assert of_large is not None
+        self._waiting.append(Measured(self._steps, small, large, of_small, of_large, left_over))
+        self._write()
+
+    def _weigh(self, cost: float, step: float) -> None:
+        """After some measured steps it is known how many of them may be measured."""
+        if len(self._costs) < TRIED:
+            self._costs.append((cost, step))
+            if len(self._costs) == TRIED:
+                ours, all_of_it = (sorted(column)[TRIED // 2] for column in zip(*self._costs, strict=True))
+                self.every = min(100, max(1, math.ceil(ours / max(1e-9, SHARE * all_of_it))))
+
+    def _write(self, *, wait: bool = False) -> None:
+        self._values.send()
+        while self._waiting:
+            line = self._waiting[0]
+            tickets = [ticket for ticket in (line.of_small, line.of_large, line.left_over) if ticket is not None]
+            if not all(ticket.is_here(wait=wait) for ticket in tickets):
+                break
+            self._waiting.popleft()
+            of_small, of_large = line.of_small.value, line.of_large.value
+            left_over = line.left_over is not None and line.left_over.value != 0.0
+            if left_over or of_small is None or of_large is None or not math.isfinite(of_small + of_large):
+                continue
+            noise = Noise(step=line.step, small=line.small, large=line.large, of_small=of_small, of_large=of_large)
+            self._writer.append(noise)
+            self._lines += 1
+            self._show(noise)
+
+    def _show(self, noise: Noise) -> None:
+        keep = min(MEMORY, 1.0 - 1.0 / (self._lines + 1))
+        pairs = zip(self._means, estimates(noise), strict=True)
+        self._means = spread, signal = tuple(keep * old + (1.0 - keep) * new for old, new in pairs)  # type: ignore[assignment]
+        self.stage.pulse.noise = spread / signal if spread > 0 and signal > 0 else None

@@ -1,0 +1,29 @@
+"""The file `noise.rankR.jsonl`: what one worker measured of the gradients of some steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class Noise(msgspec.Struct, kw_only=True):
+    """Squared norms of two gradients of the same step. Each line alone is enough for an unbiased estimate."""
+
+    step: int
+    small: int  # samples of the smaller one
+    large: int
+    of_small: float  # |gradient|², as means over samples
+    of_large: float
+
+
+def read_noise(folder: Path) -> list[Noise]:
+    """Of all workers, in the order of steps; none where nothing was measured. A torn last line is left out."""
+    found = []
+    for path in sorted(Path(folder).glob("noise.rank*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            try:
+                found.append(msgspec.json.decode(line, type=Noise))
+            except msgspec.DecodeError:
+                break
+    return sorted(found, key=lambda noise: noise.step)
