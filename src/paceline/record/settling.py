@@ -8,7 +8,6 @@ runs, readers of a record ask afterwards, and both get the same answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import sqrt
 from statistics import median
 
@@ -48,9 +47,10 @@ def settle(seconds: Sequence[float]) -> int | None:
 
 
 def _noise(seconds: Sequence[float]) -> float:
-    """The standard deviation of a step, from the differences of neighbours: unlike the spread of all, those do not grow
-    with a drift, and their median knows no outliers."""
-    return 1.4826 * median(abs(b - a) for a, b in pairwise(seconds)) / sqrt(2)
+    """The standard deviation of a step, from how far each lies off the line between its neighbours: unlike the spread
+    of all, that does not grow with a drift, and its median knows no outliers."""
+    off = [abs(a - 2 * b + c) for a, b, c in zip(seconds, seconds[1:], seconds[2:], strict=False)]
+    return 1.4826 * median(off) / sqrt(6)
 
 
 def _drifts(tail: Sequence[float], usual: float, noise: float) -> bool:

@@ -115,8 +115,9 @@ def _status(outcome: Outcome, steps: Sequence[Step], folder: Path, modded: bool)
         return "interrupted", outcome.cause
     if outcome.exit_code:
         if _ran_out_of_memory(outcome, folder):
-            tried = re.search(r"tried to allocate [\d.]+ \w+", outcome.cause, re.IGNORECASE)
-            return "memory", f"out of memory: {tried[0].lower() if tried else _one_line(outcome)}{_who(outcome)}"
+            tried = re.search(r"ried to allocate ([\d.]+ \w+)", outcome.cause)
+            why = f"tried to allocate {tried[1]}" if tried else _one_line(outcome)
+            return "memory", f"out of memory: {why}{_who(outcome)}"
         kind, _, said = outcome.cause.removeprefix("raised ").partition(": ")
         if kind in _REFUSALS and modded:
             return "unsupported", said
