@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-STARTS_WORKERS = ("run", "scale", "sweep", "profile", "bandwidth")
+STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth")
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:

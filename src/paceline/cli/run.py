@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,8 @@ from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
 from paceline.settings import Batch, Compression, RunSettings
 from paceline.topology import discover
+from paceline.trials.candidates import together
+from paceline.trials.preset import find_preset
 from paceline.trials.summary import Summary, summarize
 
 Workers = Annotated[
@@ -75,6 +78,16 @@ Timeline = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="tuned|RECORD",
+        help="With the mods that `paceline tune` found for this script.",
+        show_default=False,
+        rich_help_panel=options.HOW,
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -108,6 +121,7 @@ def run(
     stall_warning: options.StallWarning = 60.0,
     stall_abort: options.StallAbort = None,
     mod: options.Mods = None,
+    preset: PresetOption = None,
     compression: CompressionOption = "none",
     no_autotune: NoAutotune = False,
     timeline: Timeline = None,
@@ -117,6 +131,14 @@ def run(
 ) -> None:
     """Runs a script on N workers: not one line of it changed, and the same numbers."""
     session = Session.of(context, json=json)
+    mods = tuple(str(asked) for asked in catalog.parse(mod or []))
+    said = ""
+    if preset is not None:
+        found, where = find_preset(preset, script, module=module, records=record)
+        if workers is None and not any(typed.startswith("workers=") for typed in mods):
+            workers = found.workers
+        mods = reduce(together, mods, tuple(found.mods))
+        said = f"preset of {where}: {' '.join(mods) or 'no mods, since there was nothing to gain'}"
     settings = RunSettings(
         script=script,
         module=module,
@@ -133,7 +155,7 @@ def run(
         seed=options.seed_or_new(seed),
         stall_warning=stall_warning,
         stall_abort=stall_abort,
-        mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
+        mods=tuple(str(asked) for asked in catalog.parse(mods)),
         compression=compression,
         autotune=not no_autotune,
         timeline=timeline is not None,
@@ -147,6 +169,8 @@ def run(
         )
     session.record = new_folder(record, script)
     console = stderr()
+    if said and not quiet:
+        console.print(f"paceline: {said}", soft_wrap=True)
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
     def show(event: Event) -> None:

@@ -91,8 +91,8 @@ class Guard:
         told.parted, told.parted_by = self._parted(at)
         if told.parted is not None:
             told.notes.append(
-                f"the script does not repeat itself: two runs from one seed differ by {told.parted_by:.1%} at step "
-                f"{told.parted}. The guard can only compare within that spread"
+                f"the script does not repeat itself: two runs from one seed differ by {_percent(told.parted_by)} at "
+                f"step {told.parted}. The guard can only compare within that spread"
             )
         elif self.seeds and told.seeds <= FLOOR:
             told.notes.append(
@@ -121,7 +121,7 @@ class Guard:
         why = ""
         if distance > tolerance:
             where = "above" if promise == "mathematics" else "away from"
-            why = f"its losses are {distance:.2%} {where} the baseline's; {tolerance:.2%} is allowed"
+            why = f"its losses are {_percent(distance)} {where} the baseline's; {_percent(tolerance)} is allowed"
         elif promise == "other" and not draws and not parted:
             if self._other_data(losses, at):
                 why = "its losses go up and down at other steps than the baseline's: other data, or in another order"
@@ -197,3 +197,7 @@ def _rough(losses: Losses, at: Sequence[int]) -> list[float]:
     """What smoothing takes away."""
     found = [loss for step in at if (loss := losses[step]) is not None]
     return [loss - smooth for loss, smooth in zip(found, _smooth(losses, at), strict=True)]
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * ratio:.2g} %"

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from paceline.trials import tune_verdict as verdicts
-from paceline.trials.candidates import Candidate, draws, promise_of, together
+from paceline.trials.candidates import LONG_START, Candidate, draws, promise_of, together
 from paceline.trials.guard import Compared, Guard
 from paceline.trials.measured import Measured
 from paceline.trials.speeds import LEAST, Mods, mean
@@ -23,7 +23,6 @@ from paceline.trials.tune_trials import AS_IT_IS, Measures, NoTime, Trials
 from paceline.trials.tune_verdict import Final, Row, Verdict
 
 LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
-LONG_START = 10.0  # seconds
 SEEDS = 2  # other ones that the baseline is run from
 LEAST_TRIALS = 8  # that say something: the baseline's, one candidate's, and the last check's
 
@@ -64,6 +63,7 @@ class Search:
         self.guard: Guard | None = None
         self.final: Final | None = None
         self.problem, self.cut_short = "", False
+        self.failed: Measured | None = None  # the baseline's trial that could not be measured
         self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()})
         self.speeds = self.trials.speeds
         self.notes: list[str] = []
@@ -91,19 +91,20 @@ class Search:
 
     def _measure_baseline(self) -> None:
         first = self._baseline("baseline.r1")
-        if self.bench.budget.left < (LEAST_TRIALS - 1) * first.seconds:
+        # The first one may have waited for torch to be imported: what a trial costs is known after the second.
+        again = self._baseline("baseline.r2") if self.bench.budget.left > first.seconds else first
+        if self.bench.budget.left < (LEAST_TRIALS - 2) * again.seconds:
             raise NothingToTune(
-                f"the budget is too short: a trial of this script takes {first.seconds:.1f} s, and {LEAST_TRIALS} of "
+                f"the budget is too short: a trial of this script takes {again.seconds:.1f} s, and {LEAST_TRIALS} of "
                 "them are the least that say something"
             )
-        again = self._baseline("baseline.r2")
         losses = [trial.losses for trial in (first, again)]
         self.guard = Guard(losses, [])
         if trouble := self.guard.trouble:
             raise NothingToTune(trouble)
         others = []
         for shift in range(1, SEEDS + 1):
-            if shift == 1 or self.bench.budget.left > 12 * first.seconds:
+            if shift == 1 or self.bench.budget.left > 12 * again.seconds:
                 others.append(self._baseline(f"baseline.seed{shift}", seed_shift=shift).losses)
         self.guard = Guard(losses, others)
         if trouble := self.guard.trouble:
@@ -114,6 +115,7 @@ class Search:
     def _baseline(self, name: str, **changes: int) -> Measured:
         measured = self.trials.baseline(name, **changes)
         if measured.status != "ok":
+            self.failed = measured
             raise NothingToTune(measured.message)
         return measured
 
@@ -176,6 +178,8 @@ class Search:
         """One trial on top of the best, unless there is one. Says whether it is worth a confirmation."""
         new = self._with(standing)
         known = self.speeds.of(new)
+        if not known:
+            self.trials.refresh(self.best)
         measured = known[-1] if known else self.trials.measure(new, best=self.best)
         row, before = standing.row, self.speeds.speed(self.best)
         row.on = list(self.best)
@@ -327,4 +331,4 @@ def _refusal(compared: Compared) -> str:
 
 
 def _no_gain(gain: float, margin: float) -> str:
-    return f"slower: {gain:.2f}×" if gain < 1 - margin else f"no gain above the noise ({margin:.0%})"
+    return f"slower: {gain:.2f}×" if gain < 1 - margin else f"no gain above the noise ({100 * margin:.0f} %)"

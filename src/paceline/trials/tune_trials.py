@@ -11,6 +11,7 @@ from paceline.trials.speeds import LEAST, Mods, Speeds, mean
 
 MOST_PAIRS = 3
 DECISIVE = 3.0  # margins, above which one pair is enough
+STALE, UNSTEADY = 4, 0.03  # trials after which a speed is measured anew, on a machine whose noise is more than this
 AS_IT_IS: Mods = ()
 
 
@@ -42,6 +43,7 @@ class Trials:
     def __init__(self, bench: Measures, starts: Mapping[str, float]) -> None:
         self.bench, self.speeds, self.made = bench, Speeds(), 0
         self._starts = starts
+        self._last: dict[frozenset[str], int] = {}  # when a set was measured, in trials
 
     def baseline(self, name: str, **changes: Any) -> Measured:
         """The script as it is, whatever the budget says."""
@@ -61,6 +63,12 @@ class Trials:
         if "the budget is over" in measured.message:
             raise NoTime
         return self._made(mods, measured)
+
+    def refresh(self, mods: Mods) -> None:
+        """Measures a set once more if that was long ago and the machine is not steady: what comes next is compared with
+        it."""
+        if self.made - self._last.get(frozenset(mods), 0) >= STALE and self.speeds.noise > UNSTEADY:
+            self.measure(mods, best=mods)
 
     def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS, last: bool = False) -> list[float]:
         """How much faster the new set is, pair by pair, until it is clear; none where a trial failed. The last check,
@@ -103,5 +111,6 @@ class Trials:
 
     def _made(self, mods: Mods, measured: Measured) -> Measured:
         self.made += 1
+        self._last[frozenset(mods)] = self.made
         self.speeds.add(mods, measured)
         return measured

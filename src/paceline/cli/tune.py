@@ -1,0 +1,304 @@
+"""`paceline tune`: the mods that make a script faster, each of them proven."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from paceline.cli import options, series, tune_tables
+from paceline.cli.example_first import verb
+from paceline.cli.run import Workers
+from paceline.cli.session import Session
+from paceline.cli.terminal import rate, stderr
+from paceline.errors import UsageError
+from paceline.launch import check
+from paceline.mods import catalog
+from paceline.record import last_step
+from paceline.record.folder import unwritable
+from paceline.settings import RunSettings
+from paceline.topology import Host, discover
+from paceline.trials.bench import Bench, Budget, Measured, details
+from paceline.trials.candidates import MORE, Candidate, candidates, settings_of
+from paceline.trials.patch import Patch, read, write_patch
+from paceline.trials.preset import TUNED, Preset, whole_path, write_preset
+from paceline.trials.tune import Search
+from paceline.trials.tune_verdict import Verdict
+
+ENOUGH = 1.5  # seconds of settled steps that make a trial
+
+BudgetOption = Annotated[
+    str,
+    typer.Option("--budget", metavar="TIME", help="Take no longer: 90s, 5m, 1h30m.", rich_help_panel=options.HOW),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="batch",
+        help="Try what changes the mathematics, too: a larger batch, with the learning rate by rule.",
+        show_default=False,
+        rich_help_panel=options.HOW,
+    ),
+]
+Start = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mod",
+        metavar="NAME[=VALUE]",
+        help="Start from this mod. May be repeated.",
+        show_default=False,
+        rich_help_panel=options.HOW,
+    ),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="NAME",
+        help="Try this mod only. May be repeated.",
+        show_default="all that apply",
+        rich_help_panel=options.HOW,
+    ),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--without",
+        metavar="NAME",
+        help="Don't try this mod. May be repeated.",
+        show_default=False,
+        rich_help_panel=options.HOW,
+    ),
+]
+Steps = Annotated[
+    int, typer.Option("--steps", metavar="K", min=10, help="Steps of a trial at most.", rich_help_panel=options.HOW)
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command(
+        "tune",
+        cls=verb("paceline tune train.py --epochs 10", "paceline tune --budget 15m --allow batch train.py"),
+        context_settings=options.SCRIPT_LAST,
+    )(tune)
+
+
+def tune(
+    context: typer.Context,
+    script: options.Script,
+    arguments: options.Arguments = None,
+    workers: Workers = None,
+    module: options.Module = False,
+    budget: BudgetOption = "5m",
+    allow: Allow = None,
+    mod: Start = None,
+    only: Only = None,
+    without: Without = None,
+    steps: Steps = 1000,
+    view: options.ViewOption = "auto",
+    batch_dim: options.BatchDim = 0,
+    whole: options.Whole = None,
+    sync_bn: options.SyncBn = False,
+    threads: options.Threads = None,
+    backend: options.BackendOption = "auto",
+    seed: options.Seed = None,
+    oversubscribe: options.Oversubscribe = False,
+    stall_warning: options.StallWarning = 60.0,
+    stall_abort: options.StallAbort = None,
+    resume: series.Resume = None,
+    record: options.RecordParent = options.RECORDS,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Finds the mods that make a script faster, proves each of them, and guards its losses."""
+    session = Session.of(context, json=json)
+    settings = RunSettings(
+        script=script,
+        module=module,
+        arguments=options.own_arguments(arguments),
+        workers=options.default_workers() if workers is None else workers,
+        view=view,
+        batch_dim=batch_dim,
+        whole=tuple(whole or ()),
+        sync_bn=sync_bn,
+        threads=threads,
+        steps=steps,
+        enough=ENOUGH,
+        backend=backend,
+        seed=options.seed_or_new(seed),
+        stall_warning=stall_warning,
+        stall_abort=stall_abort,
+    )
+    host = discover()
+    start = tuple(str(asked) for asked in catalog.parse(mod or []))
+    tried = what_to_try(settings, host, allow=allow or [], only=only or [], without=without or [])
+    seconds = series.parse_time(budget)
+    # Before the record's folder is made: a mistake leaves nothing behind.
+    check(settings, host, oversubscribe=oversubscribe)
+    session.record, settings = series.open_record("tune", settings, parent=record, resume=resume, seed=seed)
+    console = stderr()
+    verdict, code = carry_out(
+        session, settings, tried, budget=Budget(seconds), start=start, console=console, quiet=quiet
+    )
+    told = keep(verdict, settings, session.record, cuda=bool(host.gpus))
+    if not quiet:
+        tune_tables.show_verdict(console, verdict)
+    if verdict.problem:
+        console.print(f"paceline: {verdict.problem}", style="red", soft_wrap=True)
+        console.print(f"  {tune_tables.advice(verdict, script)}", soft_wrap=True)
+    if not quiet:
+        show_result(console, verdict, settings, told, session.record)
+    if json:
+        session.print_document(document(verdict, told, session.record, code, script))
+    raise typer.Exit(code)
+
+
+def what_to_try(
+    settings: RunSettings, host: Host, *, allow: list[str], only: list[str], without: list[str]
+) -> list[Candidate]:
+    """The candidates, by the machine and by what was asked."""
+    for asked in allow:
+        if asked != MORE:
+            raise UsageError(f"Asked for --allow {asked}, but only batch can be allowed.", advice=f"--allow {MORE}")
+    return candidates(
+        gpus=len(host.gpus),
+        cores=host.usable_cores,
+        workers=settings.workers,
+        threads=settings.threads or max(1, host.usable_cores // settings.workers),
+        allow=allow,
+        only=only,
+        without=without,
+    )
+
+
+def carry_out(
+    session: Session,
+    settings: RunSettings,
+    tried: list[Candidate],
+    *,
+    budget: Budget,
+    start: tuple[str, ...],
+    console: Console,
+    quiet: bool,
+) -> tuple[Verdict, int]:
+    """Runs the search; leaves run.json and verdict.json whatever happens. Gives the verdict and the exit code."""
+    assert session.record is not None
+    line = series.Line(console, budget, quiet=quiet)
+
+    def on_result(measured: Measured) -> None:
+        what = measured.name.replace("+", " + ")
+        line.say(f"{what}: {rate(measured.samples_per_s)} samples/s" if measured.ok else f"{what}: {measured.message}")
+
+    def tell(text: str) -> None:
+        if not quiet:
+            console.print(f"paceline: {text}", style="green" if text.startswith("kept") else "yellow", soft_wrap=True)
+
+    bench = Bench(
+        settings,
+        zygote=session.workers(),
+        record=session.record,
+        budget=budget,
+        verb="tune",
+        on_event=line.event,
+        on_start=lambda name: line.start(name.replace("+", " + ")),
+        on_result=on_result,
+    )
+    search = Search(bench, tried, start=start, budget=budget.seconds, tell=tell)
+    with series.recorded(session.record, "tune", settings) as outcome:
+        with line:
+            search.carry_out()
+        outcome.exit_code = int(bool(search.problem))
+        if search.failed is not None:
+            search.problem = explain(search.failed, session.record, budget, console)
+    return search.verdict(interrupted=outcome.interrupted), outcome.exit_code
+
+
+def explain(failed: Measured, record: Path, budget: Budget, console: Console) -> str:
+    """Why the script as it is could not be measured. Shows what it said itself, where it failed."""
+    if "the budget is over" in failed.message:
+        last = last_step(record / "trials" / failed.name, 0)
+        made = f"made {last.step} steps, too few to measure," if last else "made no optimizer step"
+        return f"the script {made} in the {budget.seconds:.0f} s of the budget"
+    if failed.status == "failed" and failed.record and (said := details(failed)) != failed.message:
+        console.print(said, style="red", soft_wrap=True)
+    return failed.message
+
+
+def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -> dict[str, Any]:
+    """Writes the verdict, the plot, the preset and the patch into the record; says what to type and what to write."""
+    write(record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
+    told: dict[str, Any] = {"command": None, "spelled_out": None, "preset": None, "patch": None, "plot": None}
+    if any(row.after is not None for row in verdict.mods):
+        from paceline.trials.tune_plot import draw
+
+        told["plot"] = record / "plots" / "tune.svg"
+        draw(verdict, told["plot"], title=Path(settings.script).name)
+    if verdict.final is None:
+        return told
+    mods = verdict.final.mods
+    workers = settings_of(mods)[1].get("workers", settings.workers)
+    preset = Preset(
+        script=whole_path(settings.script, module=settings.module),
+        module=settings.module,
+        mods=list(settings_of(mods)[0]),
+        workers=workers,
+        gain=verdict.final.gain,
+        made=time.time(),
+    )
+    told["preset"] = write_preset(record, preset)
+    if mods:
+        told["patch"] = write_patch(*read(settings.script, module=settings.module), mods, cuda=cuda)
+        write(record / "tuned.patch", told["patch"].diff.encode())
+        where = [] if record.parent == options.RECORDS else ["--record", str(record.parent)]
+        told["command"] = tune_tables.command(settings, "--preset", TUNED, *where)
+        told["spelled_out"] = tune_tables.spelled_out(settings, mods)
+    return told
+
+
+def write(path: Path, data: bytes) -> None:
+    """A file of the record."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def show_result(console: Console, verdict: Verdict, settings: RunSettings, told: dict[str, Any], record: Path) -> None:
+    """What it comes to, what to type, and what to write."""
+    tune_tables.show_final(console, verdict)
+    if told["command"]:
+        console.print()
+        console.print(f"run it so:  {told['command']}", style="bold", soft_wrap=True)
+        console.print(f"  which is: {told['spelled_out']}", soft_wrap=True)
+    if told["patch"]:
+        tune_tables.show_patch(console, told["patch"], str(record / "tuned.patch"))
+    console.print()
+    if verdict.interrupted:
+        console.print(f"go on with it: --resume {record}", soft_wrap=True)
+    if told["plot"]:
+        console.print(f"plot:   {told['plot']}", soft_wrap=True)
+    console.print(f"record: {record}", soft_wrap=True)
+
+
+def document(verdict: Verdict, told: dict[str, Any], record: Path, code: int, script: str) -> dict[str, Any]:
+    """What --json prints."""
+    made: dict[str, Any] = msgspec.to_builtins(verdict)
+    patch: Patch | None = told["patch"]
+    made |= {key: None if told[key] is None else str(told[key]) for key in ("command", "spelled_out", "preset", "plot")}
+    made["patch"] = None if patch is None else {"diff": patch.diff, "mods": patch.mods}
+    made["by_hand"] = [] if patch is None else msgspec.to_builtins(patch.by_hand)
+    if code:
+        made["error"] = {
+            "type": "Interrupted" if verdict.interrupted else "NothingToTune",
+            "message": "interrupted before the search had ended" if verdict.interrupted else verdict.problem,
+            "advice": f"Go on with it: --resume {record}"
+            if verdict.interrupted
+            else tune_tables.advice(verdict, script),
+        }
+    return made

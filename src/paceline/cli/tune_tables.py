@@ -1,0 +1,140 @@
+"""How `tune` tells what it found."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.terminal import count, percent, rate
+from paceline.settings import RunSettings
+from paceline.trials.candidates import MORE, name_of, settings_of
+from paceline.trials.patch import Patch
+from paceline.trials.tune_verdict import Row, Verdict
+
+MOST_LINES = 60  # of a patch that is shown; a longer one is in the record
+
+
+def command(settings: RunSettings, *options: str) -> str:
+    """What to type to run the script so."""
+    script = ["-m", settings.script] if settings.module else [settings.script]
+    return shlex.join(["paceline", "run", *options, *script, *settings.arguments])
+
+
+def spelled_out(settings: RunSettings, mods: Sequence[str]) -> str:
+    """The same with every mod."""
+    applied, changes = settings_of(mods)
+    workers = changes.get("workers", settings.workers)
+    options = ["-n", str(workers)] if workers > 1 else []
+    return command(settings, *options, *(word for mod in applied for word in ("--mod", mod)))
+
+
+def advice(verdict: Verdict, script: str) -> str:
+    """What to do about a problem."""
+    problem = verdict.problem
+    if "the budget is too short" in problem or "too few to measure" in problem:
+        return "Give it more: --budget 15m. Or give the script less data: trials only need its first steps."
+    if "no optimizer step" in problem:
+        return f"Name the script that trains, and its arguments: paceline tune {script} --epochs 1"
+    if "steps" in problem and "ended after" in problem:
+        return "Give the script more to do: more epochs, more data, or a smaller batch."
+    if "number" in problem or "nan" in problem or "inf" in problem:
+        return "Mend the script first: see at which step its loss breaks, with --steps and a smaller learning rate."
+    return f"See that it runs by itself first: paceline run {script}"
+
+
+def show_verdict(console: Console, verdict: Verdict) -> None:
+    """The table, and what it comes to."""
+    console.print()
+    if verdict.interrupted:
+        console.print("interrupted: nothing of what follows is confirmed yet", style="yellow")
+    if verdict.baseline is None:
+        return
+    console.print(
+        f"{count(verdict.trials, 'trial')} · as it is: {rate(verdict.baseline.samples_per_s)} samples/s, "
+        f"batch {verdict.baseline.batch:,}, noise of a trial {percent(verdict.noise)}",
+        style="bold",
+        soft_wrap=True,
+    )
+    if any(row.gain is not None or row.reason != "not tried" for row in verdict.mods):
+        console.print()
+        console.print(table(verdict.mods))
+    console.print()
+    if verdict.guard is not None and verdict.guard.steps:
+        console.print(
+            f"losses: compared over {count(verdict.guard.steps, 'step')}; another seed changes them by "
+            f"{percent(verdict.guard.seeds)}",
+            soft_wrap=True,
+        )
+    for note in verdict.notes:
+        console.print(f"note: {note}.", style="yellow", soft_wrap=True)
+    if verdict.cut_short:
+        console.print("The budget was over before all was tried: --budget 15m tries more.", style="yellow")
+
+
+def show_final(console: Console, verdict: Verdict) -> None:
+    """The one line that people came for."""
+    final = verdict.final
+    if final is None or verdict.baseline is None:
+        return
+    if not final.mods:
+        console.print(
+            f"nothing to gain: no mod is faster than the noise of this machine ({percent(verdict.noise)} a trial)",
+            style="bold",
+            soft_wrap=True,
+        )
+        return
+    console.print(
+        f"{final.gain:.2f}× as fast ({final.gain_low:.2f}–{final.gain_high:.2f} in {count(final.pairs, 'pair')}): "
+        f"{rate(final.samples_per_s)} samples/s",
+        style="bold green",
+        soft_wrap=True,
+    )
+    for mod in final.mods:
+        if name_of(mod) == MORE:
+            console.print(
+                f"{mod} changes the mathematics: fewer, larger steps, and the learning rate grows with the batch\n"
+                "  (with it for SGD, with its square root for Adam). See that the accuracy stays.",
+                style="yellow",
+                soft_wrap=True,
+            )
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A line a mod."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
+    made.add_column("mod", no_wrap=True)
+    for heading in ("before", "after", "gain", "loss diff."):
+        made.add_column(heading, justify="right", no_wrap=True)
+    made.add_column("kept, or why not")
+    for row in rows:
+        made.add_row(
+            row.mod,
+            "" if row.before is None else rate(row.before),
+            "" if row.after is None else rate(row.after),
+            "" if row.gain is None else f"{row.gain:.2f}×",
+            "" if row.loss_difference is None else f"{100 * row.loss_difference:.2f} %",
+            f"kept{f': {row.reason}' if row.reason else ''}" if row.kept else row.reason,
+            style="bold" if row.kept else "",
+        )
+    return made
+
+
+def show_patch(console: Console, patch: Patch, path: str) -> None:
+    """The lines that a person would write instead."""
+    if patch.diff:
+        lines = patch.diff.splitlines()
+        console.print()
+        console.print(f"Or write it into the script: {', '.join(patch.mods)}", style="bold", soft_wrap=True)
+        for line in lines[:MOST_LINES]:
+            colour = "green" if line.startswith("+") else "red" if line.startswith("-") else ""
+            console.print(line, style=colour, soft_wrap=True)
+        if len(lines) > MOST_LINES:
+            console.print(f"… {len(lines) - MOST_LINES} more lines, in {path}", soft_wrap=True)
+    for one in patch.by_hand:
+        console.print()
+        console.print(f"By hand: {one.mod}", style="bold")
+        for line in one.lines.splitlines():
+            console.print(f"    {line}", soft_wrap=True)

@@ -1,0 +1,43 @@
+"""Draws what `tune` found: samples a second before and after each mod, and all of it together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.trials.tune_verdict import Verdict
+
+GREY, KEPT, NOT_KEPT = "0.75", "tab:blue", "tab:orange"
+
+
+def draw(verdict: Verdict, path: Path, *, title: str) -> None:
+    """Writes an SVG. Imports matplotlib only here: it takes longer than all the rest of this process."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    bars = [
+        (row.mod, row.before, row.after, KEPT if row.kept else NOT_KEPT)
+        for row in reversed(verdict.mods)
+        if row.before is not None and row.after is not None
+    ]
+    if verdict.final is not None and verdict.final.mods and verdict.baseline is not None:
+        bars.append(("together", verdict.baseline.samples_per_s, verdict.final.samples_per_s, "tab:green"))
+    figure = Figure(figsize=(7.2, 1.4 + 0.45 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, before, after, colour) in enumerate(bars):
+        axes.barh(place + 0.19, before, 0.36, color=GREY)
+        axes.barh(place - 0.19, after, 0.36, color=colour)
+        axes.annotate(f" {after / before:.2f}×", (max(before, after), place), va="center", fontsize=9)
+    axes.set_yticks(range(len(bars)), [name for name, *_ in bars])
+    axes.set_xlabel("samples/s")
+    axes.margins(x=0.12)
+    axes.set_title(f"{title}: before and after each mod", fontsize=11)
+    legend = {"before": GREY, "after, kept": KEPT, "after, not kept": NOT_KEPT}
+    axes.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in legend.items()],
+        loc="lower right",
+        fontsize=8,
+        frameon=False,
+    )
+    axes.grid(axis="x", alpha=0.25)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg")
