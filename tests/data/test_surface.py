@@ -12,7 +12,26 @@ import paceline.data as pd
 
 ROOM = Path(pd.__file__).parent
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline"}
-NAMES = ["Pipeline", "arrays", "dataset", "files", "items", "lines", "mix", "stream"]
+NAMES = [
+    "Pipeline",
+    "Writer",
+    "arrays",
+    "cifar",
+    "dataset",
+    "decode_example",
+    "decode_image",
+    "decode_sample",
+    "encode_example",
+    "encode_sample",
+    "files",
+    "idx",
+    "image_folder",
+    "indexed",
+    "items",
+    "lines",
+    "mix",
+    "stream",
+]
 
 
 def test_the_public_names() -> None:

@@ -13,7 +13,43 @@ gives each worker its part. See docs/data.md.
 
 from __future__ import annotations
 
-from paceline.data.making import arrays, dataset, files, items, lines, mix, stream
+from paceline.data.example import decode_example, encode_example
+from paceline.data.making import (
+    arrays,
+    cifar,
+    dataset,
+    files,
+    idx,
+    image_folder,
+    indexed,
+    items,
+    lines,
+    mix,
+    stream,
+)
+from paceline.data.nests import decode as decode_sample
+from paceline.data.nests import encode as encode_sample
+from paceline.data.pictures import decode_image
 from paceline.data.pipeline import Pipeline
+from paceline.data.tfrecord import Writer
 
-__all__ = ["Pipeline", "arrays", "dataset", "files", "items", "lines", "mix", "stream"]
+__all__ = [
+    "Pipeline",
+    "Writer",
+    "arrays",
+    "cifar",
+    "dataset",
+    "decode_example",
+    "decode_image",
+    "decode_sample",
+    "encode_example",
+    "encode_sample",
+    "files",
+    "idx",
+    "image_folder",
+    "indexed",
+    "items",
+    "lines",
+    "mix",
+    "stream",
+]

@@ -116,11 +116,12 @@ class AheadCursor(Cursor):
     def mark(self) -> Mark:
         return self._mark
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         if self._thread is not None:
             self._stopping = True
             self._room.put(STOP)
-            self._thread.join()
+            if wait:
+                self._thread.join()
             self._thread = None
             self._ended = self._ended or True
-        self._up.close()
+        self._up.close(wait=wait)  # without waiting its thread may be in there still: it ends by itself

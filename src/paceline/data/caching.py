@@ -154,6 +154,6 @@ class CachedCursor(Cursor):
     def mark(self) -> Mark:
         return {"at": self._at, "up": None if self._up is None else self._up.mark()}
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         if self._up is not None:
-            self._up.close()
+            self._up.close(wait=wait)

@@ -48,9 +48,9 @@ class ZippedCursor(Cursor):
     def mark(self) -> Mark:
         return {"each": [cursor.mark() for cursor in self._cursors]}
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         for cursor in self._cursors:
-            cursor.close()
+            cursor.close(wait=wait)
 
 
 class Mixed:
@@ -111,9 +111,9 @@ class MixedCursor(Cursor):
             "ended": list(self._ended),
         }
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         for cursor in self._cursors:
-            cursor.close()
+            cursor.close(wait=wait)
 
 
 def _each(mark: Mark | None, plans: Sequence[Plan]) -> list[Mark | None]:

@@ -42,8 +42,9 @@ class Cursor:
         """Names for what was taken last, for errors: the first is number 0."""
         return lambda number: f"sample {number} of the last {number + 1} or more"
 
-    def close(self) -> None:
-        """Ends its threads and processes, and those before it. May be called twice."""
+    def close(self, *, wait: bool = True) -> None:
+        """Ends its threads and processes, and those before it. May be called twice. Without `wait` they are told to
+        end, and no lock is taken: the garbage collector calls it so, in the middle of anything."""
 
 
 Opener = Callable[[Context, Mark | None], Cursor]  # a stage's input, from the start or from a mark

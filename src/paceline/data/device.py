@@ -102,7 +102,8 @@ class StreamedCursor(Cursor):
     def mark(self) -> Mark:
         return self._mark
 
-    def close(self) -> None:
-        self._stream.synchronize()
+    def close(self, *, wait: bool = True) -> None:
+        if wait:
+            self._stream.synchronize()
         self._moving.clear()
-        self._up.close()
+        self._up.close(wait=wait)

@@ -7,7 +7,6 @@ k + K, k + 2K …, so that all workers read all files and each keeps its own rec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.dealing import Deal, settle
 from paceline.data.nodes import Settle, Settled, fill
 from paceline.data.order import Epoch, Order, Pieces
+from paceline.data.threads import Task, Threads
 from paceline.data.work import Where
 
 ENOUGH = 4  # units for each worker, so that one more or less makes no great difference
@@ -108,13 +108,13 @@ class Piece:
         self._rest = residue(position, parts)
         self.index = int(node.order.at(np.asarray([position // self._every], np.int64), epoch)[0])
         self._chunks = node.read(node.unit(self.index), self._rest + count * self._every)
-        self._pool: ThreadPoolExecutor | None = None
-        self._coming: Future[Sequence[Any] | None] | None = None
+        self._pool: Threads | None = None
+        self._coming: Task | None = None
         self._skip = 0  # records of the next chunk that are others'
         self._records: Sequence[Any] = ()
         self._at = 0
 
-    def read_ahead(self, pool: ThreadPoolExecutor) -> None:
+    def read_ahead(self, pool: Threads) -> None:
         self._pool = pool
         self._coming = pool.submit(self._next_chunk)
 
@@ -146,14 +146,13 @@ class Piece:
     def _next_chunk(self) -> Sequence[Any] | None:
         return next(self._chunks, None)
 
-    def close(self) -> None:
-        if self._coming is not None:
-            self._coming.cancel()
-            if not self._coming.cancelled():
-                self._coming.exception()  # a generator cannot be closed while a thread is in it
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+    def close(self, *, wait: bool = True) -> None:
+        if wait and self._coming is not None:
+            self._coming.wait()  # a generator cannot be closed while a thread is in it
+        if wait or self._coming is None:
+            close = getattr(self._chunks, "close", None)
+            if close is not None:
+                close()
 
 
 class InterleavedCursor(Cursor):
@@ -164,7 +163,7 @@ class InterleavedCursor(Cursor):
         self._deal = Deal(Pieces(node.order, every).length, context, mark)
         self._begun = [tuple(piece) for piece in mark.get("begun", [])]  # pieces that another worker began
         self._slot, self._given = mark.get("slot", 0), mark.get("given", 0)
-        self._pool = ThreadPoolExecutor(node.cycle, "paceline-read") if node.ahead else None
+        self._pool = Threads(node.cycle, "paceline-read") if node.ahead else None
         self._open: list[Piece | None] = [None if piece is None else self._piece(*piece) for piece in mark["open"]]
         self._open += [None] * (node.cycle - len(self._open))
         self._names: list[tuple[int, int, range]] = []  # of what was taken last: how many, unit, which records of it
@@ -232,10 +231,10 @@ class InterleavedCursor(Cursor):
 
         return told
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         for piece in self._open:
             if piece is not None:
-                piece.close()
+                piece.close(wait=wait)
         self._open = [None] * len(self._open)
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.close(wait=wait)

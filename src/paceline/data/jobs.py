@@ -44,7 +44,7 @@ class Pool(Protocol):
         """A result was taken: the time to think about sizes."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, *, wait: bool) -> None: ...
 
 
 class Pools(Protocol):
@@ -210,10 +210,10 @@ class JobsCursor(Cursor):
     def where(self) -> Where:
         return Cursor.where(self) if self._where is None or self._node.size is not None else self._where
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         if self._pool is not None:
-            self._pool.close()
-        self._up.close()
+            self._pool.close(wait=wait)
+        self._up.close(wait=wait)
 
 
 def _less(base: Mark, first: int, given: set[int]) -> Mark:

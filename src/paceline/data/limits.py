@@ -201,6 +201,6 @@ class RoundsCursor(Cursor):
         up = self._up.mark() if self._up is not None else None
         return {"round": self.round, "up": up, "coming": self._coming}
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         if self._up is not None:
-            self._up.close()
+            self._up.close(wait=wait)

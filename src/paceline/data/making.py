@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from paceline.data.indexed import IndexedRecords
+from paceline.data.pictures import find_pictures, read_cifar, read_idx
 from paceline.data.pipeline import Pipeline
+from paceline.data.places import find
 from paceline.data.sources import Arrays, Items, of_dataset
 from paceline.errors import UsageError
 
@@ -40,18 +42,36 @@ def stream(make: Callable[[], Iterable[Any]]) -> Pipeline:
 
 def files(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Pipeline:
     """Paths: of a pattern (`train-*.tfrecord`), or a list. Sorted, so that all workers see the same."""
-    if isinstance(pattern, (str, os.PathLike)):
-        found = sorted(glob.glob(os.path.expanduser(os.fspath(pattern)), recursive=True))
-    else:
-        found = [os.fspath(path) for path in pattern]
-    if not found:
-        raise UsageError(f"Asked for the files {pattern}, but there are none.", advice="Look at the path: ls")
+    found = find(pattern)
     return Pipeline(Items(found, lambda index: found[index]), title="files")
 
 
 def lines(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Pipeline:
     """The lines of text files."""
     return files(pattern).lines()
+
+
+def idx(*paths: str | os.PathLike[str]) -> Pipeline:
+    """The arrays of idx files: `idx("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")` gives pairs."""
+    return arrays(*(read_idx(path) for path in paths))
+
+
+def cifar(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, labels: int = 1) -> Pipeline:
+    """Images (3, 32, 32) and labels of CIFAR's binary files; `labels=2` for CIFAR-100."""
+    return arrays(*read_cifar(find(pattern), labels=labels))
+
+
+def image_folder(folder: str | os.PathLike[str]) -> Pipeline:
+    """Paths and labels of a folder that has a folder for each class. Decode them with `pd.decode_image` in a map."""
+    found, _ = find_pictures(folder)
+    return Pipeline(Items(found, lambda index: found[index][0]), title="image_folder")
+
+
+def indexed(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Pipeline:
+    """The records of TFRecord files as things that can be asked for by index: shuffled as a whole, counted, resumed
+    at once. For files on this machine that have an index beside them (pd.Writer, `paceline data pack`) or are plain."""
+    source = IndexedRecords(find(pattern))
+    return Pipeline(source, title="indexed")
 
 
 def mix(pipelines: Sequence[Pipeline], weights: Sequence[float] | None = None, *, seed: int = 0) -> Pipeline:

@@ -302,6 +302,7 @@ class Run:
     def __init__(self, pipeline: Pipeline, cursor: Cursor, epoch: int) -> None:
         self.cursor, self.epoch, self.ended = cursor, epoch, False
         self._losses = pipeline._runtime.losses
+        self._final: dict[str, Any] | None = None
 
     def __iter__(self) -> Run:
         return self
@@ -312,14 +313,16 @@ class Run:
             if len(got):
                 return got[0]
             self.ended = True
+            self._final = self.stands()
+            self.cursor.close()
             self._losses.say()
         raise StopIteration
 
     def stands(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}
+        return self._final or {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}
 
     def __del__(self) -> None:
-        self.cursor.close()
+        self.cursor.close(wait=False)
 
 
 def _at_least(least: int, **numbers: int | None) -> None:

@@ -149,5 +149,5 @@ class WindowsCursor(Cursor):
     def _number_now(self) -> int:
         return self._number - 1 if self._items else self._number
 
-    def close(self) -> None:
-        self._up.close()
+    def close(self, *, wait: bool = True) -> None:
+        self._up.close(wait=wait)

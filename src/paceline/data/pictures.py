@@ -1,0 +1,113 @@
+"""Pictures: sets that come as arrays (idx, CIFAR), folders of them, and decoding."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data.places import open_file
+from paceline.errors import DataError, UsageError
+
+Array = np.ndarray[Any, Any]
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
+IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def read_idx(path: str | os.PathLike[str]) -> Array:
+    """An array of an idx file, as MNIST and Fashion-MNIST come; may be gzipped."""
+    raw = _read_whole(path)
+    rank = raw[3] if len(raw) > 3 else 0
+    if len(raw) < 4 + 4 * rank or raw[:2] != b"\0\0" or raw[2] not in IDX_TYPES or not rank:
+        raise DataError(f"{path} is no idx file: it begins with {raw[:4]!r}.", advice="Give the file as it was made.")
+    shape = tuple(int.from_bytes(raw[4 + 4 * n : 8 + 4 * n], "big") for n in range(rank))
+    dtype = np.dtype(IDX_TYPES[raw[2]])
+    need, have = int(np.prod(shape, dtype=object)) * dtype.itemsize, len(raw) - 4 - 4 * rank
+    if need != have:
+        raise DataError(
+            f"{path}: its head says {list(shape)}, {need} bytes, but {have} follow.", advice="Fetch it again."
+        )
+    array = np.frombuffer(bytearray(raw), dtype, offset=4 + 4 * rank).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+def read_cifar(paths: Sequence[str], *, labels: int = 1) -> tuple[Array, Array]:
+    """Images (n, 3, 32, 32) and labels of CIFAR's binary files: `labels` bytes before each image, of which the last
+    one counts (CIFAR-100 has 2: coarse, fine)."""
+    width = labels + 3072
+    parts = []
+    for path in paths:
+        raw = _read_whole(path)
+        if not raw or len(raw) % width:
+            raise DataError(
+                f"{path}: {len(raw)} bytes are no whole number of CIFAR records of {width} bytes.",
+                advice="Give the binary version's files, and labels=2 for CIFAR-100.",
+            )
+        parts.append(np.frombuffer(bytearray(raw), np.uint8).reshape(-1, width))
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    images = np.ascontiguousarray(rows[:, labels:]).reshape(-1, 3, 32, 32)
+    return images, rows[:, labels - 1].astype(np.int64)
+
+
+def _read_whole(path: str | os.PathLike[str]) -> bytes:
+    with open_file(path) as file:
+        raw = file.read()
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be decompressed: {error}.", advice="Fetch it again.") from None
+
+
+def find_pictures(folder: str | os.PathLike[str]) -> tuple[list[tuple[str, int]], list[str]]:
+    """Paths and labels of a folder of folders, one for each class, and the classes' names, all sorted."""
+    root = Path(folder)
+    if not root.is_dir():
+        raise UsageError(f"Asked for the pictures in {folder}, but that is no folder.", advice="Give a folder.")
+    classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    found = [
+        (str(path), label)
+        for label, name in enumerate(classes)
+        for path in sorted((root / name).rglob("*"))
+        if path.suffix.lower() in ENDINGS
+    ]
+    if not found:
+        raise UsageError(
+            f"Asked for the pictures in {folder}, but its {len(classes)} folders hold none.",
+            advice="Lay it out as DIR/CLASS/NAME.jpg.",
+        )
+    return found, classes
+
+
+def decode_image(data: bytes | str | os.PathLike[str], *, mode: str = "RGB", at_least: int | None = None) -> Array:
+    """A picture as an array (height, width, channels) of bytes. `at_least`: a JPEG may be decoded smaller than it is,
+    as long as its shorter side keeps so many pixels, which takes a fraction of the time."""
+    picture = open_image(data)
+    try:
+        if at_least is not None and picture.format == "JPEG":
+            picture.draft(mode, (at_least, at_least))
+        return np.asarray(picture.convert(mode) if picture.mode != mode else picture)
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise DataError(f"The picture cannot be decoded: {error}.", advice="Write it again, or leave it out.") from None
+
+
+def open_image(data: bytes | str | os.PathLike[str]) -> Any:
+    """A picture of Pillow's, not decoded yet."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UsageError(
+            "Asked to decode a picture, which needs the package pillow.", advice="Type: pip install pillow"
+        ) from None
+    source: Any = io.BytesIO(data) if isinstance(data, (bytes, bytearray, memoryview)) else open_file(data)
+    try:
+        return Image.open(source)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"The picture cannot be decoded: {error}.", advice="Write it again, or leave it out.") from None

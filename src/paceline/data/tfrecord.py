@@ -1,0 +1,259 @@
+"""TFRecord files: for each record its length (8 bytes), that length's masked CRC32C, the bytes, and theirs.
+
+Read a block at a time: all headers of a block are checked in one go. May be compressed with gzip or zlib, which is seen
+from the first bytes. Nothing is believed that was not checked: a length counts when its CRC is right and the file has
+that many bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from paceline.data import crc32c
+from paceline.data.losses import Losses, Policy
+from paceline.data.places import is_remote, open_file, size_of, unpacked
+from paceline.errors import DataError, UsageError
+
+HEAD, TAIL = 12, 4  # bytes around a record
+BLOCK = 2 << 20  # bytes that are read at once
+LARGEST = 2 << 30  # bytes of a record, where a file's size is not known
+LENGTH = struct.Struct("<Q")
+CRC = struct.Struct("<I")
+CUT_OFF, NO_LENGTH = "the file ends in the middle of it", "its length's checksum is wrong"
+
+
+def read(path: Any, start: int, policy: Policy, losses: Losses) -> Iterator[list[bytes]]:
+    """A file's records from number `start` on, in chunks of about a block."""
+    reader = Reader(os.fspath(path), policy, losses)
+    try:
+        yield from reader.chunks(start)
+    finally:
+        reader.close()
+
+
+class Reader:
+    """One file. `number` and `offset` say where it stands, for errors."""
+
+    def __init__(self, path: str, policy: Policy = "raise", losses: Losses | None = None) -> None:
+        self.path, self.policy, self.losses = path, policy, losses or Losses()
+        self.number = self.offset = 0
+        raw = open_file(path)
+        head = raw.read(HEAD)
+        raw.seek(0)
+        plain = (len(head) == HEAD and _length_is_right(head)) or unpacked(raw, head) is raw
+        self._size = size_of(raw) if plain else None
+        self._file: IO[bytes] | Any = raw if plain else unpacked(raw, head)
+        self._raw, self.plain = raw, plain
+        self._value = crc32c.value()
+
+    def chunks(self, start: int = 0) -> Iterator[list[bytes]]:
+        start = self._jump(start)
+        rest = b""
+        while True:
+            block = self._read(BLOCK)
+            if block is None:
+                return
+            buffer = rest + block if rest else block
+            records, used = self._parse(buffer)
+            kept = records[start:]
+            start -= len(records) - len(kept)
+            if kept:
+                yield kept
+            if used is None:
+                return
+            self.offset += used
+            rest = buffer[used:]
+            if not block:
+                if rest:
+                    fits = len(rest) < HEAD or _length_is_right(rest)
+                    self._lose(CUT_OFF if fits else NO_LENGTH)
+                return
+            if len(rest) >= HEAD and LENGTH.unpack_from(rest)[0] > BLOCK and not (rest := self._fill(rest)):
+                return
+
+    def walk(self) -> list[int]:
+        """Where each record begins; their contents are not looked at. For plain files."""
+        starts: list[int] = []
+        while head := self._file.read(HEAD):
+            if len(head) < HEAD or not _length_is_right(head):
+                self._lose(NO_LENGTH if len(head) == HEAD else CUT_OFF)
+                break
+            after = self.offset + HEAD + LENGTH.unpack_from(head)[0] + TAIL
+            if self._size is None or after > self._size:
+                self._lose(CUT_OFF)
+                break
+            starts.append(self.offset)
+            self._file.seek(after)
+            self.number, self.offset = self.number + 1, after
+        return starts
+
+    def _jump(self, start: int) -> int:
+        """Goes straight to a record, where an index says where it lies. What is left to skip."""
+        if not start or not self.plain or self.policy != "raise" or is_remote(self.path):
+            return start
+        offsets = read_index(self.path)
+        if offsets is None or start >= len(offsets):
+            return start
+        self._file.seek(int(offsets[start]))
+        self.number, self.offset = start, int(offsets[start])
+        return 0
+
+    def _read(self, size: int) -> bytes | None:
+        try:
+            return self._file.read(size)
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            self._lose(f"it cannot be decompressed: {error}" if not self.plain else str(error), rest_too=True)
+            return None
+
+    def _parse(self, buffer: bytes) -> tuple[list[bytes], int | None]:
+        """The whole records at the buffer's start, and how many bytes they take; None where the rest is lost."""
+        starts, at, end = [], 0, len(buffer)
+        unpack = LENGTH.unpack_from
+        while at + HEAD <= end:
+            after = at + HEAD + unpack(buffer, at)[0] + TAIL
+            if after > end:
+                break
+            starts.append(at)
+            at = after
+        if not starts:
+            return [], 0
+        view = np.frombuffer(buffer, np.uint8)
+        first = np.asarray(starts)
+        good = len(starts)
+        heads = view[first[:, None] + np.arange(HEAD)]
+        wrong = np.flatnonzero(crc32c.masked_all(crc32c.of_rows(heads[:, :8])) != heads[:, 8:].copy().view("<u4")[:, 0])
+        if len(wrong):
+            good = int(wrong[0])
+        ends = [*starts[1:], at][:good]
+        value = self._value
+        records = [buffer[begin + HEAD : finish - TAIL] for begin, finish in zip(starts[:good], ends, strict=True)]
+        tails = view[np.asarray(ends, np.int64)[:, None] - TAIL + np.arange(TAIL)] if good else heads[:0, :4]
+        stored = np.ascontiguousarray(tails).view("<u4")[:, 0] if good else np.empty(0, np.uint32)
+        bad = np.flatnonzero(crc32c.masked_all([value(record) for record in records]) != stored).tolist()
+        for number in bad:
+            self._lose("its checksum is wrong", number=number, offset=starts[number])
+        lost = set(bad)
+        kept = [record for number, record in enumerate(records) if number not in lost] if lost else records
+        self.number += good
+        if len(wrong):
+            self._lose(NO_LENGTH, offset=starts[good], rest_too=True)
+            return kept, None
+        return kept, at
+
+    def _fill(self, rest: bytes) -> bytes:
+        """The start of a record, read to its end if it is longer than a block; nothing where it cannot be."""
+        if not _length_is_right(rest):
+            self._lose(NO_LENGTH, rest_too=True)
+            return b""
+        length = LENGTH.unpack_from(rest)[0] + HEAD + TAIL
+        most = LARGEST if self._size is None else self._size - self.offset
+        if length > most:
+            why = "its length is more than the file has" if self._size is not None else f"it is over {LARGEST} bytes"
+            self._lose(why, rest_too=True)
+            return b""
+        parts, have = [rest], len(rest)
+        while have < length:
+            part = self._read(min(8 << 20, length - have))
+            if part is None:
+                return b""
+            if not part:
+                self._lose(CUT_OFF)
+                return b""
+            parts.append(part)
+            have += len(part)
+        return b"".join(parts)
+
+    def _lose(self, why: str, *, number: int = 0, offset: int = 0, rest_too: bool = False) -> None:
+        where = f"{self.path}: record {self.number + number}, at byte {self.offset + offset}"
+        packed = "" if self.plain else " of what is compressed in it"
+        more = " With it the rest of the file is lost." if rest_too and self.policy != "raise" else ""
+        error = DataError(
+            f"{where}{packed}: {why}.{more}",
+            advice="Write the file again, or leave such records out: on_error='skip', or 'warn' to be told.",
+        )
+        self.losses.lose(error, self.policy)
+
+    def close(self) -> None:
+        self._file.close()
+        self._raw.close()
+
+
+def _length_is_right(head: bytes) -> bool:
+    return crc32c.masked(crc32c.value()(head[:8])) == CRC.unpack_from(head, 8)[0]
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes a file beside and moves it into place when it is complete, with its index: a line "offset bytes" for each
+    record, as other programs write and read it, too.
+
+    with Writer("train-0.tfrecord") as writer:
+        writer.write(record)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, index: bool = True) -> None:
+        self.path, self.index = Path(path), index
+        self._beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(
+                f"Asked to write {self.path}: {error.strerror or error}.", advice="Give a folder that can be written."
+            ) from None
+        self._value = crc32c.value()
+        self._lines: list[str] = []
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def write(self, record: bytes) -> None:
+        head = LENGTH.pack(len(record))
+        self._file.write(head + CRC.pack(crc32c.masked(self._value(head))))
+        self._file.write(record)
+        self._file.write(CRC.pack(crc32c.masked(self._value(record))))
+        size = HEAD + len(record) + TAIL
+        self._lines.append(f"{self.bytes} {size}\n")
+        self.bytes += size
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        self._file.close()
+        if kind is not None:
+            self._beside.unlink(missing_ok=True)
+            return
+        index = index_of(self.path)
+        index.unlink(missing_ok=True)  # of an older file of this name
+        os.replace(self._beside, self.path)
+        if self.index:
+            beside = index.with_name(f".{index.name}.{os.getpid()}")
+            beside.write_text("".join(self._lines))
+            os.replace(beside, index)
+
+
+def index_of(path: str | os.PathLike[str]) -> Path:
+    return Path(f"{os.fspath(path)}.index")
+
+
+def read_index(path: str | os.PathLike[str]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+    """Where a file's records begin, as its index says; None where there is none, or it is not this file's."""
+    try:
+        text = index_of(path).read_bytes()
+        pairs = np.array(text.split(), np.int64).reshape(-1, 2)
+        size = os.stat(path).st_size
+    except (OSError, ValueError):
+        return None
+    ends = pairs.sum(1)
+    whole = len(pairs) == 0 or (pairs[0, 0] == 0 and bool(np.all(ends[:-1] == pairs[1:, 0])))
+    return pairs[:, 0] if whole and (int(ends[-1]) if len(ends) else 0) == size else None
