@@ -9,8 +9,10 @@ import pytest
 
 from paceline import __version__
 
+VERBS = ("run", "profile", "scale", "sweep", "tune", "topo", "bandwidth", "doctor")
 
-@pytest.mark.parametrize("verb", [[], ["run"], ["profile"], ["scale"], ["sweep"], ["topo"], ["bandwidth"], ["doctor"]])
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])
 def test_help_begins_with_an_example(paceline_, verb):
     code, out, _ = paceline_(*verb, "--help")
     assert code == 0
