@@ -8,13 +8,14 @@ runs, readers of a record ask afterwards, and both get the same answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import sqrt
 from statistics import median
 
 FEWEST = 8  # steps, before there is an answer
 WINDOW = 5  # steps whose median is compared: two odd ones among them do no harm
 CLOSE = 0.05  # medians within this share of each other agree, however little noise there is
-SURE = 3.0  # … or within so many standard errors
+SURE = 4.0  # … or within so many standard errors
 EXTREME = 3.0  # a step so many times the usual one compiled, captured or allocated something
 FIRST = 64  # … which is warm-up among so many first steps, and an accident later
 _OF_MEDIAN = 1.25  # a median's standard error, as a multiple of the mean's
@@ -47,10 +48,12 @@ def settle(seconds: Sequence[float]) -> int | None:
 
 
 def _noise(seconds: Sequence[float]) -> float:
-    """The standard deviation of a step, from how far each lies off the line between its neighbours: unlike the spread
-    of all, that does not grow with a drift, and its median knows no outliers."""
-    off = [abs(a - 2 * b + c) for a, b, c in zip(seconds, seconds[1:], seconds[2:], strict=False)]
-    return 1.4826 * median(off) / sqrt(6)
+    """The standard deviation of a step, from its neighbours: unlike the spread of all, what lies between those does not
+    grow with a drift, and the median knows no outliers. A change of level shows in few differences of neighbours, a
+    steady drift in all of them, but not in how far each lies off the line between its two: the smaller one counts."""
+    apart = median(abs(b - a) for a, b in pairwise(seconds)) / sqrt(2)
+    off = median(abs(a - 2 * b + c) for a, b, c in zip(seconds, seconds[1:], seconds[2:], strict=False)) / sqrt(6)
+    return 1.4826 * min(apart, off)
 
 
 def _drifts(tail: Sequence[float], usual: float, noise: float) -> bool:
