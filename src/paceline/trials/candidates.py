@@ -57,6 +57,7 @@ _ON_CPU = (
     ("workers={cores}", 0.0),
     ("compile=default", 30.0),
     ("threads={cores}", 0.0),
+    ("threads={cores}:bound", 0.0),
     ("threads={half}", 0.0),
     ("threads=1", 0.0),
     ("precision=bf16", 0.0),

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.trials import rewrites
-from paceline.trials.candidates import WORKERS, name_of
+from paceline.trials.candidates import name_of
 from paceline.trials.rewrites import Script
 
 
@@ -69,10 +69,7 @@ def write_patch(path: str, source: str, mods: Sequence[str], *, cuda: bool = Fal
 
 def by_hand(mod: str) -> str:
     """The lines that a mod's own file gives for it."""
-    name, _, value = mod.partition("=")
-    if name == WORKERS:
-        return f"paceline run -n {value} …  # nothing to write"
-    spec = importlib.util.find_spec(f"paceline.mods.{name}")
+    spec = importlib.util.find_spec(f"paceline.mods.{name_of(mod)}")
     if spec is None or spec.origin is None:
         return ""
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text())) or ""
@@ -101,11 +98,11 @@ def _rewrite(mod: str, *, cuda: bool) -> Callable[[Script], str | None] | None:
             return rewrites.after_imports(
                 'torch.set_float32_matmul_precision("high")', "torch.backends.cudnn.allow_tf32 = True"
             )
-        case "threads":
+        case "threads" if value.isdigit():
             return rewrites.after_imports(f"torch.set_num_threads({value})")
         case "fused_optimizer":
             return rewrites.fused_optimizer
-        case "loader":
+        case "loader" if value.isdigit():
             return rewrites.loader(value, pinned=cuda)
         case "channels_last":
             return rewrites.on_model("{model}.to(memory_format=torch.channels_last)")
