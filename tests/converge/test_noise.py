@@ -67,7 +67,15 @@ def measured(group: Group, folder: Path, **run: Any) -> Iterator[NoiseMeter]:
 
 
 def train(
-    group: Group, folder: Path, *, micro: int = 1, batch: int = 9, clear: bool = True, clip: bool = False, **run: Any
+    group: Group,
+    folder: Path,
+    *,
+    micro: int = 1,
+    batch: int = 9,
+    clear: bool = True,
+    clip: bool = False,
+    steps: int = 200,
+    **run: Any,
 ) -> float | None:
     """Steps that go nowhere, so that the truth stays the same."""
     torch.manual_seed(3)
@@ -75,7 +83,7 @@ def train(
         meter._weigh = lambda cost, step: None  # type: ignore[method-assign]  # measure every step
         model = Quadratic()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        loader = DataLoader(TensorDataset(torch.randn(250 * batch * micro, WIDE) * SPREAD), batch)
+        loader = DataLoader(TensorDataset(torch.randn(steps * batch * micro, WIDE) * SPREAD), batch)
         for number, (x,) in enumerate(loader, 1):
             (model(x).mean() / micro).backward()
             if number % micro == 0:
@@ -88,7 +96,7 @@ def train(
 
 
 def test_a_quadratic_on_several_workers(pool: Pools, tmp_path: Path) -> None:
-    for workers, run in ((2, {}), (3, {}), (2, {"view": "slice"})):
+    for workers, run in ((3, {}), (2, {"view": "slice"})):
         folder = tmp_path / f"{workers}{run}"
         folder.mkdir()
         shown = pool(workers).run(call, folder, run)
@@ -114,7 +122,7 @@ def test_clipping_changes_nothing_and_accumulation_neither(pool: Pools, tmp_path
 
 
 def test_one_worker_that_adds_up_micro_batches(tmp_path: Path) -> None:
-    train(lone_group(), tmp_path, micro=4, batch=3, clip=True)
+    train(lone_group(), tmp_path, micro=4, batch=3, clip=True, steps=800)
     found = pl.critical_batch(tmp_path, last=1.0)
     assert found.batch == pytest.approx(TRUTH, rel=0.1)
     assert {(line.small, line.large) for line in read_noise(tmp_path)} == {(3, 12)}
