@@ -55,6 +55,24 @@ def test_times_that_have_not_settled_are_not_enough():
     assert stopped_at(lone_group(), 2.0, 20.0) == 12, "others of as many seconds are"
 
 
+def test_a_machine_that_is_never_quiet_keeps_nobody_for_ever():
+    """Most steps are fast and many are not, so that the usual step says little of the time that passes."""
+    enough, passed = Enough(1.0), 0.0
+    for step in range(1, 10_000):
+        passed += (seconds := 0.1 if step % 7 in (1, 2, 3) else 0.001)
+        enough.add(seconds)
+        if enough.is_time_to_look(step) and enough.is_reached(lone_group()):
+            break
+    assert 4.0 < passed < 12.0
+
+
+def test_a_late_compilation_is_no_measurement():
+    enough = Enough(1.0)
+    for step in range(1, 65):
+        enough.add(60.0 if step in (20, 40) else 0.001)
+        assert not (enough.is_time_to_look(step) and enough.is_reached(lone_group()))
+
+
 def slower_by_rank(group: Group) -> int | None:
     return stopped_at(group, 0.01 * (1 + 9 * group.rank), 0.3)
 

@@ -15,7 +15,8 @@ from paceline.record.settling import settle
 
 FIRST_LOOK = 8
 FEWEST = 10  # settled steps
-PATIENCE = 4  # times what was wanted, after which steps that never settle are taken as they are
+MANY = 100  # steps, among which those of the warm-up are few
+PATIENCE = 4  # times what was wanted, after which steps that are not steady are taken as they are
 
 
 class Enough:
@@ -42,8 +43,13 @@ class Enough:
 
     def _measured(self) -> bool:
         warm_up = settle(self._seconds)
-        # Steps that never settle, on a machine that is never quiet, are taken as they are in the end.
-        wanted = self._wanted if warm_up is not None else PATIENCE * self._wanted
         later = self._seconds[len(self._seconds) // 3 if warm_up is None else warm_up :]
-        # By the median: a late compilation is no measurement, however long it takes.
-        return len(later) >= FEWEST and median(later) * len(later) >= wanted
+        if len(later) < FEWEST:
+            return False
+        # By the median: a late compilation is no measurement, however long it takes. Steps that never settle are taken
+        # as they are in the end.
+        if median(later) * len(later) >= self._wanted * (PATIENCE if warm_up is None else 1):
+            return True
+        # On a machine that is never quiet most steps are fast and many are not: the usual one says little of the time
+        # that passes. Again without the few that may have compiled.
+        return len(later) >= MANY and sum(sorted(later)[: -len(later) // 10]) >= PATIENCE * self._wanted
