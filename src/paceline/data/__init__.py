@@ -13,25 +13,28 @@ gives each worker its part. See docs/data.md.
 
 from __future__ import annotations
 
-from paceline.data.example import decode_example, encode_example
-from paceline.data.making import (
-    arrays,
-    cifar,
-    dataset,
-    files,
-    idx,
-    image_folder,
-    indexed,
-    items,
-    lines,
-    mix,
-    stream,
-)
-from paceline.data.nests import decode as decode_sample
-from paceline.data.nests import encode as encode_sample
-from paceline.data.pictures import decode_image
-from paceline.data.pipeline import Pipeline
-from paceline.data.tfrecord import Writer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.data.example import decode_example, encode_example
+    from paceline.data.making import (
+        arrays,
+        cifar,
+        dataset,
+        files,
+        idx,
+        image_folder,
+        indexed,
+        items,
+        lines,
+        mix,
+        stream,
+    )
+    from paceline.data.nests import decode as decode_sample
+    from paceline.data.nests import encode as encode_sample
+    from paceline.data.pictures import decode_image
+    from paceline.data.pipeline import Pipeline
+    from paceline.data.tfrecord import Writer
 
 __all__ = [
     "Pipeline",
@@ -53,3 +56,23 @@ __all__ = [
     "mix",
     "stream",
 ]
+
+_HOMES = {
+    "Pipeline": "pipeline.Pipeline",
+    "Writer": "tfrecord.Writer",
+    "decode_example": "example.decode_example",
+    "encode_example": "example.encode_example",
+    "decode_image": "pictures.decode_image",
+    "decode_sample": "nests.decode",
+    "encode_sample": "nests.encode",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when first used: the command line packs and checks files, and has no use for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline.data' has no attribute {name!r}")
+    import importlib
+
+    module, _, own = _HOMES.get(name, f"making.{name}").partition(".")
+    return getattr(importlib.import_module(f"paceline.data.{module}"), own)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from paceline.data.indexed import IndexedRecords
+from paceline.data.numbered import IndexedRecords
 from paceline.data.pictures import find_pictures, read_cifar, read_idx
 from paceline.data.pipeline import Pipeline
 from paceline.data.places import find

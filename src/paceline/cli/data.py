@@ -1,0 +1,195 @@
+"""`paceline data`: packs pictures and datasets into record files, and checks such files."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from paceline.cli import options
+from paceline.cli.example_first import program, verb
+from paceline.cli.session import Session
+from paceline.data import packing
+from paceline.errors import UsageError
+
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR",
+        help="A folder with a folder of pictures for each class; or a dataset: module:name or file.py:name.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    str | None,
+    typer.Option("--out", metavar="DIR", help="A new folder for the files.", show_default="DIR-packed"),
+]
+Shards = Annotated[
+    int | None,
+    typer.Option("--shards", metavar="N", min=1, help="So many files.", show_default="128 MiB each, 16 or more"),
+]
+Shuffle = Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Deal records to the files in a random order.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of that order.")]
+Paths = Annotated[
+    list[str],
+    typer.Argument(metavar="PATH...", help="TFRecord files, tar shards, or folders of them.", show_default=False),
+]
+Decode = Annotated[bool, typer.Option("--decode", help="Decode the pictures in them, too.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    data = typer.Typer(
+        cls=program("paceline data pack pictures/train", "paceline data check pictures/train-packed"),
+        help="Packs pictures and datasets into record files, and checks such files.",
+        no_args_is_help=True,
+    )
+    data.command(
+        "pack",
+        cls=verb("paceline data pack pictures/train --out packed", "paceline data pack mysets.py:train --shards 32"),
+    )(pack)
+    data.command("check", cls=verb("paceline data check packed --decode"))(check)
+    app.add_typer(data, name="data")
+
+
+def pack(
+    context: typer.Context,
+    what: What,
+    out: Out = None,
+    shards: Shards = None,
+    shuffle: Shuffle = True,
+    seed: Seed = 0,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Writes pictures, or the samples of a dataset, into TFRecord files with an index."""
+    session = Session.of(context, json=json)
+    session.verb = "data pack"
+    home = out or f"{Path(what.partition(':')[0]).name.removesuffix('.py')}-packed"
+    is_dataset = ":" in what and not os.path.isdir(what)
+    with _progress(quiet or json) as progress:
+        bar = progress.add_task("packing", total=None)
+
+        def said(done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        how: dict[str, Any] = {"shards": shards, "shuffle": shuffle, "seed": seed, "said": said}
+        packed = (
+            packing.pack_samples(_find(what), home, **how) if is_dataset else packing.pack_pictures(what, home, **how)
+        )
+    if json:
+        session.print_document(msgspec.to_builtins(packed))
+    elif not quiet:
+        classes = f", {len(packed.classes)} classes" if packed.classes else ""
+        decoder = "pd.decode_example" if packed.kind == "pictures" else "pd.decode_sample"
+        print(f"{packed.records} records{classes} in {len(packed.files)} files, {_size(packed.bytes)}: {home}")
+        print(f'read them: pd.files("{home}/*.tfrecord").records().map({decoder})')
+
+
+def check(
+    context: typer.Context,
+    paths: Paths,
+    decode: Decode = False,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Reads record files from start to end: are all checksums right, and is the index?"""
+    session = Session.of(context, json=json)
+    session.verb = "data check"
+    files = packing.files_to_check(paths)
+    with _progress(quiet or json) as progress:
+        bar = progress.add_task("checking", total=len(files))
+        checked = []
+        for path in files:
+            checked.append(packing.check(path, decode=decode))
+            progress.advance(bar)
+    wrong = _missing(paths, checked)
+    damaged = sum(len(file.damaged) for file in checked) + len(wrong)
+    stale = [file.path for file in checked if file.index == "wrong"]
+    if json:
+        files_told = [msgspec.to_builtins(file) for file in checked]
+        records = sum(file.records for file in checked)
+        session.print_document({"files": files_told, "records": records, "damaged": damaged, "missing": wrong})
+    else:
+        _show(checked, wrong, stale, quiet=quiet)
+    if damaged or stale:
+        raise typer.Exit(1)
+
+
+def _progress(silent: bool) -> Progress:
+    return Progress(console=Console(stderr=True), disable=silent or not sys.stderr.isatty(), transient=True)
+
+
+def _missing(paths: list[str], checked: list[packing.Checked]) -> list[str]:
+    """What `pack` said that folders hold, and is not there."""
+    wrong = []
+    for folder in filter(os.path.isdir, paths):
+        told = packing.told_of(folder)
+        if told is None:
+            continue
+        found = {Path(file.path).name: file.records for file in checked if Path(file.path).parent == Path(folder)}
+        wrong += [f"{folder}: {name} is missing" for name in told.files if name not in found]
+        if not wrong and sum(found[name] for name in told.files) != told.records:
+            wrong.append(f"{folder}: {told.records} records were packed, {sum(found.values())} are there")
+    return wrong
+
+
+def _show(checked: list[packing.Checked], wrong: list[str], stale: list[str], *, quiet: bool) -> None:
+    console = Console(highlight=False, markup=False)
+    if not quiet:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading in ("file", "records", "size", "damaged", "index"):
+            table.add_column(heading, justify="left" if heading in ("file", "index") else "right")
+        for file in checked:
+            table.add_row(
+                *(file.path, str(file.records), _size(file.bytes), str(len(file.damaged) or "–"), file.index or "–")
+            )
+        console.print(table)
+    for line in [line for file in checked for line in file.damaged] + wrong:
+        console.print(f"! {line}", soft_wrap=True)
+    for path in stale:
+        console.print(f"! {path}.index is not of this file. Delete it: rm {path}.index", soft_wrap=True)
+    if not quiet and not wrong and not stale and not any(file.damaged for file in checked):
+        console.print(f"{sum(file.records for file in checked)} records, all of them whole")
+
+
+def _find(what: str) -> Any:
+    """A dataset by its name; a function is called for it."""
+    home, _, name = what.rpartition(":")
+    try:
+        if home.endswith(".py"):
+            space = runpy.run_path(home)
+        else:
+            sys.path.insert(0, os.getcwd())
+            space = vars(importlib.import_module(home))
+    except (OSError, ImportError) as error:
+        raise UsageError(f"Asked to pack {what}: {error}.", advice="Type file.py:name or module:name.") from None
+    if name not in space:
+        raise UsageError(f"Asked to pack {what}, but {home} has no {name}.", advice="Type the name of a dataset in it.")
+    found: Any = space[name]
+    made = found() if isinstance(found, Callable) and not hasattr(found, "__getitem__") else found  # type: ignore[arg-type]
+    if not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
+        raise UsageError(
+            f"Asked to pack {what}, a {type(made).__name__}, which has no length and indices.",
+            advice="Give a map-style dataset, a list, or a function that makes one.",
+        )
+    return made
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
