@@ -11,7 +11,7 @@ from typing import Annotated, cast
 import typer
 
 from paceline import __version__
-from paceline.cli import bandwidth, data, doctor, mods, profile, run, scale, sweep, topo, tune
+from paceline.cli import bandwidth, data, doctor, mods, profile, run, scale, sweep, topo, tune, view
 from paceline.cli.example_first import program
 from paceline.cli.session import Session
 from paceline.errors import PacelineError, UsageError
@@ -59,6 +59,7 @@ tune.add_to(app)
 topo.add_to(app)
 bandwidth.add_to(app)
 data.add_to(app)
+view.add_to(app)
 mods.add_to(app)
 doctor.add_to(app)
 

@@ -128,8 +128,9 @@ class _Codes:
 class _Columns:
     """Collects chunks of events."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int) -> None:
         self.path = path
+        self.most = most
         self.count = 0
         self.names, self.shapes, self.types = _Codes(), _Codes(), _Codes()
         self.parts: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -144,9 +145,9 @@ class _Columns:
         kept = [event for event in events if event.ph == "X" and event.cat in kinds]
         self.memory += [_memory(e, self.zero) for e in events if e.name == "[memory]" and e.args is not None]
         self.count += len(kept)
-        if self.count > MOST_EVENTS:
+        if self.count + len(self.memory) > self.most:
             raise TraceError(
-                f"{self.path} has more than {MOST_EVENTS:,} events.",
+                f"{self.path} has more than {self.most:,} events.",
                 advice="Trace fewer steps: paceline profile --steps 3",
             )
         if not kept:
@@ -221,9 +222,10 @@ MEMORY = {
 _KIND_CODES = {cat: KIND.categories.to_list().index(kind) for cat, kind in KINDS.items()}
 
 
-def read_trace(path: Path, rank: int | None = None) -> Trace:
-    """Reads a trace. TraceError where it is none. Its rank: as asked for, as it says, as its name says, or 0."""
-    stream, columns = Stream(path), _Columns(Path(path))
+def read_trace(path: Path, rank: int | None = None, *, most: int = MOST_EVENTS) -> Trace:
+    """Reads a trace. TraceError where it is none, or has more than so many events. Its rank: as asked for, as it says,
+    as its name says, or 0."""
+    stream, columns = Stream(path), _Columns(Path(path), most)
     for events in stream:
         columns.add(events)
     head = stream.head
@@ -243,8 +245,12 @@ def read_trace(path: Path, rank: int | None = None) -> Trace:
 
 
 def read_traces(paths: Sequence[Path]) -> list[Trace]:
+    """Several ranks, one after the other; `together.read_together` is faster where there are many."""
+    return arrange([read_trace(path) for path in paths])
+
+
+def arrange(traces: list[Trace]) -> list[Trace]:
     """Several ranks, in the order of their numbers; those that say nothing, or the same, are numbered as given."""
-    traces = [read_trace(path) for path in paths]
     if len({trace.rank for trace in traces}) < len(traces):
         traces = [Trace(**{**_fields(trace), "rank": number}) for number, trace in enumerate(traces)]
     return sorted(traces, key=lambda trace: trace.rank)

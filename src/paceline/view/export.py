@@ -1,0 +1,73 @@
+"""One record as one HTML file, with all that it needs inside: to be mailed, or kept.
+
+Only scripts of ours run in it: its policy names them by their hashes, and no text of a record is among them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from markupsafe import Markup
+
+from paceline.errors import PacelineError, RecordError, UsageError
+from paceline.view import render
+from paceline.view.app import plotly
+from paceline.view.blocks import Note, Page
+from paceline.view.library import Library
+from paceline.view.opened import Opened
+from paceline.view.site import Kind, pages_of
+
+SCRIPTS = ("theme.js", "app.js")
+
+
+def export(root: Path, name: str, target: Path) -> tuple[Path, int]:
+    """Writes the report of a record, or of the newest one. Gives the record's folder, and the report's bytes."""
+    library = Library(root)
+    if not name:
+        name = next(iter(library.names()), "")
+        if not name:
+            raise UsageError(f"There is no record in {root}.", advice="Make one: paceline run -n 2 train.py")
+    record = library.open(name)
+    text = report(record).encode(errors="replace")
+    try:
+        target.write_bytes(text)
+    except OSError as error:
+        raise UsageError(
+            f"--export {target}: {error.strerror or error}.", advice="Type the path of a file that can be written."
+        ) from error
+    return record.folder, len(text)
+
+
+def report(record: Opened) -> str:
+    """The document."""
+    pages = [(kind, _page(record, kind)) for kind in pages_of(record) if kind.in_report]
+    charts = any(block.kind == "chart" for _, page in pages for block in page.blocks)
+    texts = [_safe((render.STATIC / each).read_text()) for each in SCRIPTS]
+    if charts:
+        texts.insert(1, _safe(plotly().read_text(encoding="utf-8")))
+    files = {
+        "css": Markup((render.STATIC / "app.css").read_text()),
+        "scripts": [Markup(text) for text in texts],
+        "policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        f"form-action 'none'; script-src {' '.join(map(_hash, texts))}",
+    }
+    return render.render_report(record, pages, files)
+
+
+def _page(record: Opened, kind: Kind) -> Page:
+    """A page, or why there is none: one damaged file does not take the others with it."""
+    try:
+        return kind.build(record, {"report": "1"})
+    except (PacelineError, RecordError) as error:
+        return Page(title=kind.title, blocks=[Note(text=error.message, tone="bad", advice=error.advice)])
+
+
+def _safe(text: str) -> str:
+    """Inside a script element: nothing in it may look like the element's end."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,114 @@
+"""Who may look: every request, whatever it asks for, needs the token that `paceline view` printed.
+
+The token comes with the printed address once, and then lives in a cookie; programs send it as a bearer. The answer's
+headers forbid the browser to run anything that is not our own file, to send the address elsewhere, or to be framed.
+"""
+
+from __future__ import annotations
+
+import hmac
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self' 'unsafe-inline'",  # plotly.js lays out its charts by style attributes
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    )
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+REFUSED = (
+    "This needs the token that `paceline view` printed.\n"
+    "Open the whole address, with ?token=… at its end, or send the token as a bearer.\n"
+)
+
+
+class Gate:
+    """ASGI: lets through what has the token, and puts the headers on every answer."""
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str] | None = None) -> None:
+        self._app, self._token, self._hosts = app, token.encode(), hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return  # we have no web sockets
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refusal = self._look(scope)
+        await (self._app if refusal is None else refusal)(scope, receive, send_with_headers)
+
+    def _look(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
+            # A name that was made to point here by somebody else's name server.
+            return PlainTextResponse("This address is not ours.\n", status_code=421)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("There is nothing to change here.\n", status_code=405)
+        cookie = f"paceline_{_port(scope)}"
+        if self._is_token(_cookie(headers, cookie)) or self._is_token(_bearer(headers)):
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if not self._is_token(next((value for name, value in query if name == "token"), "")):
+            return PlainTextResponse(REFUSED, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+        if "text/html" not in headers.get("accept", ""):
+            return None
+        # Out of the address bar, so that it is not in a screenshot or a bookmark.
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        path = "/" + scope["raw_path"].decode("latin-1").partition("?")[0].lstrip("/\\")
+        moved = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
+        moved.set_cookie(cookie, self._token.decode(), httponly=True, samesite="strict", path="/")
+        return moved
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(errors="surrogatepass"), self._token)
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _bearer(headers: Headers) -> str:
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" else ""
+
+
+def _port(scope: Scope) -> int:
+    # Browsers keep cookies by host, not by port: two of us must not share one.
+    server = scope.get("server")
+    return int(server[1] or 0) if server else 0
+
+
+def _name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()

@@ -1,0 +1,150 @@
+"""The folder of records: what is in it, and nothing outside it.
+
+A record's name is its path below the folder. Whatever a browser asks for, only folders below it that hold a run.json
+are opened; links that lead out of it are not followed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from paceline.errors import PacelineError, RecordError
+from paceline.record.schema import Run, Step
+from paceline.view.opened import Opened, state_of
+from paceline.view.steps import read_tail
+
+OPEN = 3  # records kept in memory
+MOST_RUNS = 5000  # in the list, the newest
+_FILES = ("run.json", "verdict.json", "findings.json", "steps.rank*.jsonl", "trace.rank*.json.gz", "devices.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A record in the list. `problem` says why it cannot be opened; then there is nothing else."""
+
+    name: str
+    verb: str = ""
+    script: str = ""
+    started: float | None = None
+    workers: int | None = None
+    mods: tuple[str, ...] = ()
+    steps: int | None = None
+    samples_per_s: float | None = None
+    loss: float | None = None
+    seconds: float | None = None
+    state: str = "damaged"
+    traced: bool = False
+    problem: str = ""
+
+
+class Library:
+    """All records below one folder. Safe to use from several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root).resolve()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, tuple[object, Opened]] = OrderedDict()
+        self._entries: dict[str, tuple[object, Entry]] = {}
+
+    def find(self, name: str) -> Path:
+        """The folder of a record. RecordError where there is none of that name."""
+        parts = name.strip("/").split("/")
+        missing = RecordError(f"There is no record {name[:200]!r} in {self.root}.", advice="Choose one from the list.")
+        if "\0" in name or any(not part or part.startswith(".") for part in parts):
+            raise missing
+        folder = self.root.joinpath(*parts)
+        try:
+            if not (folder / "run.json").is_file() or not folder.resolve().is_relative_to(self.root):
+                raise missing
+        except OSError as error:
+            raise missing from error
+        return folder
+
+    def open(self, name: str) -> Opened:
+        """A record; the same one as long as its files do not change."""
+        name = name.strip("/")
+        folder = self.find(name)
+        stamp = _stamp(folder)
+        with self._lock:
+            known = self._open.get(name)
+            if known is None or known[0] != stamp:
+                known = (stamp, Opened.of(name, folder))
+                self._open[name] = known
+            self._open.move_to_end(name)
+            while len(self._open) > OPEN:
+                self._open.popitem(last=False)
+        return known[1]
+
+    def names(self) -> list[str]:
+        """Those of the list, newest first: names begin with the time."""
+        try:
+            found = [path.parent.name for path in self.root.glob("*/run.json")]
+        except OSError:
+            return []
+        return sorted((name for name in found if not name.startswith(".")), reverse=True)
+
+    def entries(self) -> list[Entry]:
+        return [self.entry(name) for name in self.names()[:MOST_RUNS]]
+
+    def entry(self, name: str) -> Entry:
+        """A record's line in the list; also of one that cannot be opened."""
+        try:
+            folder = self.find(name)
+            stamp = _stamp(folder)
+            known = self._entries.get(name)
+            if known is not None and known[0] == stamp and known[1].state != "running":
+                return known[1]
+            entry = _entry(name, folder)
+            self._entries[name] = (stamp, entry)
+            return entry
+        except PacelineError as error:
+            return Entry(name=name, problem=error.message)
+
+
+def _entry(name: str, folder: Path) -> Entry:
+    opened = Opened.of(name, folder)
+    run = opened.run
+    # The end of the first worker's steps is enough for a list, however long the run is.
+    tail: list[Step] = []
+    problem = ""
+    if run.workers:
+        try:
+            tail, _ = read_tail(folder / f"steps.rank{opened.ranks[0]}.jsonl")
+        except RecordError as error:
+            problem = error.message
+    speeds = [step.samples / step.total for step in tail if step.total > 0]
+    losses = [step.loss for step in tail if step.loss is not None]
+    return Entry(
+        name=name,
+        verb=run.verb,
+        script=run.script,
+        started=run.started or None,
+        workers=_workers(run),
+        mods=tuple(run.mods),
+        steps=tail[-1].step if tail else run.outcome.steps if run.outcome else None,
+        samples_per_s=median(speeds) if speeds else None,
+        loss=losses[-1] if losses else None,
+        seconds=run.outcome.seconds if run.outcome else None,
+        state=state_of(run, folder),
+        traced=bool(opened.trace_paths),
+        problem=problem,
+    )
+
+
+def _workers(run: Run) -> int | None:
+    asked = run.settings.get("workers")
+    return len(run.workers) or (asked if isinstance(asked, int) else None)
+
+
+def _stamp(folder: Path) -> object:
+    """Changes when a file of the record does."""
+    found = []
+    for pattern in _FILES:
+        for path in sorted(folder.glob(pattern)):
+            told = path.stat()
+            found.append((path.name, told.st_mtime_ns, told.st_size))
+    return tuple(found)

@@ -1,0 +1,253 @@
+"""A run at a glance: how fast, where the time went, what to do about it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from paceline.tables.iterations import PARTS, iterations
+from paceline.tables.stragglers import stragglers
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Facts, Findings, Note, Page, Split, Tile, Tiles
+from paceline.view.measures import Measures, measure
+from paceline.view.opened import Opened
+from paceline.view.pages.findings import read_findings
+from paceline.view.pages.runs import href
+from paceline.view.pages.utilisation import utilisation
+from paceline.view.wording import rate, say, seconds, size
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    told = measure(record)
+    blocks: list[Block] = [*_outcome(record)]
+    if record.state == "running":
+        blocks.append(
+            Note(text="This run is in progress.", tone="live", links=[("Follow it", href("live", record.name))])
+        )
+    blocks.append(Tiles(_tiles(record, told)))
+    found = read_findings(record)
+    if found is not None:
+        blocks.append(Findings(found))
+    if record.steps.frame.height:
+        blocks += [
+            Split(
+                title="Where the time of a step went",
+                how=f"Mean seconds of a step over workers, after {told.warm_up} warm-up steps. Each worker times its "
+                "own phases at the seams; communication is what no other work hid.",
+                parts=[(part, told.step[part], part) for part in PARTS if told.step[part] > 0],
+                total=told.step["total"],
+            ),
+            *step_charts(record, told),
+        ]
+    blocks += utilisation(record)
+    blocks += _trials(record)
+    blocks.append(Facts(title="What was run", facts=_facts(record), open=not record.steps.frame.height))
+    if record.steps.partly:
+        blocks.append(Note(text="The run is long: its first steps are left out of these figures.", tone="warn"))
+    return Page(title=record.name.rpartition("/")[2], lead=command(record), blocks=blocks)
+
+
+def command(record: Opened) -> str:
+    """About what was typed."""
+    run = record.run
+    workers = run.settings.get("workers")
+    number = f" -n {workers}" if isinstance(workers, int) and run.verb in ("run", "profile") else ""
+    mods = "".join(f" --mod {shlex.quote(mod)}" for mod in run.mods)
+    return f"paceline {run.verb}{number}{mods} {shlex.join([run.script, *run.arguments])}"
+
+
+def _outcome(record: Opened) -> Sequence[Block]:
+    outcome = record.run.outcome
+    if record.state == "killed":
+        return [Note(text="The run left no outcome: it was killed, or its machine went away.", tone="bad")]
+    if outcome is None:
+        return []
+    blocks: list[Block] = []
+    if outcome.message:
+        blocks.append(Note(text=outcome.message, tone="bad"))
+    elif outcome.interrupted:
+        blocks.append(Note(text="The run was interrupted.", tone="warn"))
+    if outcome.notices:
+        blocks.append(Note(text="\n".join(outcome.notices[:20])))
+    return blocks
+
+
+def _tiles(record: Opened, told: Measures) -> list[Tile]:
+    run, outcome = record.run, record.run.outcome
+    tiles = [
+        Tile(
+            label="workers",
+            value=str(len(run.workers) or run.settings.get("workers", "–")),
+            how="Processes that ran the script.",
+        ),
+    ]
+    if told.samples_per_s is not None:
+        tiles += [
+            Tile(
+                label="samples a second",
+                value=rate(told.samples_per_s),
+                how=f"Samples of the whole batch by the time of a step, over the steps of rank 0 after {told.warm_up} "
+                "warm-up steps.",
+            ),
+            Tile(
+                label="a step",
+                value=say(told.median_step, "seconds"),
+                how="Median wall time from one optimizer step's end to the next one's, rank 0, after warm-up.",
+            ),
+        ]
+    if told.steps:
+        tiles.append(
+            Tile(
+                label="steps",
+                value=f"{told.steps:,}",
+                how="Optimizer steps of rank 0.",
+                detail=f"{told.samples:,} samples",
+            )
+        )
+    if told.last_loss is not None:
+        tiles.append(
+            Tile(
+                label="loss",
+                value=say(told.last_loss, "number"),
+                how="As the script computed it for the whole batch: first and last recorded step.",
+                detail=f"from {say(told.first_loss, 'number')}",
+            )
+        )
+    if told.memory:
+        where = "of the GPU" if any(worker.gpus for worker in run.workers) else "of the host"
+        tiles.append(
+            Tile(
+                label="memory",
+                value=size(told.memory),
+                how=f"The most bytes {where} that one worker had taken, as it counted itself after each step.",
+            )
+        )
+    tiles += _slowest(record)
+    if outcome is not None:
+        tiles.append(
+            Tile(label="took", value=seconds(outcome.seconds), how="From the launch to the end of the last worker.")
+        )
+    return tiles
+
+
+def _slowest(record: Opened) -> list[Tile]:
+    if len(record.ranks) < 2 or not record.steps.frame.height:
+        return []
+    late = stragglers(record.steps.frame)
+    if not late.height:
+        return []
+    first = late.row(0, named=True)
+    if not first["slow"]:
+        return [
+            Tile(label="slowest worker", value="none", how=_SLOWEST, detail="no worker stands out", tone="good"),
+        ]
+    return [
+        Tile(
+            label="slowest worker",
+            value=f"rank {first['rank']}",
+            how=_SLOWEST,
+            detail=f"{seconds(first['behind'])} a step behind, since step {first['since']:,}, in {first['cause']}",
+            tone="warn",
+        )
+    ]
+
+
+_SLOWEST = (
+    "A worker's own time is its step without the time in which it waited for others. One is named where that is more "
+    "than 5 % of a step above the median of the others, in most steps up to the end."
+)
+
+
+def step_charts(record: Opened, told: Measures) -> list[Block]:
+    """Step times, throughput and loss over the steps of the first worker."""
+    steps = record.steps.frame
+    first = steps.filter(pl.col("rank") == pl.col("rank").min())
+    table = iterations(steps).filter(pl.col("rank") == first["rank"][0])
+    odd = table.filter("outlier").sort("excess", descending=True).head(200)
+    number, total = first["step"].to_list(), first["total"].to_list()
+    usual = told.median_step or 0.0
+    ceiling = max([usual * 3, *(odd["total"].head(20).to_list()), 1e-9])
+    settled = charts.shade(number[0] - 0.5, number[0] + told.warm_up - 0.5)
+    shapes = [settled] if told.warm_up else []
+    blocks: list[Block] = [
+        Chart(
+            name="step-times",
+            title="Time of a step",
+            how="Rank 0, wall time. Shaded: warm-up, until times have settled. Marked: more than five times the usual "
+            "scatter and a fifth above the median; the part that grew most is named.",
+            data=[
+                charts.line(number, total, name="step", colour="accent"),
+                charts.points(
+                    odd["step"].to_list(), odd["total"].to_list(), name="outlier", colour="bad",
+                    text=[f"mostly {why}" if why else "" for why in odd["why"]],
+                    hovertemplate="step %{x}: %{y:.4s}s %{text}<extra></extra>",
+                ),
+            ],
+            layout=charts.axes("step", "seconds", yaxis={"range": [0, ceiling * 1.1]}, shapes=shapes),
+        ),
+        Chart(
+            name="throughput",
+            title="Throughput",
+            how="Rank 0: samples of the whole batch by the time of the step.",
+            data=[
+                charts.line(
+                    number,
+                    [s / t if t > 0 else None for s, t in zip(first["samples"], total, strict=True)],
+                    name="samples/s",
+                    colour="optimizer",
+                )
+            ],
+            layout=charts.axes("step", "samples/s", shapes=shapes),
+        ),
+    ]  # fmt: skip
+    losses = first.filter(pl.col("loss").is_not_null())
+    if losses.height:
+        broken = first.filter(~pl.col("finite"))["step"].to_list()
+        blocks.append(
+            Chart(
+                name="loss",
+                title="Loss",
+                how="As the script computed it, for the whole batch. Steps whose loss was not finite are marked.",
+                data=[
+                    charts.line(
+                        losses["step"].to_list(), losses["loss"].to_list(), name="loss", colour="communication"
+                    ),
+                    *(
+                        [charts.points(broken[:500], [0] * len(broken[:500]), name="not finite", colour="bad")]
+                        if broken
+                        else []
+                    ),
+                ],
+                layout=charts.axes("step", "loss", yaxis={"rangemode": "normal"}),
+            )
+        )
+    return blocks
+
+
+def _trials(record: Opened) -> list[Block]:
+    if not record.trials:
+        return []
+    links = [(name.rpartition("/")[2], href("run", name)) for name in record.trials[:200]]
+    return [Note(text=f"Its {len(record.trials)} trials have records of their own:", links=links)]
+
+
+def _facts(record: Opened) -> list[tuple[str, str]]:
+    run = record.run
+    facts = [
+        ("command", command(record)),
+        ("record", str(record.folder)),
+        ("began", say(run.started or None, "moment")),
+        ("strategy", run.strategy),
+        ("view", run.outcome.view if run.outcome else ""),
+        ("mods", ", ".join(run.mods) or "none"),
+        ("paceline", run.paceline),
+        *((name, version) for name, version in run.versions.items()),
+    ]
+    for worker in run.workers[:16]:
+        on = f"GPU {', '.join(worker.gpus[:1])}" if worker.gpus else f"cores {', '.join(map(str, worker.cores[:32]))}"
+        facts.append((f"rank {worker.rank}", f"{worker.host}, process {worker.pid}, {on}, {worker.threads} threads"))
+    if len(run.workers) > 16:
+        facts.append(("…", f"and {len(run.workers) - 16} workers more"))
+    return [(name, value) for name, value in facts if value]

@@ -1,0 +1,82 @@
+"""The list of runs: search, sort, choose two to compare."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from urllib.parse import quote
+
+from paceline.view.blocks import Block, Note, Page
+from paceline.view.grid import Column, Grid, Row
+from paceline.view.library import MOST_RUNS, Entry, Library
+
+
+def href(page: str, name: str) -> str:
+    """The address of a record's page."""
+    return f"/{page}/{quote(name)}"
+
+
+def _open(row: Row) -> str | None:
+    if row["problem"]:
+        return None
+    return href("live" if row["state"] == "running" and row["verb"] in ("run", "profile") else "run", str(row["name"]))
+
+
+COLUMNS = (
+    Column(key="name", title="record", how="The folder's name: when it began, and the script.", link=_open),
+    Column(key="verb", title="verb", how="The verb of the command line that made it."),
+    Column(key="script", title="script", how="As it was typed."),
+    Column(key="state", title="state", how="From run.json's outcome; without one, running as long as files grow."),
+    Column(key="workers", title="workers", how="How many processes ran the script.", kind="count"),
+    Column(key="mods", title="mods", how="Changes that were asked for with --mod."),
+    Column(
+        key="samples_per_s",
+        title="samples/s",
+        how="Median over the last steps of rank 0 (at most 64 KiB of its file): samples of the whole batch by the "
+        "step's time.",
+        kind="rate",
+    ),
+    Column(key="steps", title="steps", how="The number of the last optimizer step of rank 0.", kind="count"),
+    Column(
+        key="loss", title="last loss", how="The last loss that was recorded, as the script computed it.", kind="number"
+    ),
+    Column(key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds"),
+    Column(key="started", title="began", how="This machine's clock when the launcher began.", kind="moment"),
+)
+
+
+def build(library: Library) -> Page:
+    entries = library.entries()
+    blocks: list[Block] = [
+        Grid(
+            name="runs",
+            title=f"{len(entries):,} record{'' if len(entries) == 1 else 's'}",
+            columns=COLUMNS,
+            rows=[_row(entry) for entry in entries],
+            empty="No records yet. Make one: paceline run -n 2 train.py",
+            choose="name",
+        )
+    ]
+    broken = [entry for entry in entries if entry.problem]
+    if broken:
+        more = f" And {len(broken) - 3} more." if len(broken) > 3 else ""
+        blocks.append(Note(text=" ".join(entry.problem for entry in broken[:3]) + more, tone="warn"))
+    if len(entries) == MOST_RUNS:
+        blocks.append(Note(text=f"Only the newest {MOST_RUNS:,} are listed."))
+    return Page(title="Runs", lead=str(library.root), blocks=blocks)
+
+
+def _row(entry: Entry) -> Row:
+    return {
+        "name": entry.name,
+        "verb": entry.verb,
+        "script": PurePath(entry.script).name if len(entry.script) > 40 else entry.script,
+        "state": entry.state,
+        "workers": entry.workers,
+        "mods": ", ".join(entry.mods),
+        "samples_per_s": entry.samples_per_s,
+        "steps": entry.steps,
+        "loss": entry.loss,
+        "seconds": entry.seconds,
+        "started": entry.started,
+        "problem": entry.problem,
+    }

@@ -1,0 +1,93 @@
+"""Pages into HTML. Everything is escaped unless a template says otherwise, and none does for text of a record."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from paceline import __version__
+from paceline.view.blocks import Page, Picture
+from paceline.view.grid import Grid
+from paceline.view.opened import Opened
+from paceline.view.pages.runs import href
+from paceline.view.site import Kind, pages_of
+from paceline.view.wording import say
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+
+
+@cache
+def environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "version": __version__}
+    return made
+
+
+def data_block(value: Any) -> Markup:
+    """JSON inside a script element that is not run: no character of it can end the element."""
+    text = msgspec.json.encode(value).decode()
+    for sign, escaped in (
+        ("<", "\\u003c"),
+        (">", "\\u003e"),
+        ("&", "\\u0026"),
+        ("\u2028", "\\u2028"),
+        ("\u2029", "\\u2029"),
+    ):
+        text = text.replace(sign, escaped)
+    return Markup(text)
+
+
+def picture(block: Picture) -> str:
+    """An address that is the picture itself."""
+    return "data:image/svg+xml;base64," + base64.b64encode(block.svg.encode()).decode()
+
+
+def render_page(
+    page: Page, *, asked: Mapping[str, str], base: str, record: Opened | None = None, here: str = "", status: str = ""
+) -> str:
+    """A whole document."""
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            page=page,
+            blocks=arrange(page, asked, base),
+            record=record,
+            nav=pages_of(record) if record else [],
+            here=here,
+            status=status,
+            report=False,
+        )
+    )
+
+
+def render_report(record: Opened, pages: Sequence[tuple[Kind, Page]], files: Mapping[str, Any]) -> str:
+    """All pages of a record in one document, with all that it needs inside."""
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            record=record,
+            sections=[(kind, page, arrange(page, {}, "")) for kind, page in pages],
+            files=files,
+            report=True,
+        )
+    )
+
+
+def arrange(page: Page, asked: Mapping[str, str], base: str) -> list[Any]:
+    return [block.arranged(asked, base=base) if isinstance(block, Grid) else block for block in page.blocks]

@@ -1,0 +1,230 @@
+// What every page can do: light and dark, tooltips, tables, charts. No framework, no network but our own.
+"use strict";
+
+// -- light and dark ---------------------------------------------------------------------------------------------------
+
+const root = document.documentElement;
+const isDark = () =>
+  root.dataset.theme === "dark" || (root.dataset.theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+
+document.getElementById("theme")?.addEventListener("click", () => {
+  root.dataset.theme = isDark() ? "light" : "dark";
+  try { localStorage.setItem("paceline-theme", root.dataset.theme); } catch { /* stays until the page is left */ }
+  document.dispatchEvent(new Event("themechange"));
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
+
+const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim() || name;
+
+// -- how a number was measured ----------------------------------------------------------------------------------------
+
+const tip = document.createElement("div");
+tip.className = "tip";
+tip.id = "tip";
+tip.setAttribute("role", "tooltip");
+tip.hidden = true;
+document.body.append(tip);
+let tipped = null;
+
+function explained(target) {
+  const direct = target.closest?.("[data-how]");
+  if (direct) return direct;
+  const cell = target.closest?.("td");
+  return cell?.closest("table")?.querySelectorAll("thead th")[cell.cellIndex]?.closest("[data-how]") ?? null;
+}
+
+function showTip(target) {
+  const about = explained(target);
+  if (!about) return hideTip();
+  const at = (target.closest("td") ?? about).getBoundingClientRect();
+  tip.textContent = about.dataset.how;
+  tip.hidden = false;
+  const own = tip.getBoundingClientRect();
+  const above = at.top - own.height - 8;
+  tip.style.left = Math.max(8, Math.min(at.left, innerWidth - own.width - 8)) + "px";
+  tip.style.top = (above > 8 ? above : at.bottom + 8) + "px";
+  tipped?.removeAttribute("aria-describedby");
+  tipped = about;
+  about.setAttribute("aria-describedby", "tip");
+}
+
+function hideTip() {
+  tip.hidden = true;
+  tipped?.removeAttribute("aria-describedby");
+  tipped = null;
+}
+
+let waiting = 0;
+document.addEventListener("mouseover", (event) => {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => showTip(event.target), 250);
+});
+document.addEventListener("focusin", (event) => showTip(event.target));
+document.addEventListener("focusout", hideTip);
+document.addEventListener("click", (event) => { if (event.target.closest(".how")) showTip(event.target); });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
+document.addEventListener("scroll", hideTip, { passive: true, capture: true });
+
+// -- tables -----------------------------------------------------------------------------------------------------------
+
+function valueOf(row, index) {
+  const cell = row.cells[index];
+  if (cell.dataset.v !== undefined) return cell.dataset.v === "" ? null : Number(cell.dataset.v);
+  const text = cell.textContent.trim();
+  return text === "–" ? null : text.toLowerCase();
+}
+
+function sortRows(table, index, descending) {
+  const body = table.tBodies[0];
+  const rows = [...body.rows].map((row) => [valueOf(row, index), row]);
+  rows.sort(([a], [b]) => {
+    if (a === null || b === null) return (a === null) - (b === null); // what has no value comes last either way
+    const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+    return descending ? -order : order;
+  });
+  body.append(...rows.map(([, row]) => row));
+  for (const head of table.tHead.rows[0].cells) head.removeAttribute("aria-sort");
+  table.tHead.rows[0].cells[index].setAttribute("aria-sort", descending ? "descending" : "ascending");
+}
+
+function filterRows(grid, text) {
+  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  let count = 0;
+  for (const row of grid.querySelectorAll("tbody tr")) {
+    const content = (row.textContent + " " + [...row.querySelectorAll("[title]")].map((cell) => cell.title).join(" ")).toLowerCase();
+    row.hidden = !words.every((word) => content.includes(word));
+    count += !row.hidden;
+  }
+  grid.querySelector(".count").textContent = count.toLocaleString("en") + " rows";
+}
+
+// Rows that are not in the page are sorted and filtered where they are: the same address, and of the answer this table.
+async function fetchGrid(grid, address) {
+  const answer = await fetch(address, { headers: { Accept: "text/html" } });
+  if (!answer.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(grid.id);
+  if (!fresh) return;
+  const typing = grid.contains(document.activeElement) && document.activeElement.name === "q";
+  const typed = grid.querySelector("[name=q]")?.value;
+  grid.replaceWith(document.adoptNode(fresh));
+  startGrid(fresh);
+  if (typing) {
+    const input = fresh.querySelector("[name=q]");
+    input.value = typed;
+    input.focus();
+  }
+}
+
+function startGrid(grid) {
+  const table = grid.querySelector("table");
+  const complete = Boolean(grid.dataset.complete);
+  const form = grid.querySelector("form[role=search]");
+  const input = form.querySelector("[name=q]");
+  grid.querySelectorAll("th .sort").forEach((link) => {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      if (!complete) return fetchGrid(grid, link.href);
+      const head = link.closest("th");
+      const was = head.getAttribute("aria-sort");
+      sortRows(table, head.cellIndex, was ? was === "ascending" : head.classList.contains("n"));
+    });
+  });
+  let later = 0;
+  const filter = () => {
+    if (complete) return table && filterRows(grid, input.value);
+    const address = new URL(form.action || location.href, location.href);
+    address.search = new URLSearchParams(new FormData(form)).toString();
+    fetchGrid(grid, address.href);
+  };
+  input.addEventListener("input", () => { clearTimeout(later); later = setTimeout(filter, complete ? 60 : 300); });
+  form.addEventListener("submit", (event) => { event.preventDefault(); filter(); });
+  const compare = grid.querySelector(".compare");
+  if (compare) {
+    const boxes = () => [...grid.querySelectorAll("input[name=run]:checked")];
+    grid.addEventListener("change", () => { compare.disabled = boxes().length !== 2; });
+    compare.disabled = boxes().length !== 2;
+  }
+  grid.querySelector("button.csv")?.addEventListener("click", () => downloadCsv(grid));
+}
+
+// In a report, where nobody can be asked for a file.
+function downloadCsv(grid) {
+  const cells = (row) => [...row.cells].map((cell) => {
+    let text = cell.dataset.v ?? cell.dataset.key ?? cell.textContent.trim();
+    if (cell.dataset.v === undefined && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
+    return '"' + text.replaceAll('"', '""') + '"';
+  }).join(",");
+  const text = [...grid.querySelectorAll("tr")].filter((row) => !row.hidden).map(cells).join("\r\n");
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  link.download = grid.dataset.name + ".csv";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+document.querySelectorAll(".grid").forEach(startGrid);
+
+// -- charts -----------------------------------------------------------------------------------------------------------
+
+const PALETTE = ["data", "forward", "backward", "communication", "optimizer", "evaluation", "other", "accent", "bad", "good", "warn", "ink", "shade"];
+
+function painted(value) {
+  if (Array.isArray(value)) return value.map(painted);
+  if (value && typeof value === "object") {
+    return Object.fromEntries(Object.entries(value).map(([key, each]) => [
+      key,
+      /colou?r$/i.test(key) && PALETTE.includes(each) ? colour(each)
+        : key === "colorscale" && each === "heat" ? [[0, colour("card")], [0.5, colour("data")], [1, colour("bad")]]
+        : key === "colorscale" && each === "rates" ? [[0, colour("card")], [1, colour("backward")]]
+        : key === "colorscale" && each === "both" ? [[0, colour("backward")], [0.5, colour("card")], [1, colour("bad")]]
+        : ["x", "y", "z", "text", "customdata"].includes(key) ? each : painted(each),
+    ]));
+  }
+  return value;
+}
+
+function axis(given) {
+  return { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), automargin: true, ...painted(given ?? {}) };
+}
+
+function laidOut(figure) {
+  const layout = painted(figure.layout ?? {});
+  for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) layout[key] = axis(figure.layout[key]);
+  return {
+    margin: { l: 56, r: 16, t: 8, b: 44 },
+    showlegend: figure.data.length > 1,
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    hoverlabel: { align: "left" },
+    barcornerradius: 2,
+    ...layout,
+    xaxis: axis(figure.layout?.xaxis),
+    yaxis: axis(figure.layout?.yaxis),
+    height: figure.height,
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: colour("ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+  };
+}
+
+const OPTIONS = { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
+
+function drawChart(card) {
+  const figure = JSON.parse(card.querySelector("script").textContent);
+  const place = card.querySelector(".figure");
+  Plotly.react(place, painted(figure.data), laidOut(figure), OPTIONS).then(() => { card.dataset.drawn = "1"; });
+}
+
+function startCharts() {
+  const cards = [...document.querySelectorAll(".chart")];
+  if (!cards.length || typeof Plotly === "undefined") return;
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      near.unobserve(entry.target);
+      drawChart(entry.target);
+    }
+  }, { rootMargin: "400px" });
+  cards.forEach((card) => near.observe(card));
+  document.addEventListener("themechange", () => cards.filter((card) => card.dataset.drawn).forEach(drawChart));
+}
+startCharts(); // this script is deferred, and plotly.js comes before it

@@ -1,0 +1,82 @@
+"""The steps of a record as a frame, in bounded memory: of a run of millions of steps, the last ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from paceline.errors import RecordError
+from paceline.record import Step
+from paceline.tables.records import STEPS
+
+MOST = 128 << 20  # bytes of all ranks' step files together: about half a million steps
+TAIL = 64 << 10  # bytes that tell how a run is getting on
+
+_decoder = msgspec.json.Decoder(Step)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """`frame` is as `tables.records.steps_frame` makes it; `partly`: the first steps of a long run were left out."""
+
+    frame: pl.DataFrame
+    partly: bool = False
+
+
+def read_steps(folder: Path, ranks: Sequence[int], *, most: int = MOST) -> Steps:
+    """RecordError where a file is damaged elsewhere than at its end."""
+    each = most // max(len(ranks), 1)
+    frames, partly = [], False
+    for rank in ranks:
+        steps, cut = read_tail(folder / f"steps.rank{rank}.jsonl", each)
+        partly = partly or cut
+        columns = {"rank": [rank] * len(steps)}
+        columns |= {name: [getattr(step, name) for step in steps] for name in Step.__struct_fields__}
+        frames.append(pl.DataFrame(columns, schema=STEPS))
+    return Steps(pl.concat(frames).sort("rank", "step") if frames else pl.DataFrame(schema=STEPS), partly)
+
+
+def read_tail(path: Path, most: int = TAIL) -> tuple[list[Step], bool]:
+    """The last steps of a file, and whether there were more. A torn last line is left out."""
+    try:
+        with open(path, "rb") as file:
+            start = max(0, os.fstat(file.fileno()).st_size - most)
+            file.seek(start)
+            data = file.read(most)
+    except FileNotFoundError:
+        return [], False
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if start:
+        data = data[data.find(b"\n") + 1 :]  # in the middle of a line
+    return parse(data, path), start > 0
+
+
+def parse(data: bytes, path: Path) -> list[Step]:
+    """Whole lines, and perhaps a torn last one. RecordError where another line is no step."""
+    whole, _, torn = data.rpartition(b"\n")
+    try:
+        steps = _decoder.decode_lines(whole.replace(b"\0", b"")) if whole else []
+    except (msgspec.DecodeError, RecursionError):
+        steps = _one_by_one(whole, path)
+    try:
+        return [*steps, _decoder.decode(torn)] if torn.strip(b" \0") else steps
+    except (msgspec.DecodeError, RecursionError):
+        return steps
+
+
+def _one_by_one(data: bytes, path: Path) -> list[Step]:
+    steps = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip(b" \0"):
+            continue
+        try:
+            steps.append(_decoder.decode(line))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise RecordError(f"{path}, line {number} of those read, is damaged: {error}.") from error
+    return steps

@@ -1,0 +1,40 @@
+"""Records for the pages, the app over them, and one browser for all tests that need one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from view_records import TOKEN, make_all
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Read by all tests, changed by none."""
+    return make_all(tmp_path_factory.mktemp("view") / "paceline-runs")
+
+
+@pytest.fixture(scope="session")
+def client_of() -> Callable[..., object]:
+    """A client of the app over a folder, with the token."""
+    from starlette.testclient import TestClient
+
+    from paceline.view.app import make_app
+
+    def make(root: Path, *, token: str = TOKEN) -> TestClient:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        app = make_app(root, token=TOKEN, hosts=frozenset({"127.0.0.1", "localhost"}))
+        return TestClient(app, base_url="http://127.0.0.1", headers=headers, raise_server_exceptions=False)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def client(records, client_of) -> Iterator[object]:
+    with client_of(records) as made:
+        yield made
