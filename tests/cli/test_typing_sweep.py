@@ -19,6 +19,8 @@ OWN, FITS = 64, 512
 class BySize(FakeLaunch):
     """Trains on the batch that the mod asks for: 10 ms a step and 10 µs a sample, until it no longer fits."""
 
+    disturbed = 1.0
+
     def __call__(self, run, *, record: Path, **rest) -> Outcome:
         self.outcome = Outcome(exit_code=0, seconds=3.0, view="batch")
         value = next(mod for mod in run.mods if mod.startswith("batch=")).removeprefix("batch=").removesuffix(":none")
@@ -31,7 +33,7 @@ class BySize(FakeLaunch):
             (record / f"steps.rank{rank}.jsonl").unlink()
             writer = StepWriter(record / f"steps.rank{rank}.jsonl")
             for step in steps:
-                seconds = 0.01 + 1e-5 * batch
+                seconds = (0.01 + 1e-5 * batch) * (self.disturbed if step.step % 24 < 12 else 1)
                 writer.append(sized(step, batch, seconds))
             writer.close()
         return outcome
@@ -67,6 +69,15 @@ def test_the_table(launched, paceline_, tmp_path):
     assert (run.verb, run.outcome and run.outcome.exit_code) == ("sweep", 0)
     assert {r.workers for r in launched.runs} == {2}
     assert {r.verb for r in map(read_run, launched.records)} == {"sweep"}
+
+
+def test_a_machine_that_is_disturbed(launched, paceline_):
+    launched.steps = 60
+    _, _, err = paceline_("sweep", "--repeat", "1", "train.py")
+    assert "busy" not in err
+    launched.disturbed = 2.0
+    _, _, err = paceline_("sweep", "--repeat", "1", "train.py")
+    assert "something else keeps this machine busy" in err
 
 
 def test_the_document(launched, paceline_):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from rich.console import Console
 from rich.table import Table
 
@@ -9,6 +11,7 @@ from paceline.cli.terminal import count, percent, rate, seconds
 from paceline.trials.bandwidth import size_name
 from paceline.trials.sweep import Verdict
 
+UNSTEADY = 0.5  # blocks of steps further apart than this say more of the machine than of the batch
 LOST = {"memory": "out of memory", "unsupported": "cannot be made", "too short": "too few steps"}
 ADVICE = {
     "memory": "Begin with a smaller batch: --from 8",
@@ -33,6 +36,14 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
     console.print()
     console.print(knee_line(verdict), style="bold", soft_wrap=True)
     console.print(ceiling_line(verdict), soft_wrap=True)
+    unsteady = median(point.high / point.low - 1 for point in verdict.points if point.fits)
+    if unsteady > UNSTEADY:
+        console.print(
+            f"Steps of one batch differ by {percent(unsteady, digits=0)}: something else keeps this machine busy. Try "
+            "again when it is quiet, or with a larger --repeat.",
+            style="yellow",
+            soft_wrap=True,
+        )
     if verdict.unfinished:
         console.print("The budget was spent before the knee was closed in on.", style="yellow")
 
