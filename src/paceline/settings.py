@@ -53,6 +53,7 @@ class RunSettings:
     mods: tuple[str, ...] = ()  # as typed: name, or name=value
     autotune: bool = True  # try sizes of buckets in the first steps
     timeline: bool = False  # keep a time line of phases and buckets in the record
+    noise_scale: bool = False  # measure gradient noise
     profile: ProfileSettings | None = None  # trace a few steps
 
 

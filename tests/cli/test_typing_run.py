@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from fake_launch import FakeZygote, one_step
 
 from paceline.errors import LaunchError
 from paceline.launch import Notice, Output, Progress, Stall
+from paceline.record.noise import Noise
 
 
 def test_options_after_the_script_are_the_scripts(launched, paceline_):
@@ -53,6 +55,28 @@ def test_every_option_arrives(launched, paceline_, tmp_path):
     assert (run.whole, run.sync_bn, run.threads, run.steps) == (("Head", "model.tail"), True, 2, 9)
     assert (run.backend, run.seed, run.stall_warning, run.stall_abort) == ("gloo", 5, 7.0, 8.5)
     assert launched.records[0].parent.name == "elsewhere"
+
+
+def test_the_noise_scale_is_shown_and_told(launched, paceline_, monkeypatch):
+    def measured(run, **how):
+        lines = [
+            Noise(step=k, small=8, large=16, of_small=3.0 + k % 2, of_large=2.5 + 0.4 * (k % 2)) for k in range(20)
+        ]
+        text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        (how["record"] / "noise.rank0.jsonl").write_bytes(text)
+        return launched(run, **how)
+
+    monkeypatch.setattr("paceline.cli.run.launch", measured)
+    code, out, err = paceline_("run", "-n", "2", "--noise-scale", "--json", "train.py")
+    assert (code, launched.runs[0].noise_scale) == (0, True)
+    told = json.loads(out)["noise_scale"]
+    assert told["low"] < told["batch"] < told["high"]
+    assert f"noise scale: {told['batch']:,.0f} samples (95 %:" in err
+    monkeypatch.setattr("paceline.cli.run.launch", launched)
+    code, out, err = paceline_("run", "--noise-scale", "--json", "train.py")
+    assert json.loads(out)["noise_scale"] is None
+    assert "noise scale: not measured" in err
+    assert "noise_scale" not in json.loads(paceline_("run", "--json", "train.py")[1])
 
 
 def test_workers_may_be_asked_for_as_a_mod(launched, paceline_):

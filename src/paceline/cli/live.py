@@ -84,6 +84,8 @@ class LiveLine:
         parts = [f"step {step.step:,}", f"{rate(self._rate(first, last))} samples/s"]
         if step.loss is not None:
             parts.append(f"loss {step.loss:.4g}")
+        if step.noise is not None:
+            parts.append(f"noise scale {step.noise:,.0f}")
         if self._workers > 1:
             parts.append(self._spread())
         return Text(" · ".join(part for part in parts if part), style="cyan")

@@ -12,6 +12,7 @@ from rich.console import Console
 from paceline.cli import options
 from paceline.cli.example_first import verb
 from paceline.cli.live import LiveLine
+from paceline.cli.noise import find_noise, noise_document, show_noise
 from paceline.cli.session import Session
 from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
 from paceline.errors import UsageError
@@ -78,6 +79,14 @@ Timeline = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+NoiseScale = Annotated[
+    bool,
+    typer.Option(
+        "--noise-scale",
+        help="Measure gradient noise: how large a batch is of use. Takes two workers, or micro-batches.",
+        rich_help_panel=options.HOW,
+    ),
+]
 PresetOption = Annotated[
     str | None,
     typer.Option(
@@ -125,6 +134,7 @@ def run(
     compression: CompressionOption = "none",
     no_autotune: NoAutotune = False,
     timeline: Timeline = None,
+    noise_scale: NoiseScale = False,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -159,6 +169,7 @@ def run(
         compression=compression,
         autotune=not no_autotune,
         timeline=timeline is not None,
+        noise_scale=noise_scale,
     )
     # Before the record's folder is made: a mistake leaves nothing behind.
     check(settings, discover(), oversubscribe=oversubscribe)
@@ -200,10 +211,14 @@ def run(
         console.print(f"timeline: {timeline} ({spans} spans; open it in ui.perfetto.dev)", soft_wrap=True)
     if outcome.message:
         console.print(outcome.message, style="red", soft_wrap=True)
+    noise = find_noise(session.record) if noise_scale else None
     if not quiet:
         show_summary(console, summary, session)
+        if noise_scale and summary.steps:
+            show_noise(console, noise, summary.samples / summary.steps)
     if json:
-        session.print_document(document(summary, outcome))
+        told = document(summary, outcome)
+        session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
     raise typer.Exit(outcome.exit_code)
 
 

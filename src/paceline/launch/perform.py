@@ -39,6 +39,11 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         catalog.load(asked).on_stage(stage)
     mirrored = Mirrored(compression=run.compression)
     mirrored.on_stage(stage)
+    meter = None
+    if run.noise_scale:
+        from paceline.converge.noise import NoiseMeter
+
+        meter = NoiseMeter(stage, folder, mirrored)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
     if run.sync_bn:
         batch_norm.synchronise(stage)
@@ -72,6 +77,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     finally:
         if capture is not None:
             capture.close()
+        if meter is not None:
+            meter.close()
         if group.timeline is not None:
             group.timeline.flush()
         if mirrored.tuner is not None and mirrored.tuner.verdict is not None and settings.rank == 0:

@@ -37,7 +37,14 @@ def prepare(folder: Path) -> None:
     written: a record is of one run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for pattern in ("log.rank*.txt", "steps.rank*.jsonl", "trace.rank*.json.gz", "facts.rank*.json", "findings.json"):
+        per_rank = (
+            "log.rank*.txt",
+            "steps.rank*.jsonl",
+            "noise.rank*.jsonl",
+            "trace.rank*.json.gz",
+            "facts.rank*.json",
+        )
+        for pattern in (*per_rank, "findings.json"):
             for stale in folder.glob(pattern):
                 stale.unlink()
     except OSError as error:

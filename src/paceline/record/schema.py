@@ -32,6 +32,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
     loss: float | None = None
     finite: bool = True  # False: the loss was no number, or infinite, for which JSON has no sign
     split: bool = True
+    noise: float | None = None  # the gradient noise scale so far, where it is measured
     memory: int = 0  # the most bytes that were taken so far: of the GPU's memory, or of the host's where there is none
 
 

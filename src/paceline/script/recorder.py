@@ -117,6 +117,7 @@ class Recorder:
                 finite=loss is None or loss.value is None or math.isfinite(loss.value),
                 split=UNSPLIT not in seconds,
                 memory=self._memory,
+                noise=self.stage.pulse.noise,
                 **{phase: seconds.get(phase, 0.0) for phase in PHASES},
             )
             self.writer.append(step)
