@@ -22,6 +22,7 @@ import torch
 
 from paceline.errors import ScriptError
 from paceline.mods import regrouping
+from paceline.script import loading
 from paceline.script.stage import Stage
 
 ADVICE = "Change the batch in the script, or leave the mod out."
@@ -55,7 +56,7 @@ class Mod:
     def around_batch(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def following(iterator: Any) -> Any:
             batch = plain(iterator)
-            if iterator._auto_collation or not self.growth.is_due(self.growth.known(iterator._paceline_loader)):
+            if iterator._auto_collation or not self.growth.is_due(self.growth.known(loading.loader_of(iterator))):
                 return batch  # of the sampler's size
             return regrouping.join_more(batch, lambda: plain(iterator), self.growth, self.stage.run.batch_dim)
 

@@ -18,6 +18,7 @@ import os
 import random
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -110,7 +111,8 @@ def find(stage: Stage) -> Callable[[], None]:
             stage.loaders.add(self)
             stage.emit("on_loader", self)
         iterator = stage.around("around_iteration", begin)(self)
-        iterator._paceline_loader = self
+        # Not held: in a circle with its loader, processes would be let go late, and in an order that makes them wait.
+        iterator._paceline_loader = weakref.ref(self)
         return iterator
 
     def __len__(self: Any) -> int:
@@ -303,12 +305,18 @@ class Dealer:
 
     def _known(self, iterator: Any) -> Known:
         """Kept in the loader itself, so that it goes with it."""
-        home: Any = getattr(iterator, "_paceline_loader", iterator)
+        home: Any = loader_of(iterator)
         known: Known = home.__dict__.setdefault("_paceline", Known())
         return known
 
     def _pinned(self, iterator: Any, batch: Any) -> Any:
         return pin_memory.pin_memory(batch) if iterator._pin_memory else batch
+
+
+def loader_of(iterator: Any) -> Any:
+    """The loader that is iterated; where it is gone already (`for x in DataLoader(…)`), the iterator stands for it."""
+    loader = getattr(iterator, "_paceline_loader", lambda: None)()
+    return iterator if loader is None else loader
 
 
 def _rows(leaf: Any, split: Split) -> Any:
