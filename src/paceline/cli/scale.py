@@ -17,7 +17,7 @@ from paceline.cli import options
 from paceline.cli.example_first import verb
 from paceline.cli.scale_tables import show_verdict
 from paceline.cli.session import Session
-from paceline.cli.terminal import count, rate, stderr
+from paceline.cli.terminal import count, plotted, rate, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
@@ -212,13 +212,12 @@ def carry_out(
     return results, interrupted
 
 
-def draw(verdict: trials.Verdict, record: Path, script: str) -> Path:
+def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
     from paceline.trials.scale_plot import draw as draw_plot
 
     path = record / "plots" / "scale.svg"
-    draw_plot(verdict, path, title=Path(script).name)
-    return path
+    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
 
 
 def exit_code(verdict: trials.Verdict) -> int:

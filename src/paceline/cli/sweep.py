@@ -13,7 +13,7 @@ from paceline.cli import options, series
 from paceline.cli.example_first import verb
 from paceline.cli.session import Session
 from paceline.cli.sweep_tables import advice, complaint, show_verdict
-from paceline.cli.terminal import rate, stderr
+from paceline.cli.terminal import plotted, rate, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, check
 from paceline.mods import catalog
@@ -201,13 +201,12 @@ def carry_out(
     return verdict, outcome.exit_code
 
 
-def draw(verdict: Verdict, record: Path, script: str) -> Path:
+def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
     from paceline.trials.sweep_plot import draw as draw_plot
 
     path = record / "plots" / "sweep.svg"
-    draw_plot(verdict, path, title=Path(script).name)
-    return path
+    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
 
 
 def document(verdict: Verdict, record: Path, plot: Path | None, code: int) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -63,3 +64,15 @@ def bar(width: float) -> str:
     """So many columns, to an eighth of one."""
     eighths = round(width * 8)
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+
+
+def plotted(draw: Callable[[], None], path: Path) -> Path | None:
+    """Draws a plot and gives its path back; None, and a line about it, where matplotlib is missing."""
+    try:
+        draw()
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        stderr().print("No plot: it needs matplotlib. Type: pip install matplotlib", style="dim")
+        return None
+    return path

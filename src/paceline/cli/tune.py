@@ -14,7 +14,7 @@ from paceline.cli import options, series, tune_tables
 from paceline.cli.example_first import verb
 from paceline.cli.run import Workers
 from paceline.cli.session import Session
-from paceline.cli.terminal import rate, stderr
+from paceline.cli.terminal import plotted, rate, stderr
 from paceline.errors import UsageError
 from paceline.launch import check
 from paceline.mods import catalog
@@ -237,8 +237,8 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
     if any(row.after is not None for row in verdict.mods):
         from paceline.trials.tune_plot import draw
 
-        told["plot"] = record / "plots" / "tune.svg"
-        draw(verdict, told["plot"], title=Path(settings.script).name)
+        path = record / "plots" / "tune.svg"
+        told["plot"] = plotted(lambda: draw(verdict, path, title=Path(settings.script).name), path)
     if verdict.final is None:
         return told
     mods = verdict.final.mods
@@ -252,6 +252,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
         made=time.time(),
     )
     told["preset"] = write_preset(record, preset)
+    told["command"] = told["spelled_out"] = tune_tables.command(settings)
     if mods:
         told["patch"] = write_patch(*read(settings.script, module=settings.module), mods, cuda=cuda)
         write(record / "tuned.patch", told["patch"].diff.encode())
@@ -272,7 +273,7 @@ def write(path: Path, data: bytes) -> None:
 def show_result(console: Console, verdict: Verdict, settings: RunSettings, told: dict[str, Any], record: Path) -> None:
     """What it comes to, what to type, and what to write."""
     tune_tables.show_final(console, verdict)
-    if told["command"]:
+    if told["patch"]:
         console.print()
         console.print(f"run it so:  {told['command']}", style="bold", soft_wrap=True)
         console.print(f"  which is: {told['spelled_out']}", soft_wrap=True)
