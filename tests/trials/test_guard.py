@@ -144,6 +144,8 @@ def test_a_baseline_that_is_no_number_from_the_start_is_trouble(loss):
     guard = Guard([broken, broken], [broken])
     assert f"the script's loss is {loss} at step 1" in guard.trouble
     assert guard_of(0).trouble == ""
+    later = [2.3, 2.2, *[None] * 20]  # as a record has it
+    assert "a number at only 2 of its first 22 steps" in Guard([later, later], [later]).trouble
 
 
 def test_a_baseline_that_breaks_later_is_compared_up_to_there():

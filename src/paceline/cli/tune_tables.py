@@ -79,6 +79,9 @@ def show_final(console: Console, verdict: Verdict) -> None:
     final = verdict.final
     if final is None or verdict.baseline is None:
         return
+    if not final.mods and any(row.reason.startswith("not confirmed") for row in verdict.mods):
+        console.print("nothing is claimed: what seemed to gain was not confirmed", style="bold", soft_wrap=True)
+        return
     if not final.mods:
         console.print(
             f"nothing to gain: no mod is faster than the noise of this machine ({percent(verdict.noise)} a trial)",

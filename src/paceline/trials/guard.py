@@ -73,6 +73,10 @@ class Guard:
         for step, loss in enumerate(self.repeats[0][:FEWEST], 1):
             if loss is not None and not math.isfinite(loss):
                 return f"the script's loss is {loss} at step {step}, without any mod"
+        first = self.repeats[0][:COMPARED]
+        numbers = sum(map(_is_number, first))
+        if 0 < numbers < FEWEST <= len(first):
+            return f"the script's loss is a number at only {numbers} of its first {len(first)} steps, without any mod"
         return ""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 
 from paceline.trials.measured import Measured
@@ -15,6 +16,7 @@ SURE = 2.0  # standard deviations …
 SURE_AT_LAST = 3.0  # … and of what is claimed: of many mods that do nothing, some seem to gain
 # Two or three repeated trials say little about noise: until there are more, they are weighed with a guess.
 GUESS, GUESS_WEIGHT = 0.02, 2
+SOON = 4  # trials later
 
 
 class Speeds:
@@ -22,9 +24,13 @@ class Speeds:
 
     def __init__(self) -> None:
         self._trials: dict[frozenset[str], list[Measured]] = {}
+        self._when: dict[frozenset[str], list[int]] = {}
+        self.made = 0
 
     def add(self, mods: Mods, measured: Measured) -> None:
+        self.made += 1
         self._trials.setdefault(frozenset(mods), []).append(measured)
+        self._when.setdefault(frozenset(mods), []).append(self.made)
 
     def of(self, mods: Mods) -> list[Measured]:
         return self._trials.get(frozenset(mods), [])
@@ -41,13 +47,21 @@ class Speeds:
 
     @property
     def noise(self) -> float:
-        """The relative standard deviation of one trial: how far repeated trials of the same set lie apart."""
-        squares, freedom = GUESS_WEIGHT * GUESS**2, GUESS_WEIGHT
-        for trials in self._trials.values():
-            logs = [math.log(trial.samples_per_s) for trial in trials if trial.status == "ok"]
-            squares += sum((log - fmean(logs)) ** 2 for log in logs)
-            freedom += max(0, len(logs) - 1)
-        return math.sqrt(squares / freedom)
+        """The relative standard deviation of one trial: how far repeated trials of the same set lie apart, if they were
+        made soon after one another. Sets are compared in pairs, to which a machine that slowly gets slower is no
+        noise."""
+        squares, seen = GUESS_WEIGHT * GUESS**2, GUESS_WEIGHT
+        for mods, trials in self._trials.items():
+            good = [(when, one) for when, one in zip(self._when[mods], trials, strict=True) if one.status == "ok"]
+            for (then, before), (now, after) in pairwise(good):
+                if now - then <= SOON:
+                    squares += math.log(after.samples_per_s / before.samples_per_s) ** 2 / 2
+                    seen += 1
+        return math.sqrt(squares / seen)
+
+    def age(self, mods: Mods) -> int:
+        """How many trials ago a set was measured."""
+        return self.made - self._when.get(frozenset(mods), [0])[-1]
 
     def error(self, pairs: int) -> float:
         """The standard deviation of a ratio of two sets that were measured in so many pairs."""

@@ -312,7 +312,7 @@ class Search:
             notes=self.notes,
             budget=self.budget,
             spent=self.bench.budget.spent,
-            trials=self.trials.made,
+            trials=self.speeds.made,
             cut_short=self.cut_short,
             problem=self.problem,
             interrupted=interrupted,

@@ -41,9 +41,8 @@ class Trials:
     of the script as it is."""
 
     def __init__(self, bench: Measures, starts: Mapping[str, float]) -> None:
-        self.bench, self.speeds, self.made = bench, Speeds(), 0
+        self.bench, self.speeds = bench, Speeds()
         self._starts = starts
-        self._last: dict[frozenset[str], int] = {}  # when a set was measured, in trials
 
     def baseline(self, name: str, **changes: Any) -> Measured:
         """The script as it is, whatever the budget says."""
@@ -67,7 +66,7 @@ class Trials:
     def refresh(self, mods: Mods) -> None:
         """Measures a set once more if that was long ago and the machine is not steady: what comes next is compared with
         it."""
-        if self.made - self._last.get(frozenset(mods), 0) >= STALE and self.speeds.noise > UNSTEADY:
+        if self.speeds.age(mods) >= STALE and self.speeds.noise > UNSTEADY:
             self.measure(mods, best=mods)
 
     def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS, last: bool = False) -> list[float]:
@@ -110,7 +109,5 @@ class Trials:
         return (1 if sure else 2) * (self.cost(AS_IT_IS) + self.cost(mods))
 
     def _made(self, mods: Mods, measured: Measured) -> Measured:
-        self.made += 1
-        self._last[frozenset(mods)] = self.made
         self.speeds.add(mods, measured)
         return measured
