@@ -75,7 +75,7 @@ class Machine:
 
 @cache
 def _losses(seed: int, broken: bool, rounded: bool) -> tuple[float | None, ...]:
-    return tuple(train(seed, rate=0.9 if broken else 0.3, rounding=4e-3 if rounded else 1e-7, noise=5))
+    return tuple(train(seed, rate=-0.3 if broken else 0.3, rounding=4e-3 if rounded else 1e-7, noise=5))
 
 
 def losses(seed: int, broken: bool, rounded: bool) -> list[float | None]:

@@ -148,6 +148,18 @@ def test_the_batch_stops_growing_where_memory_or_the_loss_ends():
     assert row(verdict, "batch=x8").reason == "out of memory"
 
 
+def test_a_batch_whose_learning_rate_is_too_large_is_tried_with_a_smaller_one():
+    def truth(mods):
+        return launch_bound(frozenset(mod.removesuffix(":sqrt") for mod in mods))
+
+    breaks = tuple(f"batch=x{2**k}" for k in range(2, 20))
+    verdict = tune(Machine(truth, breaks=breaks, budget=3000), MORE)
+    [batch] = [mod for mod in verdict.final.mods if mod.startswith("batch=x")]
+    assert batch.endswith(":sqrt")
+    assert row(verdict, "batch=x4").reason.startswith("refused")
+    assert launch_bound(frozenset({batch.removesuffix(":sqrt")})) > launch_bound(frozenset({"batch=x4"}))
+
+
 @given(
     budget=st.floats(50, 600),
     trial=st.floats(1, 12),

@@ -34,8 +34,12 @@ class Candidate:
 
     def doubled(self) -> Candidate:
         """`batch=x2` → `batch=x4`."""
-        times = int(self.mod.removeprefix(f"{self.name}=x"))
-        return dataclasses.replace(self, mod=f"{self.name}=x{2 * times}")
+        times, colon, rule = self.mod.removeprefix(f"{self.name}=x").partition(":")
+        return dataclasses.replace(self, mod=f"{self.name}=x{2 * int(times)}{colon}{rule}")
+
+    def gentler(self) -> Candidate | None:
+        """The same batch with a learning rate that grows less; None where it does already, or is no batch."""
+        return None if ":" in self.mod or not self.doubles else dataclasses.replace(self, mod=f"{self.mod}:sqrt")
 
 
 # (mod, seconds of its start)

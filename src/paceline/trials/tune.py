@@ -192,6 +192,9 @@ class Search:
         row.before, row.after, row.gain, row.loss_difference = before, self.speeds.speed(new), gain, compared.distance
         if not compared.held:
             row.reason, standing.out = _refusal(compared), True
+            gentler = standing.candidate.gentler()
+            if gentler is not None:
+                self.standings.setdefault(gentler.mod, Standing(gentler, Row(mod=gentler.mod)))
             return False
         standing.gain = gain
         if gain <= 1 + max(LEAST / 2, self.speeds.noise / 2):
