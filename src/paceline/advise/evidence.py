@@ -16,6 +16,7 @@ import polars as pl
 
 from paceline.advise.clock import Clock, clock
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
+from paceline.record.samples import Sample, read_samples
 from paceline.record.schema import Run
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.iterations import PARTS, warm_up
@@ -108,14 +109,14 @@ class Evidence:
         for trace in self.traces[:1]:
             seen = windows(trace)["step"]
             if seen.len():
-                usable = usable & ~pl.col("step").is_between(_number(seen.min()) - TRIAL, _number(seen.max()))
+                usable = usable & ~pl.col("step").is_between(number(seen.min()) - TRIAL, number(seen.max()))
         return steps.filter(usable)
 
     @cached_property
     def step(self) -> float:
         """Seconds of a step without the profiler; of the traced ones where there are no others."""
         if self.settled.height:
-            return _number(self.settled["total"].median())
+            return number(self.settled["total"].median())
         return self.phases.get("wall", 0.0)
 
     @cached_property
@@ -124,13 +125,13 @@ class Evidence:
         split = self.settled.filter("split") if self.settled.height else self.settled
         if not split.height:
             return {part: self.phases.get(part, 0.0) for part in PARTS}
-        whole = _number(split["total"].mean())
-        return {part: _number(split[part].mean()) / whole * self.step if whole else 0.0 for part in PARTS}
+        whole = number(split["total"].mean())
+        return {part: number(split[part].mean()) / whole * self.step if whole else 0.0 for part in PARTS}
 
     @cached_property
     def batch(self) -> int:
         """Samples of a step; 0: not known."""
-        return int(_number(self.settled["samples"].median())) if self.settled.height else 0
+        return int(number(self.settled["samples"].median())) if self.settled.height else 0
 
     @cached_property
     def stragglers(self) -> pl.DataFrame:
@@ -161,6 +162,11 @@ class Evidence:
     def device(self) -> dict[str, float]:
         """What a device did in a traced step: see `tables.timeline`. Empty where there was none."""
         return _means(self.tables.over_ranks(timeline)) if self.has_device else {}
+
+    @cached_property
+    def device_count(self) -> int:
+        """Devices that did something, over all ranks."""
+        return sum(trace.device["device"].n_unique() for trace in self.traces)
 
     @cached_property
     def waited(self) -> float:
@@ -228,13 +234,18 @@ class Evidence:
             return 0
         recorded = self.tables.steps["memory"].max() if self.tables.steps.height else 0
         peaks = self.tables.over_ranks(memory_peaks).filter(pl.col("device") >= 0)["allocated"].max()
-        return int(max(_number(recorded), _number(peaks)))
+        return int(max(number(recorded), number(peaks)))
 
     @cached_property
     def memory_total(self) -> int:
         """Bytes of a device; 0: not known."""
         told = self.gpu.get("totalGlobalMem", 0)
         return int(told) if isinstance(told, int) else 0
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """As they were taken."""
+        return read_samples(self._folder)
 
     @cached_property
     def gpu_samples(self) -> pl.DataFrame:
@@ -262,8 +273,9 @@ OP_FIGURES = ("calls", "host_self", "host_total", "kernels", "device_self", "dev
 
 
 def _means(table: pl.DataFrame) -> dict[str, float]:
-    return {name: _number(table[name].mean()) for name in table.columns if name not in ("rank", "device", "step")}
+    return {name: number(table[name].mean()) for name in table.columns if name not in ("rank", "device", "step")}
 
 
-def _number(value: Any) -> float:
+def number(value: Any) -> float:
+    """What polars gives for one figure; 0 where there is none."""
     return float(value) if isinstance(value, int | float) and value == value else 0.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from paceline.advise.evidence import Evidence
+import polars as pl
+
+from paceline.advise.evidence import Evidence, number
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent, size
 
@@ -53,11 +55,10 @@ def find(evidence: Evidence) -> Finding | None:
         _mend(finding, evidence, "resident", REMAINS * waiting, "a batch is one gather: a tenth of the time")
         finding.advice = f"{command('resident')} ({size(loader.bytes)})"
     elif not {"resident", "loader"} & evidence.mods:
-        processes = _processes(evidence, waiting)
-        left = max(waiting * HANDED_OVER / processes - (step - waiting), _bound(evidence, waiting), 0.0)
-        if step / (step - waiting + left) > WORTH:
-            _mend(finding, evidence, f"loader={processes}", left, "loaded while a step computes, in N processes")
-            finding.advice = command(f"loader={processes}")
+        mod = f"loader={processes_for(evidence)}"
+        if gain_of_processes(evidence) > WORTH:
+            _mend(finding, evidence, mod, _left(evidence), "loaded while a step computes, in N processes")
+            finding.advice = command(mod)
     return finding
 
 
@@ -66,8 +67,13 @@ def _mend(finding: Finding, evidence: Evidence, mod: str, left: float, how: str)
 
 
 def _waiting(evidence: Evidence) -> float:
-    """Where there is a device, what it idled for."""
-    return evidence.clock.input if evidence.clock is not None else evidence.parts["data"]
+    """Where there is a device, what it idled for; else the least that any worker waits: one that waits alone is slow by
+    itself, which is another finding."""
+    if evidence.clock is not None:
+        return evidence.clock.input
+    split = evidence.settled.filter("split") if evidence.settled.height else evidence.settled
+    by_rank = split.group_by("rank").agg(pl.col("data").mean())["data"].min() if split.height else None
+    return number(by_rank) if by_rank is not None else evidence.parts["data"]
 
 
 def _gain(evidence: Evidence, left: float) -> float:
@@ -78,12 +84,25 @@ def _gain(evidence: Evidence, left: float) -> float:
     return evidence.step / (evidence.step - waiting + left)
 
 
-def _processes(evidence: Evidence, waiting: float) -> int:
+def processes_for(evidence: Evidence) -> int:
     """As many as keep up with a step, within the cores that are there."""
+    waiting = _waiting(evidence)
     rest = max(evidence.step - waiting, 1e-9)
     cores = max(evidence.cores, 2)
     most = max(cores // 2, 1) if evidence.clock is None else max(cores - evidence.workers, 1)
     return max(1, min(math.ceil(waiting * HANDED_OVER / rest * SPARE), most))
+
+
+def gain_of_processes(evidence: Evidence) -> float:
+    """Of loading in so many processes, where there are none."""
+    return _gain(evidence, _left(evidence))
+
+
+def _left(evidence: Evidence) -> float:
+    """Seconds of waiting that so many processes leave."""
+    waiting = _waiting(evidence)
+    loaded = waiting * HANDED_OVER / processes_for(evidence)
+    return max(loaded - (evidence.step - waiting), _bound(evidence, waiting), 0.0)
 
 
 def _bound(evidence: Evidence, waiting: float) -> float:

@@ -9,22 +9,57 @@ from pathlib import Path
 from types import ModuleType
 
 from paceline.advise import (
+    channels_last,
+    checkpoints,
+    cudnn_benchmark,
+    data_parallel,
+    device_idle,
+    exposed_communication,
+    gloo_on_gpus,
+    imbalance,
     input_bound,
+    memory_full,
+    memory_unused,
     mixed_precision,
+    optimizer_step,
+    pageable_copies,
+    pointwise,
+    slow_attention,
     small_kernels,
     tf32,
+    threads,
+    unused_devices,
+    validation,
+    varying_steps,
     waiting_lines,
 )
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Finding, write_findings
-from paceline.mods import catalog
 
 MODULES: tuple[ModuleType, ...] = (
     mixed_precision,
     tf32,
     small_kernels,
+    pointwise,
+    optimizer_step,
     input_bound,
+    pageable_copies,
     waiting_lines,
+    device_idle,
+    memory_unused,
+    memory_full,
+    unused_devices,
+    data_parallel,
+    gloo_on_gpus,
+    exposed_communication,
+    imbalance,
+    varying_steps,
+    channels_last,
+    cudnn_benchmark,
+    slow_attention,
+    threads,
+    validation,
+    checkpoints,
 )
 
 
@@ -61,5 +96,5 @@ def mods_of(found: Sequence[Finding]) -> list[str]:
     mods: dict[str, str] = {}
     for finding in sorted(found, key=lambda one: -(one.predicted_gain or 0.0)):
         if finding.mod:
-            mods.setdefault(finding.mod.partition("=")[0], str(catalog.parse([finding.mod])[0]))
+            mods.setdefault(finding.mod.partition("=")[0], finding.mod)
     return list(mods.values())

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Subset, TensorDataset, default_collate
 
@@ -57,7 +58,8 @@ class Gathering:
     def write(self) -> None:
         """What was met until now, and the switches as they stand. May be called again: the last counts."""
         facts = self.facts
-        facts.threads, facts.backend = torch.get_num_threads(), self._stage.group.backend
+        facts.threads = torch.get_num_threads()
+        facts.backend = dist.get_backend() if dist.is_initialized() else self._stage.group.backend
         facts.gpus = torch.cuda.device_count()
         facts.tf32 = torch.get_float32_matmul_precision() != "highest"
         facts.tf32_convolutions = bool(torch.backends.cudnn.allow_tf32)

@@ -56,7 +56,7 @@ class Facts(msgspec.Struct, kw_only=True):
     """Of one worker, at its end."""
 
     threads: int
-    backend: str = ""
+    backend: str = ""  # of the script's own process group, else as asked for
     gpus: int = 0  # that torch sees
     tf32: bool = False  # for products of matrices
     tf32_convolutions: bool = False

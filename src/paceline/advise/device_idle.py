@@ -1,0 +1,59 @@
+"""The device is under-used."""
+
+from __future__ import annotations
+
+from paceline.advise import input_bound, small_kernels
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Figure, Finding
+from paceline.advise.wording import percent
+
+USED = 0.5  # of a step that the device works: with less, the field speaks of under-use
+CAUSES = {
+    "input": "the script waits for its loader",
+    "peer": "the host waits for other workers",
+    "synchronisation": "the host had waited for the device, and began anew",
+    "host": "the host is late with its launches",
+    "queue": "work was launched and had not begun",
+}
+BY_HAND = {
+    "peer": "See which worker comes late, and what `paceline bandwidth` says of the links",
+    "synchronisation": "See the lines that wait: read values once in many steps",
+    "host": "Fewer launches: --mod compile, a larger batch, less Python in the loop",
+    "queue": "A larger batch: kernels of some microseconds are mostly start and end",
+    "input": "Load ahead: DataLoader(…, num_workers=N, pin_memory=True)",
+}
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """The device works less than half of a step. The causes of its idling are named, the largest one first.
+
+    Mended by what mends the largest cause: `resident` or `loader=N` where the script waits for input, `cuda_graphs`
+    where the host is late; the others by hand. Predicted: what the rule about that cause predicts; without one, that
+    the largest cause goes.
+    """
+    clock, device = evidence.clock, evidence.device
+    if clock is None or not device["wall"]:
+        return None
+    used = clock.device / clock.wall
+    if used >= USED:
+        return None
+    idle = {cause: device[f"idle_{cause}"] for cause in CAUSES}
+    largest = max(idle, key=lambda cause: idle[cause])
+    # Latency of launches that come late is the launches' doing.
+    largest = "host" if largest == "queue" and idle["host"] > 0 else largest
+    rule = {"input": input_bound.find, "host": small_kernels.find}.get(largest)
+    mending = rule(evidence) if rule else None
+    gone = clock.wall - (clock.wall - clock.device) * idle[largest] / (sum(idle.values()) or 1.0)
+    return Finding(
+        rule="device_idle",
+        title=f"The device works {percent(used)} of a step; most of the rest {CAUSES[largest]}",
+        evidence=[
+            Figure("work of the device", clock.device, "s"),
+            *(Figure(f"idle, of a traced step: {words}", idle[cause], "s") for cause, words in CAUSES.items()),
+            Figure("step", clock.wall, "s"),
+        ],
+        mod=mending.mod if mending else "",
+        predicted_gain=mending.predicted_gain if mending and mending.mod else clock.wall / gone,
+        how=mending.how if mending and mending.mod else "all of the largest cause goes",
+        advice=mending.advice if mending and mending.mod else BY_HAND[largest],
+    )

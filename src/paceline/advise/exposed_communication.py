@@ -1,0 +1,86 @@
+"""Communication is waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from paceline.advise.evidence import Evidence, number
+from paceline.advise.finding import Figure, Finding
+from paceline.advise.wording import command, percent, size
+
+SHARE = 0.1  # of a step: what the field calls too much
+MOD = "batch=x2"
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Workers wait for bytes to move, with nothing to compute meanwhile. (Waiting for a worker that comes late is
+    another finding.)
+
+    Mended by `batch=x2`: twice the compute for the same gradients. Between hosts `--compression bf16` halves the bytes;
+    on a host with NVLinks between some GPUs, `paceline topo` says which to take. The size of buckets tunes itself in
+    the first steps. Predicted: with twice the samples a step, all but the communication doubles.
+    """
+    if evidence.workers < 2 or not evidence.step:
+        return None
+    waiting, step = waiting_for_bytes(evidence), evidence.step
+    if waiting < SHARE * step:
+        return None
+    hosts = len({worker.host for worker in evidence.run.workers}) if evidence.run else 1
+    missed = _missed_nvlink(evidence)
+    advice = [command(MOD)]
+    if hosts > 1 and (evidence.run and evidence.run.settings.get("compression", "none") == "none"):
+        advice.append("--compression bf16 halves the bytes between hosts")
+    if missed:
+        advice.append(f"{missed}: paceline topo says which GPUs to take")
+    advice.append("paceline bandwidth shows what the links give")
+    sent = sum(model.bytes for model in evidence.models)
+    return Finding(
+        rule="exposed_communication",
+        title=f"{percent(waiting / step)} of a step is waiting for communication that no compute hides",
+        evidence=[
+            Figure("waiting for bytes", waiting, "s"),
+            Figure("workers", evidence.workers),
+            Figure("hosts", hosts),
+            Figure("gradients", sent, "bytes"),
+            *([Figure("hidden under compute", hidden)] if (hidden := _hidden(evidence)) is not None else []),
+            Figure("step", step, "s"),
+        ],
+        mod="" if "batch" in evidence.mods else MOD,
+        predicted_gain=None if "batch" in evidence.mods else 2 * step / (2 * step - waiting),
+        how="a step of twice the samples: everything doubles but the communication",
+        advice=f"{' — '.join(advice)} ({size(sent)} of gradients a step)" if sent else " — ".join(advice),
+    )
+
+
+def waiting_for_bytes(evidence: Evidence) -> float:
+    """Seconds of a step. By the step record: what the worker waited that came last to the collectives, and hence waited
+    for nobody. By a trace from elsewhere: kernels of communication over which nothing was computed."""
+    steps = evidence.settled.filter("split") if evidence.settled.height else evidence.settled
+    if steps.height:
+        least = steps.group_by("step").agg(pl.col("communication").min())
+        return number(least["communication"].mean())
+    return evidence.device.get("communication", 0.0) + evidence.device.get("idle_peer", 0.0)
+
+
+def _hidden(evidence: Evidence) -> float | None:
+    """The share of communication that ran under compute, where kernels show it."""
+    device = evidence.device
+    if not device or not device["communication_total"]:
+        return None
+    return 1 - device["communication"] / device["communication_total"]
+
+
+def _missed_nvlink(evidence: Evidence) -> str:
+    """Words for it where workers' GPUs are joined by something slower than others of the machine."""
+    links: list[dict[str, Any]] = (evidence.run.topology if evidence.run else {}).get("links") or []
+    if evidence.run is None or not any(str(link.get("kind", "")).startswith("NV") for link in links):
+        return ""
+    used = {worker.gpus[0] for worker in evidence.run.workers if worker.gpus}
+    slow = [
+        link
+        for link in links
+        if {str(link.get("a")), str(link.get("b"))} <= used and not str(link.get("kind", "")).startswith("NV")
+    ]
+    return f"GPUs {slow[0]['a']} and {slow[0]['b']} have no NVLink, others have" if slow else ""

@@ -1,0 +1,36 @@
+"""Gloo carries what GPUs say to each other."""
+
+from __future__ import annotations
+
+from paceline.advise.evidence import Evidence
+from paceline.advise.exposed_communication import waiting_for_bytes
+from paceline.advise.finding import Figure, Finding
+from paceline.advise.wording import percent
+
+FASTER = 8.0  # times: Gloo copies through the host, at some GB/s at best
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Several workers compute on GPUs and speak through Gloo, which copies everything through the host.
+
+    Mended by NCCL: `--backend auto` (or `nccl`), or `init_process_group("nccl")` in a script that makes its own.
+    Predicted: what is waited for in collectives takes an eighth.
+    """
+    facts = evidence.first_facts
+    told = {str(trace.head.distributed.get("backend", "")) for trace in evidence.traces}
+    told |= {facts.backend} if facts else set()
+    if not evidence.has_device or evidence.workers < 2 or "gloo" not in told:
+        return None
+    waiting, step = waiting_for_bytes(evidence), evidence.step
+    return Finding(
+        rule="gloo_on_gpus",
+        title=f"Gloo on GPUs: {percent(waiting / step if step else 0.0)} of a step is waiting in collectives",
+        evidence=[
+            Figure("workers", evidence.workers),
+            Figure("waiting in collectives", waiting, "s"),
+            Figure("step", step, "s"),
+        ],
+        predicted_gain=step / (step - waiting * (1 - 1 / FASTER)) if step else None,
+        how="what is waited for in collectives takes an eighth",
+        advice='paceline run --backend nccl … — in a script of its own: init_process_group("nccl")',
+    )

@@ -1,0 +1,70 @@
+"""One worker keeps the others waiting."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Figure, Finding
+from paceline.advise.wording import percent, seconds
+
+SHARE = 0.05  # of a step that it is behind the others
+KINDS = {"data": "input"}  # the rest is compute
+OTHERS = 0.25  # of its cores that others keep busy: less is the system's own
+ADVICE = {
+    "input": "See what its loader reads: a slow disk, a cold cache, samples that take longer to decode",
+    "compute": "See what else runs on its cores or its GPU (clock, temperature), and whether it has more to do",
+    "elsewhere": "Something else runs on its core: end it, or give the workers other cores (taskset, --threads)",
+}
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """One worker comes later to the collectives than the others, which wait for it: which, since which step, and
+    whether it loads or computes longer.
+
+    Mended by hand. Predicted: it is as fast as the others.
+    """
+    table = evidence.stragglers
+    if evidence.workers < 2 or not table.height:
+        return None
+    row = table.row(0, named=True)
+    if not row["slow"] or row["share"] < SHARE:
+        return None
+    rank, behind, step = row["rank"], row["behind"], evidence.step
+    kind = KINDS.get(row["cause"], "compute")
+    others = _others_on_its_cores(evidence, rank)
+    disturbed = kind == "compute" and others > OTHERS
+    return Finding(
+        rule="imbalance",
+        title=f"Worker {rank} keeps the others waiting, {seconds(behind)} a step since step {row['since']}: {kind}"
+        + (", on a core that others use, too" if disturbed else ""),
+        evidence=[
+            Figure("worker", rank),
+            Figure("since step", row["since"]),
+            Figure("behind the others", behind, "s"),
+            Figure("share of a step", behind / step if step else 0.0),
+            Figure("cause", kind),
+            Figure("the part that is longer", row["cause"]),
+            Figure("longer by", row["excess"], "s"),
+            *([Figure("share of its cores that others keep busy", others)] if disturbed else []),
+            Figure("step", step, "s"),
+        ],
+        predicted_gain=step / max(step - behind, 1e-9) if step > behind else None,
+        how="it is as fast as the others",
+        advice=f"{ADVICE['elsewhere' if disturbed else kind]} ({percent(behind / step if step else 0.0)} of a step)",
+    )
+
+
+def _others_on_its_cores(evidence: Evidence, rank: int) -> float:
+    """The share of a worker's cores that something else kept busy; 0 where that is not known, or it has no cores of its
+    own."""
+    workers = [worker for worker in evidence.run.workers if worker.rank == rank] if evidence.run else []
+    samples = evidence.samples
+    if not workers or not workers[0].cores or not samples:
+        return 0.0
+    cores, shares = workers[0].cores, []
+    for sample in samples:
+        mine = [one.cpu for one in sample.workers if one.rank == rank]
+        if mine and max(cores) < len(sample.cpu):
+            shares.append((sum(sample.cpu[core] for core in cores) - mine[0]) / len(cores))
+    return max(fmean(shares), 0.0) if shares else 0.0

@@ -1,0 +1,49 @@
+"""Batches are copied from memory that is not pinned."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Figure, Finding
+from paceline.advise.input_bound import gain_of_processes, processes_for
+from paceline.advise.wording import command, percent
+
+SHARE = 0.02  # of a step: with less there is nothing to gain
+PINNED = 25e9  # bytes a second from pinned memory: PCIe 4; newer slots give twice that
+PAGEABLE = r"Memcpy HtoD.*Pageable"
+
+
+def find(evidence: Evidence) -> Finding | None:
+    """Batches are copied to the device from ordinary memory: the driver copies them twice, and the host waits.
+
+    Mended by `loader=N`, which pins memory and lets the copies run beside the host's work, where the loader has no
+    processes; else by hand. Predicted: the same bytes at 25 GB/s, for the device and for the host, and with `loader=N`
+    what loading in processes gains.
+    """
+    clock = evidence.clock
+    if clock is None or {"loader", "resident"} & evidence.mods:
+        return None
+    copies = evidence.kernels.filter((pl.col("kind") == "copy") & pl.col("name").str.contains(PAGEABLE))
+    time, sent = float(copies["total"].sum()), float(copies["bytes"].fill_null(0).sum())
+    if time < SHARE * clock.wall:
+        return None
+    saved = max(time - sent / PINNED, 0.0)
+    loader = evidence.loader
+    by_mod = loader is not None and not loader.processes and not loader.pinned
+    mod = f"loader={processes_for(evidence)}" if by_mod else ""
+    hand = "DataLoader(…, pin_memory=True), and .to(device, non_blocking=True)"
+    return Finding(
+        rule="pageable_copies",
+        title=f"{percent(time / clock.wall)} of a step is copies from memory that is not pinned",
+        evidence=[
+            Figure("such copies", float(copies["calls"].sum()), "a step"),
+            Figure("time in them", time, "s"),
+            Figure("copied", sent, "bytes a step"),
+            Figure("step", clock.wall, "s"),
+        ],
+        mod=mod,
+        predicted_gain=clock.gain(device=saved, launching=saved) * (gain_of_processes(evidence) if mod else 1.0),
+        how="the same bytes at 25 GB/s" + (", and what loading in processes gains" if mod else ""),
+        advice=f"{command(mod)} — by hand: {hand}" if mod else hand,
+    )
