@@ -105,6 +105,24 @@ def test_mods_that_exclude_each_other_replace_each_other_where_that_gains():
     assert not row(verdict, "compile=default").kept
 
 
+def test_a_mod_that_the_others_make_up_for_is_dropped_at_the_end():
+    speeds = {
+        frozenset(mods.split()): 100 * gain
+        for mods, gain in {
+            "channels_last": 1.3,
+            "cuda_graphs": 1.2,
+            "channels_last cuda_graphs": 1.5,
+            "cuda_graphs precision=bf16": 2.5,
+            "channels_last cuda_graphs precision=bf16": 2.4,
+        }.items()
+    }
+    relevant = {"channels_last", "cuda_graphs", "precision=bf16"}
+    verdict = tune(Machine(lambda mods: speeds.get(mods & relevant, 100.0), noise=0.01, budget=3000))
+    assert set(verdict.final.mods) == {"cuda_graphs", "precision=bf16"}
+    assert not row(verdict, "channels_last").kept
+    assert row(verdict, "channels_last").reason == "nothing is lost without it, next to the others"
+
+
 def test_a_failure_is_a_row_and_its_mod_is_not_tried_in_vain_again():
     fails = {"cuda_graphs": "unsupported", "compile=default": "memory", "channels_last": "failed"}
     machine = Machine(compute_bound, noise=0.01, fails=fails, budget=3000)
