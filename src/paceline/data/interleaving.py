@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.dealing import Deal, settle
+from paceline.data.meters import Meter
 from paceline.data.nodes import Settle, Settled, fill
 from paceline.data.order import Epoch, Order, Pieces
 from paceline.data.threads import Task, Threads
@@ -38,7 +39,9 @@ class Interleaved:
         cycle: int,
         block: int,
         ahead: bool,
+        meter: Meter,
     ) -> None:
+        self.meter = meter
         self.order, self.unit, self.name, self.read = order, unit, name, read
         self.cycle, self.block, self.ahead = cycle, block, ahead
 
@@ -169,6 +172,10 @@ class InterleavedCursor(Cursor):
         self._names: list[tuple[int, int, range]] = []  # of what was taken last: how many, unit, which records of it
 
     def take(self, count: int) -> list[Any]:
+        with self._node.meter.working(count):
+            return self._take(count)
+
+    def _take(self, count: int) -> list[Any]:
         found: list[Any] = []
         self._names = []
         idle = 0  # slots in a row that there was nothing for

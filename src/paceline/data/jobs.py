@@ -6,17 +6,22 @@ one that is ready first comes first, and the mark says which of those that were 
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
+import torch
+
 from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.losses import Losses
 from paceline.data.meters import Meter
 from paceline.data.nodes import Settle, Settled
-from paceline.data.work import NOTHING, Where, Work
+from paceline.data.work import NOTHING, Token, Where, Work
 from paceline.errors import UsageError
+from paceline.script import tree
 
 Last = Literal["keep", "drop"]  # what becomes of a last batch that is not full
 
@@ -28,27 +33,32 @@ class Ticket(Protocol):
 
     def result(self) -> Any: ...
 
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        ...
+
 
 class Pool(Protocol):
     """Whoever does jobs: threads or processes. `room` more are accepted without a need to wait."""
 
     def room(self, waiting: int) -> int: ...
 
-    def submit(self, keys: Any, where: Where) -> Ticket: ...
+    def submit(self, keys: Any, where: Where, token: Token) -> Ticket: ...
 
     def wait_any(self, tickets: Sequence[Ticket]) -> int:
         """The number of the first one that is done; waits for one."""
         ...
 
-    def given(self) -> None:
-        """A result was taken: the time to think about sizes."""
+    def given(self, flying: Sequence[Ticket]) -> None:
+        """A result was taken, these are under way: the time to think about sizes."""
         ...
-
-    def close(self, *, wait: bool) -> None: ...
 
 
 class Pools(Protocol):
     """Gives a job its pool, once it is known what it costs; None: do it here."""
+
+    @property
+    def at_once(self) -> bool: ...
 
     def choose(self, jobs: Jobs, meter: Meter) -> Pool | None: ...
 
@@ -71,7 +81,7 @@ class Jobs:
         given: list[int] = []
         if mark is not None and "again" in mark:
             mark, given = mark["again"], mark["given"]
-        return JobsCursor(self, up(context, mark), given)
+        return JobsCursor(self, up(context, mark), context, given)
 
     def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
         if any(mark is not None and "again" in mark for mark in marks):
@@ -95,8 +105,10 @@ class Flying:
 class JobsCursor(Cursor):
     """Begins by doing the work itself, and asks for a pool when it has seen what it costs."""
 
-    def __init__(self, node: Jobs, up: Cursor, given: list[int]) -> None:
+    def __init__(self, node: Jobs, up: Cursor, context: Context, given: list[int]) -> None:
         self._node, self._up, self._meter = node, up, node.meter
+        self._who = (*context.epoch, context.rank)
+        self._seeded = node.work.seeded
         self._flying: deque[Flying] = deque()
         self._pool: Pool | None = None
         self._chosen = node.pools is None
@@ -109,9 +121,8 @@ class JobsCursor(Cursor):
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
         while len(found) < count:
-            if not self._chosen and self._meter.known:
+            if not self._chosen and self._node.pools is not None and (self._node.pools.at_once or self._meter.known):
                 self._chosen = True
-                assert self._node.pools is not None
                 self._pool = self._node.pools.choose(self._node, self._meter)
             if self._pool is not None or self._given:
                 result = self._from_pool() if self._pool is not None else self._drop_given()
@@ -128,6 +139,9 @@ class JobsCursor(Cursor):
     def _do_here(self, count: int, found: list[Any]) -> bool:
         """One batch, or up to `count` samples. False at the end of the stream."""
         node, size = self._node, self._node.size
+        if size is None and self._seeded:
+            count = 1  # each with random numbers of its own
+        token = self._token()
         with self._meter.waiting():
             keys = self._up.take(count if size is None else size)
         if not len(keys) or (size is not None and len(keys) < size and node.last == "drop"):
@@ -135,14 +149,16 @@ class JobsCursor(Cursor):
         where = self._where = self._up.where()
         with self._meter.working(len(keys)):
             if size is None:
-                made = list(node.work.on_each(keys, where, node.losses))
+                made = list(node.work.on_each(keys, where, node.losses, token))
                 found += made
                 if len(made) < len(keys):
                     self._where = None
                 return len(keys) == count
-            batch = node.work.on_batch(keys, where, node.losses)
+            batch = node.work.do(keys, where, node.losses, token=token)
         if batch is not NOTHING:
             found.append(batch)
+            if not self._meter.bytes:
+                self._meter.bytes = size_of(batch)
         return len(keys) == size
 
     # -- in a pool -------------------------------------------------------------------------------------------------
@@ -161,13 +177,13 @@ class JobsCursor(Cursor):
         del self._flying[number]
         self._meter.given += 1
         self._note(flying)
-        pool.given()
+        pool.given([other.ticket for other in self._flying])
         return None if result is NOTHING else result
 
     def _hand_over(self, room: int) -> None:
         size, work = self._node.size or 1, self._node
         while room > 0 and not self._ended:
-            before = self._up.mark()
+            before, token = self._up.mark(), self._token()
             with self._meter.waiting():
                 keys = self._up.take(size)
             self._ended = len(keys) < size
@@ -178,12 +194,13 @@ class JobsCursor(Cursor):
             if number in self._given:
                 continue
             assert self._pool is not None
-            ticket = self._pool.submit(keys, self._up.where())
+            ticket = self._pool.submit(keys, self._up.where(), token)
             self._flying.append(Flying(number, ticket, before, self._up.mark()))
             room -= 1
 
     def _drop_given(self) -> Any:
         """Reads on from a mark of `deterministic=False` without a pool: what was given is read and left."""
+        token = self._token()
         keys = self._up.take(self._node.size or 1)
         number, self._number = self._number, self._number + 1
         if not len(keys):
@@ -191,7 +208,7 @@ class JobsCursor(Cursor):
         if number in self._given:
             self._given.discard(number)
             return None
-        result = self._node.work.do(keys, self._up.where(), self._node.losses)
+        result = self._node.work.do(keys, self._up.where(), self._node.losses, token=token)
         return None if result is NOTHING else result
 
     def _note(self, flying: Flying) -> None:
@@ -202,6 +219,10 @@ class JobsCursor(Cursor):
         self._given = {number for number in self._given if number >= first}
         self._mark = _less(base, first, self._given)
 
+    def _token(self) -> Token:
+        """Made of where the stream stands: the same when it is gone through again, and other for every job."""
+        return (*self._who, zlib.crc32(msgspec.msgpack.encode(self._up.mark()))) if self._seeded else ()
+
     # -- where it stands -------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
@@ -211,11 +232,16 @@ class JobsCursor(Cursor):
         return Cursor.where(self) if self._where is None or self._node.size is not None else self._where
 
     def close(self, *, wait: bool = True) -> None:
-        if self._pool is not None:
-            self._pool.close(wait=wait)
+        for flying in self._flying:
+            flying.ticket.cancel()
         self._up.close(wait=wait)
 
 
 def _less(base: Mark, first: int, given: set[int]) -> Mark:
     """The mark from which everything is to be read again, less those jobs that were given."""
     return {"again": base, "given": sorted(number - first for number in given)} if given else base
+
+
+def size_of(value: Any) -> int:
+    """Bytes of the tensors in it."""
+    return sum(leaf.nbytes for leaf in tree.leaves(value) if isinstance(leaf, torch.Tensor))

@@ -22,7 +22,10 @@ KEPT = 100  # reasons kept for the report
 class Losses:
     """Counts over all stages and threads of one pipeline."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps: bool = False) -> None:
+        """`keeps`: in a process of ours, which says nothing itself and tells all of it to the one that counts."""
+        self.kept: list[tuple[str, Policy]] = []
+        self._keeps = keeps
         self.count = 0
         self.reasons: list[str] = []
         self._loud = 0
@@ -33,6 +36,9 @@ class Losses:
         """Raises `error`, or counts it."""
         if policy == "raise":
             raise error
+        if self._keeps:
+            self.kept.append((error.message, policy))
+            return
         with self._lock:
             self.count += 1
             if len(self.reasons) < KEPT:
@@ -41,11 +47,6 @@ class Losses:
             shown = policy == "warn" and self._loud <= SHOWN
         if shown:
             warnings.warn(f"Left out: {error.message}", stacklevel=2)
-
-    def add(self, reasons: list[str], policy: Policy) -> None:
-        """What another process lost."""
-        for reason in reasons:
-            self.lose(DataError(reason), policy)
 
     def say(self) -> None:
         """At the end of an epoch: how many, where somebody wants to know."""

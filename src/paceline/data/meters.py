@@ -20,6 +20,7 @@ class Meter:
         self.cpu = 0.0  # … of which a core was busy
         self.wait = 0.0  # seconds that the stage before made it wait
         self.idle = 0.0  # seconds that the consumer waited for a result of a pool
+        self.bytes = 0  # of a result
         self.parallel = 0  # jobs at a time; 0: in the consumer's own thread
         self.kind = ""  # threads, processes
         self.fill: tuple[int, int] | None = None  # results that lie ready, of how many that may
@@ -53,6 +54,25 @@ class Meter:
             self.samples += samples
             self.work += work
             self.cpu += cpu
+
+
+class Clock:
+    """The consumer's time: how long it waited for results, and how long it used them."""
+
+    def __init__(self) -> None:
+        self.waited = self.used = 0.0
+        self.results = 0
+        self._asked = self._answered = 0.0
+
+    def asked(self) -> None:
+        self._asked = perf_counter()
+        if self._answered:
+            self.used += self._asked - self._answered
+
+    def answered(self) -> None:
+        self._answered = perf_counter()
+        self.waited += self._answered - self._asked
+        self.results += 1
 
 
 class _Span:

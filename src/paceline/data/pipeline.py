@@ -17,7 +17,6 @@ from typing import Any, Literal
 from paceline.data import stages as s
 from paceline.data.combining import Mixed, Zipped
 from paceline.data.cursor import Context, Cursor, Mark
-from paceline.data.execution import pools_for
 from paceline.data.jobs import Last
 from paceline.data.losses import POLICIES, Losses, Policy
 from paceline.data.plan import Plan, Planner, Runtime
@@ -45,7 +44,7 @@ class Pipeline:
     ) -> None:
         self._source, self._stages, self._title, self._made_of = source, stages, title, made_of
         self._context = context or Context()
-        self._runtime = Runtime(pools=pools_for)
+        self._runtime = Runtime()
         self._planned: Plan | None = None
         self._epoch = 0  # of the next loop
         self._begin: tuple[int, Mark | None] | None = None  # where a restored state says to begin
@@ -94,16 +93,18 @@ class Pipeline:
 
     def map(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[..., Any],
         *,
+        seed: int | None = None,
         parallel: Number = "auto",
         kind: s.Kind = "auto",
         deterministic: bool = True,
         on_error: Policy = "raise",
     ) -> Pipeline:
         """The function's result in the place of each sample (or batch, after .batch). `kind` is where it is called:
-        "here", in "threads", in "processes", or as measuring shows."""
-        return self._with(s.Map(function, _how(parallel, kind, deterministic), _policy(on_error)))
+        "here", in "threads", in "processes", or as measuring shows. With a `seed` it is called as `function(sample,
+        generator)`: random numbers that are the same wherever and however often that sample is made in that epoch."""
+        return self._with(s.Map(function, _how(parallel, kind, deterministic), _policy(on_error), seed))
 
     def batch(
         self,
@@ -123,18 +124,20 @@ class Pipeline:
 
     def map_and_batch(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[..., Any],
         size: int,
         *,
         last: Last = "keep",
+        seed: int | None = None,
         parallel: Number = "auto",
         kind: s.Kind = "auto",
         deterministic: bool = True,
         on_error: Policy = "raise",
     ) -> Pipeline:
         """Both as one job: each result is written straight into its row of the batch."""
-        mapped = self.map(function, parallel=parallel, kind=kind, deterministic=deterministic, on_error=on_error)
-        return mapped.batch(size, last=last, parallel=parallel, kind=kind, deterministic=deterministic)
+        how: dict[str, Any] = {"parallel": parallel, "kind": kind, "deterministic": deterministic}
+        mapped = self.map(function, seed=seed, on_error=on_error, **how)
+        return mapped.batch(size, last=last, **how)
 
     def interleave(
         self, make: Callable[[Any], Any], *, cycle: int = 4, block: int = 1, parallel: bool = False
@@ -203,7 +206,7 @@ class Pipeline:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        self.close()
+        self._stop()
         epoch, mark = self._begin or (self._epoch, None)
         self._begin, self._epoch = None, epoch + 1
         context = Context(rank=self._context.rank, world=self._context.world, epoch=(epoch,))
@@ -239,14 +242,21 @@ class Pipeline:
         the states of all of them (one is enough where nothing but indices was dealt out). Every worker calls it."""
         from paceline.data.resuming import begin
 
-        self.close()
+        self._stop()
         self._end = None
         states = [state] if isinstance(state, dict) else list(state)
         self._begin = begin(self._plan(), self._signature(), self._context, states)
         self._epoch = self._begin[0]
 
     def close(self) -> None:
-        """Ends what still runs: threads, processes, open files. A new loop does it, too."""
+        """Ends what still runs: threads, processes, open files. A new loop starts them again."""
+        self._stop()
+        self._runtime.close(wait=True)
+
+    def __del__(self) -> None:
+        self._runtime.close(wait=False)
+
+    def _stop(self) -> None:
         if self._run is not None:
             run, self._run = self._run, None
             self._end = run.stands()
@@ -301,7 +311,8 @@ class Run:
 
     def __init__(self, pipeline: Pipeline, cursor: Cursor, epoch: int) -> None:
         self.cursor, self.epoch, self.ended = cursor, epoch, False
-        self._losses = pipeline._runtime.losses
+        self._pipeline = pipeline  # whose threads must not end before this does
+        self._clock = pipeline._runtime.clock
         self._final: dict[str, Any] | None = None
 
     def __iter__(self) -> Run:
@@ -309,13 +320,15 @@ class Run:
 
     def __next__(self) -> Any:
         if not self.ended:
+            self._clock.asked()
             got = self.cursor.take(1)
+            self._clock.answered()
             if len(got):
                 return got[0]
             self.ended = True
             self._final = self.stands()
             self.cursor.close()
-            self._losses.say()
+            self._pipeline._runtime.losses.say()
         raise StopIteration
 
     def stands(self) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from paceline.data.combining import Zipped
 from paceline.data.cursor import Context, Cursor, Mark
 from paceline.data.dealing import Deal
 from paceline.data.device import Moved
+from paceline.data.execution import Chooser
 from paceline.data.interleaving import Interleaved
 from paceline.data.jobs import Jobs
 from paceline.data.limits import Filtered, Limited, Rounds
 from paceline.data.losses import Losses
-from paceline.data.meters import Meter
+from paceline.data.meters import Clock, Meter
 from paceline.data.nodes import Keys, Node, Settled
 from paceline.data.sources import Source
 from paceline.data.windows import Windows
@@ -40,12 +41,23 @@ class Runtime:
 
     losses: Losses = field(default_factory=Losses)
     meters: list[Meter] = field(default_factory=list)
-    pools: Callable[[s.How], Any] = lambda how: None
+    clock: Clock = field(default_factory=Clock)
+    choosers: list[Chooser] = field(default_factory=list)
 
     def meter(self, name: str) -> Meter:
         meter = Meter(name)
         self.meters.append(meter)
         return meter
+
+    def chooser(self, how: s.How) -> Chooser:
+        chooser = Chooser(how)
+        self.choosers.append(chooser)
+        return chooser
+
+    def close(self, *, wait: bool) -> None:
+        """Ends threads and processes that outlive an epoch."""
+        for chooser in self.choosers:
+            chooser.close(wait=wait)
 
 
 class Plan:
@@ -113,7 +125,9 @@ class Planner:
         match stage:
             case s.Map():
                 self.how = _stricter(self.how, stage.how)
-                (self.steps if self.batch is None else self.after).append(Step(stage.function, stage.on_error))
+                (self.steps if self.batch is None else self.after).append(
+                    Step(stage.function, stage.on_error, stage.seed)
+                )
             case s.Batch() if self.batch is None:
                 self.how = _stricter(self.how, stage.how)
                 self.batch = stage
@@ -212,6 +226,7 @@ class Planner:
             cycle=stage.cycle,
             block=stage.block,
             ahead=stage.ahead,
+            meter=self.runtime.meter(stage.name),
         )
         self.nodes.append(node)
         self.source, self.order, self.steps = None, None, []
@@ -241,7 +256,7 @@ class Planner:
                     size=None if batch is None else batch.size,
                     last="keep" if batch is None else batch.last,
                     deterministic=self.how.deterministic,
-                    pools=self.runtime.pools(self.how),
+                    pools=self.runtime.chooser(self.how),
                 )
             )
         self.source, self.order, self.batch, self.steps, self.after = None, None, None, [], []

@@ -52,9 +52,10 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    function: Callable[[Any], Any]
+    function: Callable[..., Any]
     how: How
     on_error: Policy = "raise"
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ class Task:
     def run(self) -> None:
         function, self._function = self._function, None
         try:
-            assert function is not None
-            self._value = function()
+            if function is not None:
+                self._value = function()
         except BaseException as error:
             self._error = error
         self._done = True
@@ -34,6 +34,10 @@ class Task:
 
     def done(self) -> bool:
         return self._done
+
+    def cancel(self) -> None:
+        """It is not begun any more; what was begun is done."""
+        self._function = None
 
     def wait(self) -> None:
         if not self._done:

@@ -11,25 +11,30 @@ from typing import Any
 
 from paceline.data.collate import Allocate, Tray, empty
 from paceline.data.losses import Losses, Policy
+from paceline.data.seeds import generator
 from paceline.errors import DataError, PacelineError
 
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()  # in the place of what was lost
 Where = Callable[[int], str]
+Token = tuple[int, ...]  # stands for a job, and for no other: its random numbers are made of it
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """A function of the user's, and what becomes of a sample on which it raises."""
 
-    function: Callable[[Any], Any]
+    function: Callable[..., Any]
     on_error: Policy = "raise"
+    seed: int | None = None  # given: the function gets a random generator, too
 
     @property
     def name(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
-    def __call__(self, value: Any, where: Where, number: int, losses: Losses) -> Any:
+    def __call__(self, value: Any, where: Where, number: int, losses: Losses, token: Token = ()) -> Any:
         try:
+            if self.seed is not None:
+                return self.function(value, generator(self.seed, *token, number))
             return self.function(value)
         except PacelineError as error:
             told = DataError(f"{where(number)}: {error.message}", advice=error.advice)
@@ -57,38 +62,38 @@ class Work:
     after: tuple[Step, ...] = ()
 
     @property
+    def seeded(self) -> bool:
+        return any(step.seed is not None for step in (*self.steps, *self.after))
+
+    @property
     def nothing_to_do(self) -> bool:
         return not (self.gather or self.fetch or self.steps or self.batched or self.after)
 
-    def do(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty) -> Any:
+    def do(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty, token: Token = ()) -> Any:
         """A batch of these, or the one sample that is made of the only key; or NOTHING."""
-        if self.batched:
-            return self.on_batch(keys, where, losses, allocate)
-        return next(self.on_each(keys, where, losses), NOTHING)
-
-    def on_batch(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty) -> Any:
-        """A batch of these, or NOTHING."""
+        if not self.batched:
+            return next(self.on_each(keys, where, losses, token), NOTHING)
         if self.gather is not None:
             batch = self.gather(keys)
         elif self.collate is not None:
-            made = list(self.on_each(keys, where, losses))
+            made = list(self.on_each(keys, where, losses, token))
             batch = self.collate(made) if made else NOTHING
         else:
             tray = Tray(len(keys), allocate)
-            for sample in self.on_each(keys, where, losses):
+            for sample in self.on_each(keys, where, losses, token):
                 tray.put(sample)
             batch = tray.batch() if tray.count else NOTHING
         for step in self.after:
             if batch is not NOTHING:
-                batch = step(batch, lambda _: f"the batch that begins with {where(0)}", 0, losses)
+                batch = step(batch, lambda _: f"the batch that begins with {where(0)}", 0, losses, token)
         return batch
 
-    def on_each(self, keys: Any, where: Where, losses: Losses) -> Iterator[Any]:
+    def on_each(self, keys: Any, where: Where, losses: Losses, token: Token = ()) -> Iterator[Any]:
         """The samples made of these."""
         samples = keys if self.fetch is None else self._fetched(keys, where)
         for number, sample in enumerate(samples):
             for step in self.steps:
-                sample = step(sample, where, number, losses)
+                sample = step(sample, where, number, losses, token)
                 if sample is NOTHING:
                     break
             else:

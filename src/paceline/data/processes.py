@@ -1,0 +1,336 @@
+"""Processes that make batches: for functions that hold Python's lock, of which threads can only run one at a time.
+
+They are forked, so the work needs no pickling, and what it refers to is there. What goes to them and comes back lies in
+slots of shared memory: a batch is written straight into a slot and read where it lies. A slot is used again when the
+last tensor that lies in it is gone; where slots get few, batches are copied out. A process ends when its pipe does, so
+none is left behind however this one ends.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import re
+import signal
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.data.losses import Losses
+from paceline.data.meters import Meter
+from paceline.data.work import NOTHING, Token, Where, Work
+from paceline.errors import DataError, PacelineError
+
+ALIGN = 64
+LEAST = 64 << 20  # bytes of a slot; only what is used takes memory
+SPARE = 4  # slots beyond those under way: what the consumer may hold without a copy
+
+_gone: list[int] = []  # processes that ended and were not waited for
+
+
+class Slot:
+    """A piece of shared memory, written by whoever has it."""
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = os.memfd_create("paceline-data")
+        os.ftruncate(self.descriptor, size)
+        self.memory = mmap.mmap(self.descriptor, size)
+        self.size = size
+        self.used = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in here; an ordinary one where it does not fit."""
+        empty = torch.empty(0, dtype=dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        begin, size = -(-self.used // ALIGN) * ALIGN, count * empty.element_size()
+        if not size or begin + size > self.size:
+            return torch.empty(shape, dtype=dtype)
+        self.used = begin + size
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=begin).view(shape)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        # The mapping goes when the last tensor in it does.
+
+
+class Ticket:
+    """A job that a process has, or had."""
+
+    def __init__(self, child: Child, slot: Slot, where: Where, pool: ProcessEngine) -> None:
+        self._child, self.slot, self.where, self._pool = child, slot, where, pool
+        self.answer: tuple[bool, Any] | None = None
+        self.cancelled = False
+
+    def done(self) -> bool:
+        while self.answer is None and self._child.pipe.poll():
+            self._pool.receive(self._child)
+        return self.answer is not None
+
+    def result(self) -> Any:
+        while self.answer is None:
+            self._pool.receive(self._child)
+        well, value = self.answer
+        self.answer = (True, None)
+        if not well:
+            raise value
+        return value
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Child:
+    """A process, and the jobs that it has, in order."""
+
+    def __init__(self, pid: int, pipe: Connection) -> None:
+        self.pid, self.pipe = pid, pipe
+        self.has: deque[Ticket] = deque()
+
+
+class ProcessEngine:
+    """`size` processes."""
+
+    kind = "processes"
+
+    def __init__(self, work: Work, losses: Losses, meter: Meter, size: int, largest: int) -> None:
+        self.work, self.losses, self.meter, self.size = work, losses, meter, size
+        slots = [Slot(max(LEAST, 4 * largest)) for _ in range(3 * size + SPARE)]
+        self._slots, self._free = slots, list(slots)
+        self._children: list[Child] = []
+        _reap()
+        for _ in range(size):
+            self._children.append(self._fork())
+        self._closed = False
+
+    def room(self) -> int:
+        return len(self._free)
+
+    def submit(self, keys: Any, where: Where, token: Token) -> Ticket:
+        slot = self._free.pop()
+        child = min(self._children, key=lambda child: len(child.has))
+        ticket = Ticket(child, slot, where, self)
+        child.has.append(ticket)
+        raw = pickle.dumps(keys, protocol=5)
+        fits = len(raw) <= slot.size
+        if fits:
+            slot.memory[: len(raw)] = raw
+        try:
+            child.pipe.send((self._slots.index(slot), len(raw) if fits else raw, token))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # told when its result is asked for
+        return ticket
+
+    def receive(self, child: Child) -> None:
+        """Takes the next answer of a process; waits for it."""
+        ticket = child.has.popleft() if child.has else None
+        try:
+            well, raw, work, cpu, samples, lost = child.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            if ticket is not None:
+                ticket.answer = False, self._died(child)
+            return
+        if ticket is None:
+            return
+        self.meter.add(samples, work, cpu)
+        try:
+            if not well:
+                raise _named(pickle.loads(raw), ticket.where)
+            for reason, policy in lost:
+                self.losses.lose(DataError(_with_names(reason, ticket.where)), policy)
+        except Exception as error:
+            ticket.answer = False, error
+            self._free.append(ticket.slot)
+            return
+        if ticket.cancelled:
+            ticket.answer = True, NOTHING
+            self._free.append(ticket.slot)
+        else:
+            ticket.answer = True, self._unpack(raw, ticket.slot)
+
+    def _unpack(self, raw: bytes, slot: Slot) -> Any:
+        held = _Held(slot)
+        told = _Unpickler(io.BytesIO(raw), held).load()
+        if not held.tensors:
+            self._free.append(slot)
+        elif len(self._free) < 2 * self.size:
+            # The consumer keeps many: what it keeps from here on is its own memory.
+            held.tensors.clear()
+            told = _Unpickler(io.BytesIO(raw), _Copied(slot)).load()
+            self._free.append(slot)
+        else:
+            weakref.finalize(held.base, self._free.append, slot).atexit = False
+            held.tensors.clear()
+        return NOTHING if told is None else told[0]
+
+    def wait_any(self, tickets: Sequence[Any]) -> int:
+        while True:
+            for number, ticket in enumerate(tickets):
+                if ticket.done():
+                    return number
+            wait([child.pipe for child in self._children if child.has])
+
+    def _died(self, child: Child) -> DataError:
+        try:
+            _, status = os.waitpid(child.pid, 0)
+        except ChildProcessError:
+            status = 0
+        how = f"by signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "by itself"
+        return DataError(
+            f"A process that makes samples ended {how}.",
+            advice="SIGKILL most often means that memory ran out: use fewer (parallel=1), or threads (kind='threads').",
+        )
+
+    def _fork(self) -> Child:
+        ours, its = Pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                for child in self._children:
+                    child.pipe.close()
+                _live(its, self.work, self._slots)
+            finally:
+                os._exit(0)
+        its.close()
+        return Child(pid, ours)
+
+    def close(self, *, wait: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for child in self._children:
+            child.pipe.close()
+            if wait:
+                try:
+                    os.kill(child.pid, signal.SIGKILL)
+                    os.waitpid(child.pid, 0)
+                except (ProcessLookupError, ChildProcessError):
+                    pass
+            else:
+                _gone.append(child.pid)
+        for slot in self._slots:
+            slot.close()
+
+    def __del__(self) -> None:
+        self.close(wait=False)
+
+
+def _reap() -> None:
+    for pid in list(_gone):
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                _gone.remove(pid)
+        except ChildProcessError:
+            _gone.remove(pid)
+
+
+# -- what passes between them ------------------------------------------------------------------------------------------
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors that lie in the slot are told by their place; others are put there, if they fit."""
+
+    def __init__(self, file: io.BytesIO, slot: Slot) -> None:
+        super().__init__(file, protocol=5)
+        self._slot = slot
+        self._begin = torch.frombuffer(slot.memory, dtype=torch.uint8, count=1).data_ptr()
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+            return None
+        if not value.is_contiguous() or not self._begin <= value.data_ptr() < self._begin + self._slot.size:
+            lies = self._slot.allocate(tuple(value.shape), value.dtype)
+            if not self._begin <= lies.data_ptr() < self._begin + self._slot.size:
+                return None
+            value = lies.copy_(value.detach())
+        return value.data_ptr() - self._begin, str(value.dtype).removeprefix("torch."), tuple(value.shape)
+
+
+class _Held:
+    """Tensors as views of a slot."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.base = np.frombuffer(slot.memory, np.uint8)
+        self.tensors: list[torch.Tensor] = []
+
+    def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        count = int(np.prod(shape, dtype=np.int64))
+        made = torch.frombuffer(self.base, dtype=dtype, count=count, offset=at).view(shape)
+        self.tensors.append(made)
+        return made
+
+
+class _Copied(_Held):
+    """Tensors of their own."""
+
+    def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        return super().tensor(at, dtype, shape).clone()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, held: _Held) -> None:
+        super().__init__(file)
+        self._held = held
+
+    def persistent_load(self, told: Any) -> Any:
+        at, dtype, shape = told
+        return self._held.tensor(at, getattr(torch, dtype), shape)
+
+
+def _place(number: int) -> str:
+    """Stands for a sample's name, which a process does not know."""
+    return f"\0{number}\0"
+
+
+def _with_names(text: str, where: Where) -> str:
+    return re.sub("\0(\\d+)\0", lambda found: where(int(found[1])), text)
+
+
+def _named(error: Exception, where: Where) -> Exception:
+    if isinstance(error, PacelineError):
+        return type(error)(_with_names(error.message, where), advice=error.advice)
+    return error
+
+
+def _live(pipe: Connection, work: Work, slots: list[Slot]) -> None:
+    """What a process does, until its pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # and no pool of threads, which does not survive a fork
+    while True:
+        try:
+            number, size, token = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return
+        slot = slots[number]
+        keys = pickle.loads(size if isinstance(size, bytes) else memoryview(slot.memory)[:size])
+        slot.used = 0
+        began, busy = time.perf_counter(), time.process_time()
+        losses = Losses(keeps=True)
+        try:
+            file = io.BytesIO()
+            value = work.do(keys, _place, losses, slot.allocate, token)
+            _Pickler(file, slot).dump(None if value is NOTHING else (value,))
+            well, raw = True, file.getvalue()
+        except Exception as error:
+            well, raw = False, _picklable(error)
+        spent = time.perf_counter() - began, time.process_time() - busy
+        pipe.send((well, raw, *spent, len(keys), losses.kept))
+
+
+def _picklable(error: Exception) -> bytes:
+    error.__cause__ = error.__context__ = None
+    try:
+        raw = pickle.dumps(error)
+        pickle.loads(raw)
+    except Exception:
+        raw = pickle.dumps(DataError(f"{type(error).__name__}: {error}"))
+    return raw
