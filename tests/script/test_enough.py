@@ -63,7 +63,7 @@ def test_a_machine_that_is_never_quiet_keeps_nobody_for_ever():
         enough.add(seconds)
         if enough.is_time_to_look(step) and enough.is_reached(lone_group()):
             break
-    assert 4.0 < passed < 12.0
+    assert 1.0 <= passed < 12.0
 
 
 def test_a_late_compilation_is_no_measurement():

@@ -29,7 +29,7 @@ from paceline.trials.preset import TUNED, Preset, whole_path, write_preset
 from paceline.trials.tune import Search
 from paceline.trials.tune_verdict import Verdict
 
-ENOUGH = 1.5  # seconds of settled steps that make a trial
+ENOUGH = 1.0  # seconds of settled steps that make a trial
 
 BudgetOption = Annotated[
     str,

@@ -16,7 +16,7 @@ from paceline.record.settling import settle
 FIRST_LOOK = 8
 FEWEST = 10  # settled steps
 MANY = 100  # steps, among which those of the warm-up are few
-PATIENCE = 4  # times what was wanted, after which steps that are not steady are taken as they are
+PATIENCE = 3  # times what was wanted, after which steps that are not steady are taken as they are
 
 
 class Enough:

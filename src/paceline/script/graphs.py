@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 from sys import getrefcount
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from paceline.errors import ScriptError
 from paceline.script import tree
 
+VALUES = methodcaller("values")
 LEARNS, HOOKS = attrgetter("requires_grad"), attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 WITHOUT = "Leave the mod out: --mod cuda_graphs cannot be used with this script."
 
@@ -47,7 +48,7 @@ class Layout:
         return len(held) == len(self._held) and all(map(is_, held, self._held)) and self._look() == self._facts
 
     def _all(self) -> list[Any]:
-        return list(chain.from_iterable(place.values() for place in self._places))
+        return list(chain.from_iterable(map(VALUES, self._places)))
 
     def _look(self) -> Any:
         return list(map(torch.Tensor.data_ptr, self._tensors)), list(map(LEARNS, self._tensors))

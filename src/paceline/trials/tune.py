@@ -23,6 +23,7 @@ from paceline.trials.tune_trials import AS_IT_IS, Measures, NoTime, Trials
 from paceline.trials.tune_verdict import Final, Row, Verdict
 
 LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
+MUCH = 1.3  # a gain that the mods after it do not make up for
 SEEDS = 2  # other ones that the baseline is run from
 LEAST_TRIALS = 8  # that say something: the baseline's, one candidate's, and the last check's
 
@@ -241,8 +242,10 @@ class Search:
         self.tell(f"kept {row.mod}: {gain:.2f}×")
 
     def _prune(self) -> None:
-        """Takes each kept mod away once: one that the others make up for is not worth its lines."""
-        for mod in sorted(self.best[:-1], key=lambda mod: self.standings[mod].row.gain or 1.0):
+        """Takes each kept mod away once: one that the others make up for is not worth its lines. Not those that gained
+        much: time for them is better spent on the last check."""
+        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in self.best[:-1]}
+        for mod in sorted((mod for mod, gain in gains.items() if gain < MUCH), key=lambda mod: gains[mod]):
             if len(self.best) < 2:
                 return
             less = tuple(other for other in self.best if other != mod)
