@@ -45,10 +45,10 @@ from paceline.tables.intervals import Spans
 from paceline.tables.overlap import overlap
 from paceline.tables.streams import streams
 from paceline.tables.timeline import work
-from paceline.tables.trace import read_traces
+from paceline.tables.together import read_together
 
 begun = time.perf_counter()
-traces = read_traces(sorted(Path(sys.argv[1]).glob("*.json.gz")))
+traces = read_together(sorted(Path(sys.argv[1]).glob("*.json.gz")))
 loaded = time.perf_counter()
 told = {}
 for trace in traces:

@@ -16,7 +16,8 @@ import polars as pl
 
 from paceline.errors import RecordError
 from paceline.record import Run, Step, read_run, read_steps
-from paceline.tables.trace import Trace, rank_in, read_traces
+from paceline.tables.together import read_together
+from paceline.tables.trace import Trace, rank_in
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Tables:
     @cached_property
     def traces(self) -> list[Trace]:
         """One a rank, by rank. TraceError where a file is damaged."""
-        return read_traces(self.paths)
+        return read_together(self.paths)
 
     def over_ranks(self, table: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
         """A table of all ranks, one below the other. There must be a trace."""

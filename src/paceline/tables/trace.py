@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from paceline.errors import TraceError
+from paceline.tables.intervals import Integers
 from paceline.tables.nesting import calls
 from paceline.tables.stream import NOTHING, Args, Event, Head, Number, Stream
 
@@ -143,7 +144,7 @@ class _Columns:
             self.zero = math.floor(min(max(first, -LATEST), LATEST))
         kinds = KINDS
         kept = [event for event in events if event.ph == "X" and event.cat in kinds]
-        self.memory += [_memory(e, self.zero) for e in events if e.name == "[memory]" and e.args is not None]
+        self.memory += [_memory(e, self.zero) for e in events if e.ph == "i" and e.name == "[memory]" and e.args]
         self.count += len(kept)
         if self.count + len(self.memory) > self.most:
             raise TraceError(
@@ -152,33 +153,42 @@ class _Columns:
             )
         if not kept:
             return
-        args = [event.args or _NO_ARGS for event in kept]
-        start = _nanoseconds([event.ts for event in kept], self.zero)
-        self._put("kind", np.array([_KIND_CODES[event.cat] for event in kept], dtype=np.uint8))
-        self._put("name", self.names.of(event.name for event in kept))
-        self._put("start", start + self.zero * 1000)
-        self._put("end", start + self.zero * 1000 + np.maximum(_nanoseconds([event.dur for event in kept], 0), 0))
+        start = _nanoseconds([event.ts for event in kept], self.zero) + self.zero * 1000
+        kind = np.array([_KIND_CODES[event.cat] for event in kept], dtype=np.uint8)
+        self._put("kind", kind)
+        self._put("name", self.names.of([event.name for event in kept]))
+        self._put("start", start)
+        self._put("end", start + np.maximum(_nanoseconds([event.dur for event in kept], 0), 0))
         self._put("process", _integers([event.pid for event in kept]))
         self._put("thread", _integers([event.tid for event in kept]))
-        self._put("device", _integers([a.device for a in args], np.int32))
-        self._put("stream", _integers([a.stream for a in args], np.int32))
-        self._put("correlation", _integers([a.correlation for a in args]))
+        args = [event.args or _NO_ARGS for event in kept]
         external = _integers([a.external for a in args])
         if (external < 0).all():
             external = _integers([a.external_before for a in args])
         self._put("external", external)
-        self._put("sequence", _integers([a.sequence for a in args]))
-        self._put("forward_thread", _integers([a.forward_thread for a in args]))
-        self._put("bytes", self._bytes(args))
-        self._put("shapes", self.shapes.of_raw([a.shapes for a in args]))
-        self._put("types", self.types.of_raw([a.types for a in args]))
+        # What only some kinds have is only asked of them: looking is most of the work here.
+        called, rest = kind <= _LAST_CALLED, np.flatnonzero(kind > _LAST_CALLED)
+        self._put_of_calls(np.flatnonzero(called), args)
+        self._put_of_others(rest, args)
 
-    def _bytes(self, args: list[Args]) -> np.ndarray[Any, Any]:
-        """Of a copy, or of a collective's message."""
-        found = _integers([a.nbytes for a in args])
-        for row in np.flatnonzero(_integers([a.elements for a in args]) >= 0):
-            found[row] = _message(args[row])
-        return found
+    def _put_of_calls(self, rows: Integers, args: list[Args]) -> None:
+        """Ops and marks."""
+        some, count = [args[row] for row in rows.tolist()], len(args)
+        self._put("sequence", _spread(_integers([a.sequence for a in some]), rows, count))
+        self._put("forward_thread", _spread(_integers([a.forward_thread for a in some]), rows, count))
+        self._put("shapes", _spread(self.shapes.of_raw([a.shapes for a in some]), rows, count, nothing=0))
+        self._put("types", _spread(self.types.of_raw([a.types for a in some]), rows, count, nothing=0))
+
+    def _put_of_others(self, rows: Integers, args: list[Args]) -> None:
+        """Launches, and what they launched."""
+        some, count = [args[row] for row in rows.tolist()], len(args)
+        self._put("device", _spread(_integers([a.device for a in some], np.int32), rows, count))
+        self._put("stream", _spread(_integers([a.stream for a in some], np.int32), rows, count))
+        self._put("correlation", _spread(_integers([a.correlation for a in some]), rows, count))
+        size = _integers([a.nbytes for a in some])
+        for row in np.flatnonzero(_integers([a.elements for a in some]) >= 0):
+            size[row] = _message(some[row])
+        self._put("bytes", _spread(size, rows, count))
 
     def _put(self, name: str, values: np.ndarray[Any, Any]) -> None:
         self.parts.setdefault(name, []).append(values)
@@ -220,6 +230,7 @@ MEMORY = {
     "reserved": pl.Int64,
 }
 _KIND_CODES = {cat: KIND.categories.to_list().index(kind) for cat, kind in KINDS.items()}
+_LAST_CALLED = _KIND_CODES["user_annotation"]  # ops and marks come first
 
 
 def read_trace(path: Path, rank: int | None = None, *, most: int = MOST_EVENTS) -> Trace:
@@ -272,6 +283,13 @@ def _nanoseconds(microseconds: list[int | float], zero: int) -> np.ndarray[Any, 
     if values.dtype.kind == "i":
         return (np.clip(values, -LATEST, LATEST) - zero) * 1000
     return np.rint((np.clip(values.astype(np.float64), -LATEST, LATEST) - zero) * 1000.0).astype(np.int64)
+
+
+def _spread(values: Any, rows: Integers, count: int, nothing: int = -1) -> np.ndarray[Any, Any]:
+    """These values in these rows, and nothing in the others."""
+    found = np.full(count, nothing, dtype=values.dtype)
+    found[rows] = values
+    return found
 
 
 def _integers(values: list[Number], dtype: Any = np.int64) -> np.ndarray[Any, Any]:

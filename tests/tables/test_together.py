@@ -1,0 +1,58 @@
+"""Traces that are read by several processes are the traces that one reads."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+from cuda_trace import Machine
+
+from paceline.errors import TraceError
+from paceline.tables import together
+from paceline.tables.memory import memory
+from paceline.tables.ops import ops
+from paceline.tables.timeline import timeline
+from paceline.tables.together import read_together
+from paceline.tables.trace import read_traces
+
+
+@pytest.fixture
+def paths(tmp_path, monkeypatch):
+    monkeypatch.setattr(together, "WORTH_IT", 0)
+    monkeypatch.setattr(together, "HEAD_START", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    found = []
+    for rank in (2, 0, 1):
+        machine = Machine(rank, 3)
+        for _ in range(3):
+            with machine.step(), machine.op("aten::mm", **{"Input Dims": [[2, 3], [3, 4 + rank]]}):
+                machine.launch("sgemm", 10_000)
+                machine.memory(100, 1, 200, 300)
+        found.append(machine.write(tmp_path / f"rank{rank}.json.gz"))
+    return found
+
+
+def test_nothing_is_lost_on_the_way(paths):
+    for theirs, ours in zip(read_together(paths), read_traces(paths), strict=True):
+        assert (theirs.rank, theirs.world, theirs.base, theirs.path) == (ours.rank, ours.world, ours.base, ours.path)
+        assert theirs.head == ours.head
+        assert theirs.events.equals(ours.events)
+        assert theirs.events.schema == ours.events.schema
+        for table in (ops, timeline, memory):
+            assert table(theirs).equals(table(ours))
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_damaged_one_is_told_as_ever(paths, which):
+    """Whoever reads it."""
+    paths[which].write_bytes(gzip.compress(b'{"traceEvents": [{"name": '))
+    with pytest.raises(TraceError, match="was cut short") as caught:
+        read_together(paths)
+    assert str(paths[which]) in caught.value.message
+    assert "torch.profiler" in caught.value.advice
+
+
+def test_a_child_that_dies_is_told(paths, monkeypatch):
+    monkeypatch.setattr(together.sys, "executable", "/bin/false")
+    with pytest.raises(TraceError, match="has ended"):
+        read_together(paths)
