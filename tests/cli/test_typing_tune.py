@@ -126,6 +126,13 @@ def test_a_preset_is_run_and_said_so(launched, paceline_, tmp_path):
     assert len(launched.runs) == 2
 
 
+def test_what_was_typed_for_the_trials_is_typed_for_the_run(launched, paceline_):
+    _, out, _ = paceline_("tune", "--json", "--threads", "1", "--sync-bn", "--only", "resident", "train.py", "a b")
+    document = json.loads(out)
+    assert document["command"] == "paceline run --preset tuned --threads 1 --sync-bn train.py 'a b'"
+    assert document["spelled_out"] == "paceline run --mod resident --threads 1 --sync-bn train.py 'a b'"
+
+
 def test_nothing_to_gain(launched, paceline_):
     launched.gains = {}
     code, _, err = paceline_("tune", "--without", "compile", "train.py")

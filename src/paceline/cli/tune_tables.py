@@ -18,9 +18,18 @@ MOST_LINES = 60  # of a patch that is shown; a longer one is in the record
 
 
 def command(settings: RunSettings, *options: str) -> str:
-    """What to type to run the script so."""
+    """What to type to run the script so, with the options that its trials had."""
+    plain = RunSettings(script=settings.script)
+    typed = [
+        word
+        for name in ("view", "batch_dim", "threads", "backend")
+        if getattr(settings, name) != getattr(plain, name)
+        for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))
+    ]
+    typed += [word for module in settings.whole for word in ("--whole", module)]
+    typed += ["--sync-bn"] if settings.sync_bn else []
     script = ["-m", settings.script] if settings.module else [settings.script]
-    return shlex.join(["paceline", "run", *options, *script, *settings.arguments])
+    return shlex.join(["paceline", "run", *options, *typed, *script, *settings.arguments])
 
 
 def spelled_out(settings: RunSettings, mods: Sequence[str]) -> str:

@@ -128,7 +128,7 @@ class Guard:
             why = f"its losses are {_percent(distance)} {where} the baseline's; {_percent(tolerance)} is allowed"
         elif promise == "other" and not draws and not parted:
             if self._other_data(losses, at):
-                why = "its losses go up and down at other steps than the baseline's: other data, or in another order"
+                why = "its losses rise and fall at other steps than the baseline's: other data, or other updates"
         elif promise in ("same", "rounded") and not draws and not parted:
             for step, limit in zip(at, FIRST, strict=False):
                 if (apart := _apart(base, losses, step)) > limit:
