@@ -158,17 +158,13 @@ def test_any_size_gives_the_batches_of_a_loader_made_so(size: int, new: int, dro
         return [x.tolist() for (x,) in loader]
 
     dataset = TensorDataset(torch.arange(float(SAMPLES)))
-    made = DataLoader(dataset, new, shuffle=shuffle, drop_last=drop)
+    made = DataLoader(dataset, min(new, SAMPLES), shuffle=shuffle, drop_last=drop)
     wanted, length = batches(made), len(made)
     with staged(lone_group()) as stage:
         catalog.load(catalog.parse([f"batch={new}"])[0]).on_stage(stage)
         model = nn.Linear(1, 1)  # in sight, in training mode
         loader = DataLoader(dataset, size, shuffle=shuffle, drop_last=drop)
         assert len(loader) == length
-        if not wanted:
-            with pytest.raises(ScriptError, match="there would be no step"):
-                batches(loader)
-            return
         assert batches(loader) == wanted
         assert len(loader) == length
         model.eval()
@@ -182,6 +178,14 @@ def test_batches_that_the_script_makes_itself_cannot_be_cut(kind: str) -> None:
     for value in ("2", "x1.5"):
         with pytest.raises(ScriptError, match="joined, not cut"):
             trained(lone_group(), [f"batch={value}"], kind)
+
+
+def test_a_batch_is_no_larger_than_its_dataset_and_the_learning_rate_follows() -> None:
+    found = trained(lone_group(), ["batch=9000"])
+    by_hand = trained(lone_group(), [], size=SAMPLES, lr=0.1 * SAMPLES / 6)
+    assert found["sizes"] == [SAMPLES] * 2
+    assert found["losses"] == pytest.approx(by_hand["losses"], rel=1e-12)
+    assert "batch 6 → 50, learning rate × 8.333 (linear rule)" in found["notices"]
 
 
 def test_a_script_without_a_loader_is_told() -> None:

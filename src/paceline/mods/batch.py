@@ -3,7 +3,8 @@
 Changes: the mathematics. A step sees more samples (or fewer), so there are fewer steps, and the learning rate is
 multiplied: by the factor (linear), its square root, or not at all. Where nothing is said: linear for plain gradient
 descent, the square root for optimizers that divide by the size of gradients (Adam). Applies to DataLoaders that are
-iterated while a model trains; those of evaluation keep their batch. `batch=512` is for the first, others grow alike.
+iterated while a model trains; those of evaluation keep their batch. `batch=512` is for the first, others grow alike; no
+batch is larger than its dataset.
 Can break: accuracy, and what a script computes from its own batch size.
 
 By hand:

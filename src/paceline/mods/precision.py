@@ -41,8 +41,13 @@ class Mod:
         self.dtype = DTYPES[value]
 
     def on_stage(self, stage: Stage) -> None:
+        self.stage = stage
         stage.subscribe(self)
         self.scaler = Scaler(stage) if self.dtype is torch.float16 else None
+
+    def on_model(self, module: nn.Module) -> None:
+        if self.scaler is not None and any(parameter.device.type == "cpu" for parameter in module.parameters()):
+            self.stage.pulse.notice("precision=fp16: float16 is slow on a CPU; precision=bf16 may not be.")
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -45,13 +45,14 @@ class Growth:
         """Whether a loader whose length is asked for is one to train on."""
         return True in known if len(known) == 1 else self.stage.views.is_training() and not self.stage.aside
 
-    def guess(self, old: int) -> int:
-        """The new size, as long as nothing was iterated."""
-        return max(1, round(old * (self.times or int(self.asked) / old)))
+    def guess(self, old: int, most: int | None = None) -> int:
+        """The new size, as long as nothing was iterated. `most`: the samples that there are."""
+        wanted = max(1, round(old * (self.times or int(self.asked) / old)))
+        return wanted if most is None or most < old else min(wanted, most)
 
-    def size(self, old: int) -> int:
+    def size(self, old: int, most: int | None) -> int:
         """The new size of a batch that can be made of any."""
-        self._meet(old, new := self.guess(old))
+        self._meet(old, new := self.guess(old, most))
         return new
 
     @property
@@ -87,13 +88,7 @@ class Regrouped:
             return iter(self.plain)
         if type(self.plain) is not BatchSampler:
             return self._join(iter(self.plain))
-        size = self.growth.size(self.plain.batch_size)
-        if self.plain.drop_last and _length(self.plain.sampler, size) < size:
-            raise ScriptError(
-                f"Asked for a batch of {size} samples, but the DataLoader has {_length(self.plain.sampler, 0)} and "
-                "drops the incomplete last batch: there would be no step.",
-                advice="Ask for a smaller batch, or leave drop_last out.",
-            )
+        size = self.growth.size(self.plain.batch_size, _length(self.plain.sampler))
         return iter(BatchSampler(self.plain.sampler, size, self.plain.drop_last))
 
     def __len__(self) -> int:
@@ -101,7 +96,8 @@ class Regrouped:
         if not self.growth.counts(self.known):
             return count
         if type(self.plain) is BatchSampler:
-            return len(BatchSampler(self.plain.sampler, self.growth.guess(self.plain.batch_size), self.plain.drop_last))
+            size = self.growth.guess(self.plain.batch_size, _length(self.plain.sampler))
+            return len(BatchSampler(self.plain.sampler, size, self.plain.drop_last))
         return -(-count // self.growth.many)
 
     def __getattr__(self, name: str) -> Any:
@@ -134,7 +130,8 @@ def length(loader: DataLoader[Any], plain: Callable[[Any], int], growth: Growth)
         return -(-count // growth.many)
     if not isinstance(loader.dataset, IterableDataset):
         return count  # the sampler's, already
-    samples, size = len(loader.dataset), growth.guess(sampler.plain.batch_size)  # type: ignore[arg-type]
+    samples = len(loader.dataset)  # type: ignore[arg-type]
+    size = growth.guess(sampler.plain.batch_size)
     return samples // size if loader.drop_last else -(-samples // size)
 
 
@@ -165,8 +162,8 @@ def _cannot_join(why: str) -> ScriptError:
     )
 
 
-def _length(sampler: Iterable[Any], otherwise: int) -> int:
+def _length(sampler: Iterable[Any]) -> int | None:
     try:
         return len(sampler)  # type: ignore[arg-type]
     except TypeError:
-        return otherwise
+        return None
