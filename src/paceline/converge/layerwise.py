@@ -74,7 +74,10 @@ class Layerwise(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Asked by torch's gradient scaler: the fused form takes scaling and skipping into its kernels."""
-        return all(_is_fused(group, parameter) for group in self.param_groups for parameter in group["params"])
+        return all(
+            number in self._prepared or all(_is_fused(group, parameter) for parameter in group["params"])
+            for number, group in enumerate(self.param_groups)
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
