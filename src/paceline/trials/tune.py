@@ -24,6 +24,7 @@ from paceline.trials.tune_verdict import Final, Row, Verdict
 
 LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
 MUCH = 1.3  # a gain that the mods after it do not make up for
+WORTH = 0.05  # that twice the batch must gain
 SEEDS = 2  # other ones that the baseline is run from
 LEAST_TRIALS = 8  # that say something: the baseline's, one candidate's, and the last check's
 
@@ -212,9 +213,10 @@ class Search:
             following = Standing(doubled, Row(mod=doubled.mod))
             self.standings[doubled.mod] = following
             reached = standing.gain or 1.0
-            if not self._screen(following) or (following.gain or 0.0) < reached * (1 + self.speeds.margin(1)):
+            least = max(WORTH, self.speeds.margin(1))
+            if not self._screen(following) or (following.gain or 0.0) < reached * (1 + least):
                 if following.row.reason.startswith("not confirmed"):
-                    following.row.reason = _no_gain((following.gain or reached) / reached, self.speeds.margin(1))
+                    following.row.reason = _no_gain((following.gain or reached) / reached, least)
                 break
             standing.row.reason, standing.out = f"{doubled.mod} gains more", True
             standing = following
@@ -228,7 +230,7 @@ class Search:
             row.reason = "failed when it was repeated"
             standing.out = True
             return
-        gain, margin = mean(ratios), self.speeds.margin(len(ratios))
+        gain, margin = mean(ratios), max(self.speeds.margin(len(ratios)), WORTH * standing.candidate.doubles)
         row.before, row.after, row.gain, standing.gain = self.speeds.speed(old), self.speeds.speed(new), gain, gain
         if gain <= 1 + margin:
             standing.fruitless += 1
@@ -236,7 +238,9 @@ class Search:
             return
         row.kept, row.reason = True, ""
         for mod in set(old) - set(new):
-            self.standings[mod].row.kept, self.standings[mod].row.reason = False, f"{row.mod} gains more"
+            replaced = self.standings[mod]
+            replaced.row.kept, replaced.row.reason = False, f"{row.mod} gains more"
+            replaced.out = replaced.candidate.doubles  # a smaller batch than one that is worth it
         self.best = new
         self._doubtful.clear()  # those are tried again, on this one
         self.tell(f"kept {row.mod}: {gain:.2f}×")

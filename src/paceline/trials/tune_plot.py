@@ -32,9 +32,10 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     axes.margins(x=0.12)
     axes.set_title(f"{title}: before and after each mod", fontsize=11)
     legend = {"before": GREY, "after, kept": KEPT, "after, not kept": NOT_KEPT}
-    axes.legend(
+    figure.legend(
         handles=[Patch(color=colour, label=name) for name, colour in legend.items()],
-        loc="lower right",
+        loc="outside lower center",
+        ncols=len(legend),
         fontsize=8,
         frameon=False,
     )
