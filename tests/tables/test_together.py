@@ -11,6 +11,7 @@ from paceline.errors import TraceError
 from paceline.tables import together
 from paceline.tables.memory import memory
 from paceline.tables.ops import ops
+from paceline.tables.records import read_files
 from paceline.tables.timeline import timeline
 from paceline.tables.together import read_together
 from paceline.tables.trace import read_traces
@@ -50,6 +51,12 @@ def test_a_damaged_one_is_told_as_ever(paths, which):
         read_together(paths)
     assert str(paths[which]) in caught.value.message
     assert "torch.profiler" in caught.value.advice
+
+
+def test_tables_of_several_ranks_go_together(paths):
+    table = read_files(paths).over_ranks(lambda trace: ops(trace, by="shapes"))
+    assert table.filter(name="aten::mm").height == 3
+    assert table.filter(name="aten::mm")["shapes"].n_unique() == 3
 
 
 def test_a_child_that_dies_is_told(paths, monkeypatch):

@@ -43,7 +43,8 @@ def ops(trace: Trace, *, by: By = "name") -> pl.DataFrame:
             .then(pl.col("tensor_self") / pl.col("device_self"))
             .alias("tensor_cores"),
             pl.lit(trace.rank, dtype=pl.Int64).alias("rank"),
-            pl.col("kind").cast(pl.String),
+            # Each trace has names of its own: as plain text, tables of several ranks go together.
+            pl.col([name for name in keys if name != "name"]).cast(pl.String),
         )
         .sort(["device_self", "host_self", "name"], descending=[True, True, False])
         .with_columns(pl.col("host_self", "host_total", "device_self", "device_total") / 1e9)
