@@ -92,7 +92,7 @@ def test_a_torn_last_line_is_no_damage_and_a_torn_line_before_it_is(broken):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[" * 100_000, "17", '{"findings": 3}', '[{"rule": 3, "evidence": {"a": [1]}}, 4]']
+    "text", ["{", "[" * 100_000, "17", '{"findings": 3}', '[{"rule": 3, "evidence": {"a": [1]}, "how": 4}, 4]']
 )
 def test_damaged_findings_are_told_or_left_out(broken, text):
     folder, client = broken

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import anyio
+import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paceline.errors import PacelineError, RecordError
 from paceline.view import render
 from paceline.view.blocks import Note, Page
+from paceline.view.follow import follow
 from paceline.view.gate import Gate
 from paceline.view.library import Library
 from paceline.view.opened import Opened
-from paceline.view.pages import runs
+from paceline.view.pages import compare, runs, topology
 from paceline.view.site import PAGES, Kind
+from paceline.view.spans import spans_of
 
 OURS = {
     "app.css": "text/css",
     **dict.fromkeys(("theme.js", "app.js", "timeline.js", "live.js"), "text/javascript"),
 }
+VISITORS = 32  # that follow a run at the same time
 LASTING = {"Cache-Control": "private, max-age=86400"}
 
 
@@ -39,6 +43,10 @@ def make_app(root: Path, *, token: str, hosts: frozenset[str] | None = None) -> 
     routes = [
         Route("/", _runs(library)),
         Route("/static/{file}", _static),
+        Route("/compare", _compare(library)),
+        Route("/machine", _answer(_machine)),
+        Route("/spans/{name:path}", _spans(library)),
+        Route("/follow/{name:path}", _follow(library)),
         *(Route(f"/{kind.key}/{{name:path}}", _page(library, kind)) for kind in PAGES),
         Route("/{form:str}/{page:str}/{grid:str}/{name:path}", _download(library)),
     ]
@@ -49,27 +57,51 @@ def make_app(root: Path, *, token: str, hosts: frozenset[str] | None = None) -> 
     return Gate(app, token=token, hosts=hosts)
 
 
-def _runs(library: Library) -> Callable[[Request], Any]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks of its page."""
+
+    query: dict[str, str]
+    path: str
+    kept: list[tuple[str, str]]
+
+    @classmethod
+    def by(cls, request: Request) -> Asked:
+        pairs = request.query_params.multi_items()
+        kept = [(key, value) for key, value in pairs if key not in ("grid", "q", "sort", "order", "token")]
+        return cls(dict(pairs), request.url.path, kept)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the runs to compare."""
+        return [value for key, value in self.kept if key == "run"]
+
+    def render(self, page: Page, here: str, record: Opened | None = None) -> Response:
+        return HTMLResponse(
+            render.render_page(page, asked=self.query, base=self.path, kept=self.kept, record=record, here=here)
+        )
+
+
+def _answer(make: Callable[[Asked, dict[str, str]], Response]) -> Callable[[Request], Any]:
+    """What it makes of a request and of the parts of its address, made in a thread: pages read files."""
+
     async def answer(request: Request) -> Response:
-        asked = dict(request.query_params)
-        page = await run_in_threadpool(runs.build, library)
-        return HTMLResponse(await run_in_threadpool(render.render_page, page, asked=asked, base="/", here="runs"))
+        return await run_in_threadpool(make, Asked.by(request), request.path_params)
 
     return answer
+
+
+def _runs(library: Library) -> Callable[[Request], Any]:
+    return _answer(lambda asked, _: asked.render(runs.build(library), "runs"))
 
 
 def _page(library: Library, kind: Kind) -> Callable[[Request], Any]:
-    def make(name: str, asked: dict[str, str], base: str) -> str:
-        record = library.open(name)
+    def make(asked: Asked, told: dict[str, str]) -> Response:
+        record = library.open(told["name"])
         with record.lock:
-            page = build(record, kind, asked)
-            return render.render_page(page, asked=asked, base=base, record=record, here=kind.key)
+            return asked.render(build(record, kind, asked.query), kind.key, record)
 
-    async def answer(request: Request) -> Response:
-        asked = dict(request.query_params)
-        return HTMLResponse(await run_in_threadpool(make, request.path_params["name"], asked, request.url.path))
-
-    return answer
+    return _answer(make)
 
 
 def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
@@ -81,35 +113,83 @@ def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
     return kind.build(record, asked)
 
 
+def _compare(library: Library) -> Callable[[Request], Any]:
+    return _answer(lambda asked, _: asked.render(_two(library, asked.names), "compare"))
+
+
+def _two(library: Library, names: list[str]) -> Page:
+    if len(names) != 2:
+        raise RecordError("Two runs can be compared, no more and no less.", advice="Tick two in the list.")
+    before, after = (library.open(name) for name in names)
+    with before.lock, after.lock:
+        return compare.build(before, after)
+
+
+def _machine(asked: Asked, told: dict[str, str]) -> Response:
+    return asked.render(topology.build_machine(), "machine")
+
+
+def _spans(library: Library) -> Callable[[Request], Any]:
+    """One step of the time line, as the browser draws it."""
+
+    def make(asked: Asked, told: dict[str, str]) -> Response:
+        record, step = library.open(told["name"]), asked.query.get("step", "")
+        if not step.isdecimal() or len(step) > 12:
+            raise RecordError(f"There is no step {step[:40]!r}.")
+        with record.lock:
+            return Response(msgspec.json.encode(spans_of(record, int(step))), media_type="application/json")
+
+    return _answer(make)
+
+
+def _follow(library: Library) -> Callable[[Request], Any]:
+    visitors = anyio.CapacityLimiter(VISITORS)
+
+    async def answer(request: Request) -> Response:
+        record = await run_in_threadpool(library.open, request.path_params["name"])
+        if visitors.available_tokens < 1:
+            raise HTTPException(503)
+
+        async def events() -> AsyncIterator[bytes]:
+            async with visitors:
+                async for event in follow(library, record):
+                    yield event
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return answer
+
+
 def _download(library: Library) -> Callable[[Request], Any]:
     """`/csv/run/steps/NAME` is the grid `steps` of the page `run`."""
 
-    def make(form: str, key: str, name: str, table: str, asked: dict[str, str]) -> Response:
-        if key == "runs":
-            page = runs.build(library)
-        else:
-            kind = next((kind for kind in PAGES if kind.key == key), None)
-            if kind is None:
-                raise HTTPException(404)
-            record = library.open(name)
-            with record.lock:
-                page = build(record, kind, asked)
-        grid = page.grid(table)
+    def make(asked: Asked, told: dict[str, str]) -> Response:
+        form, grid = told["form"], _any_page(library, asked, told["page"], told["name"]).grid(told["grid"])
         if grid is None or form not in ("csv", "json"):
             raise HTTPException(404)
-        grid = grid.arranged(asked)
+        grid = grid.arranged(asked.query)
         # Our own name and no other: nothing of a record gets into a header.
         headers = {"Content-Disposition": f'attachment; filename="{grid.name}.{form}"'}
         if form == "csv":
             return Response(grid.as_csv(), media_type="text/csv; charset=utf-8", headers=headers)
         return Response(grid.as_json(), media_type="application/json", headers=headers)
 
-    async def answer(request: Request) -> Response:
-        told = request.path_params
-        asked = dict(request.query_params)
-        return await run_in_threadpool(make, told["form"], told["page"], told["name"], told["grid"], asked)
+    return _answer(make)
 
-    return answer
+
+def _any_page(library: Library, asked: Asked, key: str, name: str) -> Page:
+    if key == "runs":
+        return runs.build(library)
+    if key == "compare":
+        return _two(library, asked.names)
+    if key == "machine":
+        return topology.build_machine()
+    kind = next((kind for kind in PAGES if kind.key == key), None)
+    if kind is None:
+        raise HTTPException(404)
+    record = library.open(name)
+    with record.lock:
+        return build(record, kind, asked.query)
 
 
 async def _static(request: Request) -> Response:
@@ -143,10 +223,9 @@ async def _wrong(request: Request, error: PacelineError) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    traceback.print_exception(error, file=sys.stderr)
     told = f"This is a bug in paceline: {type(error).__name__}. Its traceback is where `paceline view` runs."
     return _error(Page(title="A bug", blocks=[Note(text=told, tone="bad", links=[("All runs", "/")])]), 500)
 
 
 def _error(page: Page, status: int) -> Response:
-    return HTMLResponse(render.render_page(page, asked={}, base="/", status=str(status)), status_code=status)
+    return HTMLResponse(render.render_page(page, asked={}, base="/"), status_code=status)

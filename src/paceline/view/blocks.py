@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from paceline.view.grid import Grid
+from paceline.view.spans import Spans
 
 Tone = Literal["", "good", "bad", "warn", "live"]
 
@@ -56,17 +57,20 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a rule said. `href` leads to the page that shows the evidence."""
+    """What a rule said. `href` leads to `page`, which shows the evidence; `where` is a line of the script."""
 
     rule: str
     title: str
-    evidence: Sequence[str]
+    evidence: Sequence[tuple[str, str]]
     mod: str
-    command: str
+    advice: str
     predicted: float | None
+    how: str
     measured: float | None
-    href: str = ""
-    where: str = ""  # that page's title
+    proof: str
+    where: str
+    href: str
+    page: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,12 @@ class TimeLine:
     """Spans on tracks, drawn on a canvas. `source` is where the browser gets them; in a report they are in `data`."""
 
     source: str = ""
-    data: Mapping[str, Any] | None = None
-    steps: Sequence[int] = ()
+    data: Spans | None = None
     step: int = 0
+    before: int | None = None  # the steps beside it that can be drawn
+    after: int | None = None
+    first: int = 0
+    last: int = 0
     base: str = ""
     kind: str = field(default="timeline", init=False)
 

@@ -19,7 +19,7 @@ from paceline.view.library import Library
 from paceline.view.opened import Opened
 from paceline.view.site import Kind, pages_of
 
-SCRIPTS = ("theme.js", "app.js")
+SCRIPTS = ("theme.js", "app.js", "timeline.js")
 
 
 def export(root: Path, name: str, target: Path) -> tuple[Path, int]:

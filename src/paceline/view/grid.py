@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -53,9 +54,10 @@ class Grid:
     query: str = ""
     total: int = 0
     base: str = ""  # the page's address, for links and downloads
+    kept: Sequence[tuple[str, str]] = ()  # what else the page was asked for
     kind: str = field(default="grid", init=False)
 
-    def arranged(self, asked: Mapping[str, str], *, base: str = "") -> Grid:
+    def arranged(self, asked: Mapping[str, str], *, base: str = "", kept: Sequence[tuple[str, str]] = ()) -> Grid:
         """Filtered and sorted as the page's query asks, if it asks this grid."""
         mine = asked.get("grid", self.name) == self.name
         query = asked.get("q", "")[:LONGEST].strip() if mine else ""
@@ -75,7 +77,16 @@ class Grid:
             query=query,
             total=len(rows),
             base=base,
+            kept=kept,
         )
+
+    def address(self, *, sort: str = "", descending: bool = False) -> str:
+        """What to ask for to get this grid, sorted so: a query."""
+        wanted = [*self.kept, ("grid", self.name)]
+        wanted += [("q", self.query)] if self.query else []
+        wanted += [("sort", sort)] if sort else []
+        wanted += [("order", "desc")] if sort and descending else []
+        return "?" + urlencode(wanted)
 
     @property
     def shown(self) -> Sequence[Row]:

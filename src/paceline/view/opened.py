@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.errors import RecordError, TraceError
+from paceline.errors import RecordError
 from paceline.record import Run, read_run
 from paceline.record.samples import samples_path
 from paceline.tables.records import Tables
@@ -45,6 +45,7 @@ class Opened:
     folder: Path
     run: Run
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False)
+    made: dict[str, Any] = field(default_factory=dict, compare=False)  # what pages computed, kept for the next one
 
     @classmethod
     def of(cls, name: str, folder: Path) -> Opened:
@@ -144,6 +145,3 @@ def state_of(run: Run, folder: Path) -> str:
     for path in (*folder.glob("steps.rank*.jsonl"), *folder.glob("log.rank*.txt"), *folder.glob("trials/*/run.json")):
         latest = max(latest, path.stat().st_mtime)
     return "running" if time.time() - latest < ALIVE else "killed"
-
-
-__all__ = ["BoundedTables", "Opened", "TraceError", "limit", "state_of"]

@@ -57,19 +57,24 @@ def picture(block: Picture) -> str:
 
 
 def render_page(
-    page: Page, *, asked: Mapping[str, str], base: str, record: Opened | None = None, here: str = "", status: str = ""
+    page: Page,
+    *,
+    asked: Mapping[str, str],
+    base: str,
+    kept: Sequence[tuple[str, str]] = (),
+    record: Opened | None = None,
+    here: str = "",
 ) -> str:
-    """A whole document."""
+    """A whole document. `asked` is the query; `kept` what of it the page's own links must ask for again."""
     return (
         environment()
         .get_template("page.html")
         .render(
             page=page,
-            blocks=arrange(page, asked, base),
+            blocks=arrange(page, asked, base, kept),
             record=record,
             nav=pages_of(record) if record else [],
             here=here,
-            status=status,
             report=False,
         )
     )
@@ -82,12 +87,12 @@ def render_report(record: Opened, pages: Sequence[tuple[Kind, Page]], files: Map
         .get_template("report.html")
         .render(
             record=record,
-            sections=[(kind, page, arrange(page, {}, "")) for kind, page in pages],
+            sections=[(kind, page, arrange(page, {})) for kind, page in pages],
             files=files,
             report=True,
         )
     )
 
 
-def arrange(page: Page, asked: Mapping[str, str], base: str) -> list[Any]:
-    return [block.arranged(asked, base=base) if isinstance(block, Grid) else block for block in page.blocks]
+def arrange(page: Page, asked: Mapping[str, str], base: str = "", kept: Sequence[tuple[str, str]] = ()) -> list[Any]:
+    return [block.arranged(asked, base=base, kept=kept) if isinstance(block, Grid) else block for block in page.blocks]

@@ -7,7 +7,23 @@ from dataclasses import dataclass
 
 from paceline.view.blocks import Page
 from paceline.view.opened import Opened
-from paceline.view.pages import dashboard
+from paceline.view.pages import (
+    communication,
+    dashboard,
+    devices,
+    iterations,
+    kernels,
+    live,
+    logs,
+    memory,
+    ops,
+    ranks,
+    results,
+    timeline,
+    topology,
+    waits,
+)
+from paceline.view.pages.traced import has_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +37,27 @@ class Kind:
     in_report: bool = True
 
 
-PAGES = (Kind("run", "Dashboard", dashboard.build),)
+def _has_steps(record: Opened) -> bool:
+    return record.steps.frame.height > 0
+
+
+PAGES = (
+    Kind("run", "Dashboard", dashboard.build),
+    Kind("live", "Live", live.build, live.there, in_report=False),
+    Kind("results", "Results", results.build, results.there),
+    Kind("communication", "Communication", communication.build, communication.there),
+    Kind("iterations", "Iterations", iterations.build, _has_steps),
+    Kind("ranks", "Ranks", ranks.build, lambda record: len(record.ranks) > 1 and _has_steps(record)),
+    Kind("timeline", "Time line", timeline.build, timeline.there),
+    Kind("ops", "Ops", ops.build, has_traces),
+    Kind("op-types", "Op types", ops.build_types, has_traces),
+    Kind("kernels", "Kernels", kernels.build, has_traces),
+    Kind("waits", "Waits", waits.build, has_traces),
+    Kind("memory", "Memory", memory.build, has_traces),
+    Kind("devices", "Devices", devices.build, devices.there),
+    Kind("topology", "Topology", topology.build, topology.there),
+    Kind("logs", "Logs", logs.build, logs.there),
+)
 
 
 def pages_of(record: Opened) -> list[Kind]:

@@ -15,7 +15,7 @@ NOTHING = "–"
 
 def say(value: Any, kind: Kind) -> str:
     """A value in words; whatever it is, it becomes text."""
-    if value is None or value == "":
+    if value is None or value == "" or value == []:
         return NOTHING
     if kind == "flag":
         return "yes" if value else "no"

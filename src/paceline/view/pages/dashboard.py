@@ -42,7 +42,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             *step_charts(record, told),
         ]
     blocks += utilisation(record)
-    blocks += _trials(record)
+    blocks += trials(record)
     blocks.append(Facts(title="What was run", facts=_facts(record), open=not record.steps.frame.height))
     if record.steps.partly:
         blocks.append(Note(text="The run is long: its first steps are left out of these figures.", tone="warn"))
@@ -86,7 +86,7 @@ def _tiles(record: Opened, told: Measures) -> list[Tile]:
     if told.samples_per_s is not None:
         tiles += [
             Tile(
-                label="samples a second",
+                label="samples/s",
                 value=rate(told.samples_per_s),
                 how=f"Samples of the whole batch by the time of a step, over the steps of rank 0 after {told.warm_up} "
                 "warm-up steps.",
@@ -141,20 +141,20 @@ def _slowest(record: Opened) -> list[Tile]:
     first = late.row(0, named=True)
     if not first["slow"]:
         return [
-            Tile(label="slowest worker", value="none", how=_SLOWEST, detail="no worker stands out", tone="good"),
+            Tile(label="slowest worker", value="none", how=SLOWEST, detail="no worker stands out", tone="good"),
         ]
     return [
         Tile(
             label="slowest worker",
             value=f"rank {first['rank']}",
-            how=_SLOWEST,
+            how=SLOWEST,
             detail=f"{seconds(first['behind'])} a step behind, since step {first['since']:,}, in {first['cause']}",
             tone="warn",
         )
     ]
 
 
-_SLOWEST = (
+SLOWEST = (
     "A worker's own time is its step without the time in which it waited for others. One is named where that is more "
     "than 5 % of a step above the median of the others, in most steps up to the end."
 )
@@ -226,7 +226,8 @@ def step_charts(record: Opened, told: Measures) -> list[Block]:
     return blocks
 
 
-def _trials(record: Opened) -> list[Block]:
+def trials(record: Opened) -> list[Block]:
+    """The way to the records of its trials."""
     if not record.trials:
         return []
     links = [(name.rpartition("/")[2], href("run", name)) for name in record.trials[:200]]

@@ -8,25 +8,24 @@ from typing import Any
 from paceline.view.blocks import Finding
 from paceline.view.opened import Opened
 from paceline.view.pages.runs import href
-from paceline.view.wording import number
+from paceline.view.wording import say
 
 MOST = 200
-# What a rule's name speaks of, and the page that has the numbers; the first that fits. Rules may name a page.
-EVIDENCE = (
-    (("input", "loader", "decode", "pin"), "iterations"),
-    (("rank", "imbalance", "straggler"), "ranks"),
-    (("communication", "bucket", "gloo", "topology", "nvlink"), "timeline"),
-    (("sync", "item", "wait", "copy", "copies", "pageable"), "waits"),
-    (("kernel", "launch", "graph"), "kernels"),
-    (("precision", "tensor", "tf32", "channels", "cudnn", "attention", "conv"), "ops"),
-    (("vary", "varies", "iteration", "evaluation", "validation", "checkpoint", "stall"), "iterations"),
-    (("memory", "batch"), "memory"),
-    (("device", "gpu", "idle", "thread", "util"), "devices"),
-)
-TITLES = {
-    "iterations": "iterations", "ranks": "ranks", "timeline": "time line", "waits": "waits", "kernels": "kernels",
-    "ops": "ops", "memory": "memory", "devices": "devices", "op-types": "op types",
-}  # fmt: skip
+# The page that has a rule's numbers; where a record lacks it, the next.
+EVIDENCE = {
+    "iterations": ("input_bound", "varying_steps", "validation", "checkpoints"),
+    "ranks": ("imbalance",),
+    "timeline": ("exposed_communication", "gloo_on_gpus", "data_parallel"),
+    "waits": ("waiting_lines",),
+    "kernels": ("small_kernels", "pageable_copies", "pointwise", "optimizer_step"),
+    "ops": ("mixed_precision", "tf32", "channels_last", "cudnn_benchmark", "slow_attention"),
+    "memory": ("memory_unused", "memory_full"),
+    "devices": ("device_idle",),
+    "topology": ("unused_devices", "threads"),
+}
+PAGE_OF = {rule: page for page, rules in EVIDENCE.items() for rule in rules}
+OTHERWISE = ("devices", "op-types", "iterations")
+TITLES = {"timeline": "time line", "op-types": "op types"}
 
 
 def read_findings(record: Opened) -> list[Finding] | None:
@@ -38,45 +37,60 @@ def read_findings(record: Opened) -> list[Finding] | None:
 
 def _finding(told: Mapping[str, Any], record: Opened) -> Finding:
     rule = str(told.get("rule", ""))
-    page = _page(told, rule, record)
+    page = _page(rule, record)
     mod = told.get("mod")
     return Finding(
         rule=rule,
         title=str(told.get("title", rule)),
-        evidence=_lines(told.get("evidence")),
+        evidence=_figures(told.get("evidence")),
         mod=str(mod) if mod else "",
-        command=str(told.get("command") or told.get("advice") or ""),
+        advice=str(told.get("advice") or ""),
         predicted=_gain(told.get("predicted_gain")),
+        how=str(told.get("how") or "computed from the tables of this run"),
         measured=_gain(told.get("measured_gain")),
+        proof=str(told.get("proof") or ""),
+        where=str(told.get("where") or ""),
         href=href(page, record.name) if page else "",
-        where=TITLES.get(page, page),
+        page=TITLES.get(page, page),
     )
 
 
-def _page(told: Mapping[str, Any], rule: str, record: Opened) -> str:
+def _page(rule: str, record: Opened) -> str:
     # Late: the list of pages has this one's dashboard in it.
     from paceline.view.site import pages_of
 
     there = {page.key for page in pages_of(record)}
-    asked = told.get("page") or told.get("table")
-    wanted = [str(asked).replace("_", "-")] if asked else []
-    wanted += [page for words, page in EVIDENCE if any(word in rule for word in words)]
-    return next((page for page in (*wanted, "op-types", "iterations") if page in there), "")
+    return next((page for page in (PAGE_OF.get(rule, ""), *OTHERWISE) if page in there), "")
 
 
-def _lines(evidence: Any) -> list[str]:
-    """Evidence is a sentence, a list of them, or names and numbers."""
+def _figures(evidence: Any) -> list[tuple[str, str]]:
+    """Names and numbers; whatever else somebody wrote there, as text."""
     if isinstance(evidence, Mapping):
-        return [f"{str(name).replace('_', ' ')}: {_value(value)}" for name, value in list(evidence.items())[:50]]
-    if isinstance(evidence, list | tuple):
-        return [line for each in evidence[:50] for line in _lines(each)]
-    return [] if evidence is None else [_value(evidence)]
+        evidence = [{"name": name, "value": value} for name, value in evidence.items()]
+    if not isinstance(evidence, list | tuple):
+        evidence = [] if evidence is None else [evidence]
+    found = []
+    for each in evidence[:50]:
+        if isinstance(each, Mapping):
+            unit = each.get("unit", "")
+            found.append(
+                (str(each.get("name", ""))[:300], _value(each.get("value"), unit if isinstance(unit, str) else ""))
+            )
+        else:
+            found.append(("", str(each)[:1000]))
+    return found
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, float):
-        return number(value)
-    return str(value)[:1000]
+def _value(value: Any, unit: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)[:1000]
+    if unit == "s":
+        return say(value, "seconds")
+    if unit == "bytes":
+        return say(value, "bytes")
+    if not unit and isinstance(value, float) and 0 <= value <= 1:
+        return say(value, "share")
+    return f"{say(value, 'number')} {unit}".strip()
 
 
 def _gain(value: Any) -> float | None:

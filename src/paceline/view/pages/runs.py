@@ -18,7 +18,20 @@ def href(page: str, name: str) -> str:
 def _open(row: Row) -> str | None:
     if row["problem"]:
         return None
-    return href("live" if row["state"] == "running" and row["verb"] in ("run", "profile") else "run", str(row["name"]))
+    return href(first_page(str(row["verb"]), str(row["state"])), str(row["name"]))
+
+
+def first_page(verb: str, state: str) -> str:
+    """What a person wants to see of a record."""
+    if state == "running" and verb in ("run", "profile"):
+        return "live"
+    if state in ("ended", "interrupted") and verb in VERDICTS:
+        return VERDICTS[verb]
+    return "run"
+
+
+# Verbs whose record is a verdict, and the page that shows it.
+VERDICTS = {"scale": "results", "sweep": "results", "tune": "results", "bandwidth": "communication"}
 
 
 COLUMNS = (

@@ -9,7 +9,7 @@ from paceline.view import charts
 from paceline.view.blocks import Block, Chart
 from paceline.view.opened import Opened
 
-_COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
+COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
 SAMPLED = "Sampled twice a second by the launcher, beside the workers."
 
 
@@ -49,7 +49,7 @@ def gpu_chart(gpus: pl.DataFrame, column: str, title: str, how: str) -> Chart:
     for number, ((index,), table) in enumerate(gpus.group_by("index", maintain_order=True)):
         if number < 16:
             times = [at - zero for at in table["at"]]
-            lines.append(charts.line(times, table[column].to_list(), name=f"GPU {index}", colour=_COLOURS[number % 7]))
+            lines.append(charts.line(times, table[column].to_list(), name=f"GPU {index}", colour=COLOURS[number % 7]))
     share = column == "utilisation"
     axis = {"tickformat": ".0%", "range": [0, 1.05]} if share else {}
     return Chart(

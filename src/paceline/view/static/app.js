@@ -166,7 +166,7 @@ document.querySelectorAll(".grid").forEach(startGrid);
 
 // -- charts -----------------------------------------------------------------------------------------------------------
 
-const PALETTE = ["data", "forward", "backward", "communication", "optimizer", "evaluation", "other", "accent", "bad", "good", "warn", "ink", "shade"];
+const PALETTE = ["data", "forward", "backward", "communication", "optimizer", "evaluation", "other", "accent", "bad", "good", "warn", "ink", "shade", "idle"];
 
 function painted(value) {
   if (Array.isArray(value)) return value.map(painted);
@@ -174,6 +174,7 @@ function painted(value) {
     return Object.fromEntries(Object.entries(value).map(([key, each]) => [
       key,
       /colou?r$/i.test(key) && PALETTE.includes(each) ? colour(each)
+        : /colou?r$/i.test(key) && Array.isArray(each) ? each.map((one) => (PALETTE.includes(one) ? colour(one) : one))
         : key === "colorscale" && each === "heat" ? [[0, colour("card")], [0.5, colour("data")], [1, colour("bad")]]
         : key === "colorscale" && each === "rates" ? [[0, colour("card")], [1, colour("backward")]]
         : key === "colorscale" && each === "both" ? [[0, colour("backward")], [0.5, colour("card")], [1, colour("bad")]]
@@ -193,7 +194,7 @@ function laidOut(figure) {
   return {
     margin: { l: 56, r: 16, t: 8, b: 44 },
     showlegend: figure.data.length > 1,
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+    legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0 },
     hoverlabel: { align: "left" },
     barcornerradius: 2,
     ...layout,
@@ -211,6 +212,7 @@ const OPTIONS = { displaylogo: false, responsive: true, displayModeBar: "hover",
 function drawChart(card) {
   const figure = JSON.parse(card.querySelector("script").textContent);
   const place = card.querySelector(".figure");
+  card.dataset.begun = "1";
   Plotly.react(place, painted(figure.data), laidOut(figure), OPTIONS).then(() => { card.dataset.drawn = "1"; });
 }
 
@@ -225,6 +227,16 @@ function startCharts() {
     }
   }, { rootMargin: "400px" });
   cards.forEach((card) => near.observe(card));
+  // The rest when there is nothing better to do: printing and searching see all of the page.
+  const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 400));
+  const rest = () => {
+    const card = cards.find((each) => !each.dataset.drawn && !each.dataset.begun);
+    if (!card) return;
+    near.unobserve(card);
+    drawChart(card);
+    idle(rest);
+  };
+  addEventListener("load", () => idle(rest));
   document.addEventListener("themechange", () => cards.filter((card) => card.dataset.drawn).forEach(drawChart));
 }
 startCharts(); // this script is deferred, and plotly.js comes before it

@@ -1,0 +1,146 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from paceline.tables.difference import difference, difference_of_ops
+from paceline.tables.iterations import PARTS
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Note, Page, Tile, Tiles
+from paceline.view.grid import Column, Grid
+from paceline.view.measures import Measures, measure
+from paceline.view.opened import Opened
+from paceline.view.pages.dashboard import command
+from paceline.view.pages.runs import href
+from paceline.view.wording import rate, say
+
+MOST = 5000  # ops
+
+
+def build(before: Opened, after: Opened) -> Page:
+    told = [measure(record) for record in (before, after)]
+    blocks: list[Block] = [_who("A", before), _who("B", after), Tiles(_tiles(told[0], told[1]))]
+    if before.steps.frame.height and after.steps.frame.height:
+        blocks += [_split(told), *_series((before, after)), _parts(before, after)]
+    else:
+        blocks.append(Note(text="One of them has no steps: there is nothing to compare.", tone="warn"))
+    if before.trace_paths and after.trace_paths:
+        blocks.append(_ops(before, after))
+    return Page(title="Two runs", blocks=blocks)
+
+
+def _who(letter: str, record: Opened) -> Note:
+    return Note(text=f"{letter}: {command(record)}", links=[(record.name, href("run", record.name))])
+
+
+def _tiles(a: Measures, b: Measures) -> list[Tile]:
+    tiles = []
+    if a.samples_per_s and b.samples_per_s:
+        times = b.samples_per_s / a.samples_per_s
+        tiles.append(
+            Tile(
+                label="B against A",
+                value=say(times, "times"),
+                how="samples/s of B by those of A, each after its own warm-up.",
+                detail="faster" if times > 1 else "slower",
+                tone="good" if times > 1.02 else "warn" if times < 0.98 else "",
+            )
+        )
+    for letter, told in (("A", a), ("B", b)):
+        tiles.append(
+            Tile(
+                label=f"{letter}: samples/s",
+                value=rate(told.samples_per_s) if told.samples_per_s else "–",
+                how=f"Rank 0, after {told.warm_up} warm-up steps.",
+                detail=f"loss {say(told.last_loss, 'number')} after {told.steps:,} steps",
+            )
+        )
+    return tiles
+
+
+def _split(told: Sequence[Measures]) -> Chart:
+    return Chart(
+        name="split",
+        title="Where the time of a step went",
+        how="Mean seconds of a step over workers, after warm-up.",
+        data=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": part,
+                "y": ["B", "A"],
+                "x": [told[1].step[part], told[0].step[part]],
+                "marker": {"color": part},
+            }
+            for part in PARTS
+            if any(each.step[part] > 0 for each in told)
+        ],
+        layout=charts.axes("seconds", "", barmode="stack"),
+        height=210,
+        wide=True,
+    )
+
+
+def _series(records: Sequence[Opened]) -> list[Block]:
+    made: list[Block] = []
+    for key, title, how in (
+        ("total", "Time of a step", "Rank 0, wall time."),
+        ("loss", "Loss", "As the script computed it."),
+    ):
+        lines, usual = [], 0.0
+        for letter, colour, record in zip("AB", ("accent", "communication"), records, strict=True):
+            steps = record.steps.frame
+            first = steps.filter((pl.col("rank") == pl.col("rank").min()) & pl.col(key).is_not_null())
+            lines.append(charts.line(first["step"].to_list(), first[key].to_list(), name=letter, colour=colour))
+            middle = first[key].median()
+            usual = max(usual, middle if isinstance(middle, float) else 0.0)
+        axis = {"range": [0, 3 * usual]} if key == "total" and usual else {"rangemode": "normal"}
+        unit = "seconds" if key == "total" else "loss"
+        made.append(Chart(name=key, title=title, how=how, data=lines, layout=charts.axes("step", unit, yaxis=axis)))
+    return made
+
+
+BEFORE = "Of A: mean seconds a step, over ranks and settled steps."
+AFTER = "Of B: mean seconds a step, over ranks and settled steps."
+CHANGE = Column(key="change", title="B − A", how="What B takes more; below zero is faster.", kind="seconds")
+
+
+def _parts(before: Opened, after: Opened) -> Grid:
+    return Grid(
+        name="parts",
+        title="Parts of a step",
+        columns=(
+            Column(key="part", title="part", how="Of a step, as workers time themselves."),
+            Column(key="before", title="A", how=BEFORE, kind="seconds"),
+            Column(key="after", title="B", how=AFTER, kind="seconds"),
+            CHANGE,
+            Column(key="ratio", title="B / A", how="Below 1 is faster.", kind="times"),
+        ),
+        rows=difference(before.tables, after.tables).to_dicts(),
+    )
+
+
+def _ops(before: Opened, after: Opened) -> Grid:
+    how = "A step of one rank, over the traced steps of"
+    return Grid(
+        name="ops",
+        title="Ops that changed",
+        columns=(
+            Column(key="name", title="op", how="As the traces name it."),
+            CHANGE,
+            *(
+                Column(
+                    key=f"{key}_{when}",
+                    title=f"{letter}: {key}",
+                    how=f"{how} {letter}.",
+                    kind="number" if key == "calls" else "seconds",
+                )
+                for key in ("device", "host", "calls")
+                for when, letter in (("before", "A"), ("after", "B"))
+            ),
+        ),
+        rows=difference_of_ops(before.tables, after.tables).head(MOST).to_dicts(),
+    )

@@ -1,0 +1,149 @@
+"""Devices and the host while the run ran: how busy, how full, how warm; and what devices did in the traced steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from paceline.tables.devices import gpu_samples, host_samples, worker_samples
+from paceline.tables.overlap import overlap
+from paceline.tables.timeline import CAUSES, timeline
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Page
+from paceline.view.grid import Column, Grid
+from paceline.view.opened import Opened
+from paceline.view.pages.traced import IDLE, device_split, has_traces, profile_of
+from paceline.view.pages.utilisation import COLOURS, SAMPLED, gpu_chart, utilisation
+
+
+def there(record: Opened) -> bool:
+    return record.has_samples or has_traces(record)
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    blocks: list[Block] = []
+    if has_traces(record) and profile_of(record).device is not None:
+        blocks += [*device_split(record), _devices(record), _overlap(record)]
+    if record.has_samples:
+        blocks += utilisation(record)
+        blocks += _gpus(record)
+        blocks += _host(record)
+    return Page(title="Devices", blocks=blocks)
+
+
+def _devices(record: Opened) -> Grid:
+    parts = ("compute", "communication", "copy", *(f"idle_{cause}" for cause in CAUSES))
+    table = record.tables.over_ranks(timeline)
+    shown = (
+        table.group_by("rank", "device", maintain_order=True)
+        .agg(
+            pl.col("wall").mean(),
+            *(pl.col(part).mean() for part in parts),
+            pl.col("tensor").mean(),
+            pl.col("idle").mean(),
+        )
+        .with_columns(busy=1 - pl.col("idle") / pl.col("wall"))
+    )
+    once = "Mean of the traced steps; each moment counts once: compute, else communication, else copy, else idle."
+    reasons = {f"idle_{cause}": f"Idle: {why}." for cause, why in IDLE.items()}
+    return Grid(
+        name="devices",
+        title="Devices in the traced steps",
+        columns=(
+            Column(key="rank", title="rank", how="The worker.", kind="count"),
+            Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
+            Column(key="wall", title="a step", how="Mean wall time of the traced steps.", kind="seconds"),
+            Column(key="busy", title="busy", how="Share of the step with anything under way.", kind="share", bar=True),
+            *(
+                Column(
+                    key=part,
+                    title=part.replace("_", ": "),
+                    how=f"{reasons.get(part, '')} {once}".strip(),
+                    kind="seconds",
+                )
+                for part in parts
+            ),
+            Column(key="tensor", title="tensor cores", how=f"Of compute, on tensor cores. {once}", kind="seconds"),
+        ),
+        rows=shown.to_dicts(),
+    )
+
+
+def _overlap(record: Opened) -> Grid:
+    return Grid(
+        name="overlap",
+        title="Communication hidden under compute",
+        columns=(
+            Column(key="rank", title="rank", how="The worker.", kind="count"),
+            Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
+            *(
+                Column(key=key, title=key, how=f"Over the whole trace: {how}", kind="seconds")
+                for key, how in (
+                    ("communication", "time with a collective's kernel under way."),
+                    ("hidden", "of that, while a kernel computed as well."),
+                    ("exposed", "of that, alone."),
+                )
+            ),
+            Column(key="share", title="share hidden", how="hidden by communication.", kind="share", bar=True),
+        ),
+        rows=record.tables.over_ranks(overlap).to_dicts(),
+        empty="Nothing was sent.",
+    )
+
+
+def _gpus(record: Opened) -> list[Block]:
+    gpus = gpu_samples(record.folder)
+    wanted = (
+        ("memory", "GPU memory, GiB", "Memory in use, by anybody, as the driver counts.", 1 / (1 << 30)),
+        ("power", "GPU power, W", "Watts, as the driver reads them.", 1.0),
+        ("clock", "GPU clock, GHz", "Of the multiprocessors. A fall under load is throttling.", 1e-9),
+        ("temperature", "GPU temperature, °C", "As the driver reads it.", 1.0),
+    )
+    return [
+        gpu_chart(gpus.with_columns(pl.col(column) * scale), column, title, how)
+        for column, title, how, scale in wanted
+        if gpus.height and gpus[column].is_not_null().any()
+    ]
+
+
+def _host(record: Opened) -> list[Block]:
+    host, workers = host_samples(record.folder), worker_samples(record.folder)
+    if not host.height:
+        return []
+    zero = host["at"][0]
+    times = [at - zero for at in host["at"]]
+    flows = [
+        charts.line(times, (host[name] / 1e6).to_list(), name=name, colour=COLOURS[number])
+        for number, name in enumerate(("read", "written", "received", "sent"))
+    ]
+    blocks: list[Block] = [
+        Chart(
+            name="flows",
+            title="Disks and networks",
+            how=f"Bytes a second of the whole host; networks without the loopback. {SAMPLED}",
+            data=flows,
+            layout=charts.axes("seconds", "MB/s"),
+        )
+    ]
+    lines = [
+        charts.line(
+            [at - zero for at in table["at"]],
+            table["cpu"].to_list(),
+            name=f"rank {rank}",
+            colour=COLOURS[int(rank) % 7],
+        )
+        for (rank,), table in workers.group_by("rank", maintain_order=True)
+        if isinstance(rank, int) and rank < 16
+    ]
+    if lines:
+        blocks.append(
+            Chart(
+                name="worker-cpu",
+                title="Cores that workers keep busy",
+                how=f"CPU time of each worker and its loader processes, by time. {SAMPLED}",
+                data=lines,
+                layout=charts.axes("seconds", "cores"),
+            )
+        )
+    return blocks

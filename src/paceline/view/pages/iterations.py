@@ -1,0 +1,129 @@
+"""Every step of every rank: which took longer than usual, and what made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from paceline.tables.iterations import PARTS, iterations
+from paceline.tables.windows import PHASES
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Note, Page, Tile, Tiles
+from paceline.view.grid import Column, Grid
+from paceline.view.measures import measure
+from paceline.view.opened import Opened
+from paceline.view.pages.dashboard import step_charts
+from paceline.view.pages.traced import has_traces, profile_of
+from paceline.view.wording import say, share
+
+MOST = 50_000  # rows: the last steps
+BARS = 400  # steps in the chart of parts
+
+COLUMNS = (
+    Column(key="rank", title="rank", how="The worker.", kind="count"),
+    Column(key="step", title="step", how="Counted by the optimizer's steps, from 1.", kind="count"),
+    Column(key="total", title="took", how="Wall time from the end of the step before to its end.", kind="seconds"),
+    Column(key="usual", title="usual", how="The median of this rank's steps after warm-up.", kind="seconds"),
+    Column(key="excess", title="more than usual", how="took − usual.", kind="seconds"),
+    Column(
+        key="outlier",
+        title="outlier",
+        how="More than five times the usual scatter above the median, and more than a fifth of it; never in warm-up.",
+        kind="flag",
+    ),
+    Column(key="why", title="mostly", how="The part that grew most against its own median."),
+    *(
+        Column(
+            key=part, title=part, how="Timed by the worker itself; empty where the step was not split.", kind="seconds"
+        )
+        for part in PARTS
+    ),
+    Column(key="samples", title="samples", how="Of the whole batch.", kind="count"),
+    Column(key="loss", title="loss", how="As the script computed it.", kind="number"),
+    Column(key="warm_up", title="warm-up", how="Left out of all measures: times had not settled yet.", kind="flag"),
+)
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    steps = record.steps.frame
+    told = measure(record)
+    table = iterations(steps)
+    odd = table.filter("outlier")
+    lost = float(odd["excess"].sum())
+    whole = float(table.filter(~pl.col("warm_up"))["total"].sum())
+    settled = table.filter(~pl.col("warm_up"))["total"]
+    spread = [settled.quantile(q) for q in (0.05, 0.95)]
+    blocks: list[Block] = [
+        Tiles(
+            [
+                Tile(label="usual step", value=say(told.median_step, "seconds"), how="Median, rank 0, after warm-up."),
+                Tile(
+                    label="5 % to 95 %",
+                    value=" – ".join(say(each, "seconds") for each in spread),
+                    how="Between these lie nine tenths of all ranks' steps after warm-up.",
+                ),
+                Tile(label="warm-up", value=f"{told.warm_up} steps", how="The first steps, until times have settled."),
+                Tile(
+                    label="outliers",
+                    value=f"{odd.height:,}",
+                    how="Steps of any rank far above its usual one.",
+                    detail=f"{share(lost / whole if whole else 0.0)} of all time",
+                    tone="warn" if whole and lost / whole > 0.02 else "",
+                ),
+            ]
+        ),
+        step_charts(record, told)[0],
+        _parts(steps),
+    ]
+    shown = steps.join(
+        table.select("rank", "step", "warm_up", "usual", "excess", "outlier", "why"), on=["rank", "step"], how="left"
+    )
+    blank = [pl.when("split").then(part).alias(part) for part in PARTS]
+    shown = shown.with_columns(blank).sort("step", "rank")
+    if shown.height > MOST:
+        blocks.append(Note(text=f"The table has the last {MOST:,} of {shown.height:,} rows.", tone="warn"))
+    if has_traces(record):
+        blocks.append(_traced(record))
+    blocks.append(
+        Grid(
+            name="iterations",
+            title="Steps",
+            columns=COLUMNS,
+            rows=shown.tail(MOST).select(column.key for column in COLUMNS).to_dicts(),
+            mark="outlier",
+        )
+    )
+    return Page(title="Iterations", blocks=blocks)
+
+
+def _parts(steps: pl.DataFrame) -> Chart:
+    first = steps.filter((pl.col("rank") == pl.col("rank").min()) & pl.col("split")).tail(BARS)
+    number = first["step"].to_list()
+    usual = first["total"].median()
+    axis = {"range": [0, 3 * usual]} if isinstance(usual, float) and usual > 0 else {}
+    return Chart(
+        name="parts",
+        title="Parts of a step",
+        how=f"Rank 0, the last {BARS} steps that were split, as the worker timed them at the seams.",
+        data=[
+            charts.bars(number, first[part].to_list(), name=part, colour=part)
+            for part in PARTS
+            if float(first[part].sum()) > 0
+        ],
+        layout=charts.axes("step", "seconds", yaxis=axis, barmode="stack", bargap=0),
+    )
+
+
+def _traced(record: Opened) -> Grid:
+    how = "Time of the host in this phase, by the marks that the capture put into the trace."
+    return Grid(
+        name="traced",
+        title="Traced steps",
+        columns=(
+            *COLUMNS[:2],
+            Column(key="wall", title="took", how="From the profiler's mark of the step.", kind="seconds"),
+            *(Column(key=phase, title=phase, how=how, kind="seconds") for phase in PHASES),
+        ),
+        rows=profile_of(record).iterations,
+    )

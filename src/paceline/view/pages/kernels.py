@@ -1,0 +1,90 @@
+"""Kernels, and for which ops they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from paceline.tables.kernels import kernels_by_op
+from paceline.tables.launches import launches
+from paceline.view.blocks import Block, Page
+from paceline.view.grid import Column, Grid
+from paceline.view.opened import Opened
+from paceline.view.pages.traced import STEP, device_split, head, name_column, profile_of
+
+MOST = 20_000  # rows
+_TIME = "From the kernel's start to its end, as the device's own clock has it."
+CALLS = Column(key="calls", title="calls", how=f"How often it ran. {STEP}", kind="count")
+TOTAL = Column(key="total", title="total", how=f"{_TIME} {STEP}", kind="seconds")
+KIND = Column(key="kind", title="kind", how="By its name: compute, communication, or a copy.")
+TENSOR = Column(key="tensor_cores", title="tensor cores", how="By its name: it runs on tensor cores.", kind="flag")
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    told = profile_of(record)
+    steps = max(told.steps * told.ranks, 1)
+    by_op = (
+        record.tables.over_ranks(kernels_by_op)
+        .group_by("op", "kernel", "kind", "tensor_cores")
+        .agg(calls=pl.col("calls").sum() / steps, total=pl.col("total").sum() / steps)
+        .sort(["total", "op", "kernel"], descending=[True, False, False])
+        .head(MOST)
+    )
+    small = record.tables.over_ranks(launches)
+    blocks: list[Block] = [
+        *head(record),
+        *device_split(record),
+        Grid(
+            name="kernels",
+            title=f"{len(told.kernels):,} kernels and copies",
+            columns=(
+                name_column("kernel"),
+                KIND,
+                CALLS,
+                TOTAL,
+                Column(key="mean", title="mean", how=f"Mean of one call. {_TIME}", kind="seconds"),
+                Column(key="share", title="share", how="Of all that ran on the devices.", kind="share", bar=True),
+                TENSOR,
+            ),
+            rows=told.kernels,
+            empty="No kernel was traced: the run had no device.",
+        ),
+        Grid(
+            name="by-op",
+            title="Kernels by op",
+            columns=(name_column("op", "op"), name_column("kernel", "kernel"), KIND, CALLS, TOTAL, TENSOR),
+            rows=by_op.to_dicts(),
+            about="Which op launched what. An empty op: the trace does not say.",
+        ),
+    ]
+    if small.height:
+        blocks.insert(2, _launches(small))
+    return Page(title="Kernels", blocks=blocks)
+
+
+def _launches(table: pl.DataFrame) -> Grid:
+    return Grid(
+        name="launches",
+        title="Launches",
+        about="Many small kernels keep the host busier with launching than the device with computing.",
+        columns=(
+            Column(key="rank", title="rank", how="The worker.", kind="count"),
+            Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
+            Column(key="kernels", title="kernels a step", how="Launched within the traced steps.", kind="count"),
+            Column(key="median", title="median kernel", how=_TIME, kind="seconds"),
+            Column(
+                key="small", title="below 10 µs", how="Share of the kernels that are shorter than that.", kind="share"
+            ),
+            Column(key="small_time", title="time in those", how="Share of all kernel time.", kind="share"),
+            Column(key="launch", title="a launch", how="Median time of the launch call on the host.", kind="seconds"),
+            Column(
+                key="late",
+                title="idle, host late",
+                how="Share of the traced steps in which the device idled because the host had launched nothing.",
+                kind="share",
+                bar=True,
+            ),
+        ),
+        rows=table.to_dicts(),
+    )

@@ -1,0 +1,83 @@
+"""Memory over the traced steps, and what takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from paceline.tables.memory import CATEGORIES, memory, memory_peaks
+from paceline.tables.windows import PHASES
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Note, Page
+from paceline.view.grid import Column, Grid
+from paceline.view.opened import Opened
+
+COLOURS = {"before": "other", **{phase: phase for phase in PHASES}, "other": "idle"}
+MEANS = {
+    "before": "there before the trace began: weights, mostly, and the optimizer's state",
+    "forward": "taken in the forward pass: activations",
+    "backward": "taken in the backward pass: gradients",
+    "optimizer": "taken in the optimizer's step",
+}
+GIB = 1 << 30
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    peaks = record.tables.over_ranks(memory_peaks)
+    blocks: list[Block] = []
+    if not peaks.height:
+        blocks.append(Note(text="The traces say nothing of memory."))
+        return Page(title="Memory", blocks=blocks)
+    first = record.tables.traces[0]
+    table = memory(first, points=800)
+    for (device,), rows in table.group_by("device", maintain_order=True):
+        name = "the host" if device == -1 else f"device {device}"
+        blocks.append(_chart(rows, f"Memory of {name}, rank {first.rank}", f"memory-{device}"))
+    blocks.append(
+        Grid(
+            name="peaks",
+            title="At the peak",
+            columns=(
+                Column(key="rank", title="rank", how="The worker.", kind="count"),
+                Column(key="device", title="device", how="−1 is the host.", kind="count"),
+                Column(key="time", title="at", how="Seconds since the trace's first event.", kind="seconds"),
+                Column(key="allocated", title="allocated", how="By torch's allocator, in blocks in use.", kind="bytes"),
+                Column(key="reserved", title="reserved", how="What the allocator holds of the device.", kind="bytes"),
+                *(
+                    Column(
+                        key=name,
+                        title=name,
+                        how=f"Of allocated: {MEANS.get(name, f'taken in the phase {name}')}.",
+                        kind="bytes",
+                    )
+                    for name in CATEGORIES
+                ),
+            ),
+            rows=peaks.to_dicts(),
+        )
+    )
+    return Page(title="Memory", blocks=blocks)
+
+
+def _chart(rows: pl.DataFrame, title: str, name: str) -> Chart:
+    times = rows["time"].to_list()
+    layers = [
+        {
+            "type": "scatter", "mode": "lines", "stackgroup": "one", "name": category, "x": times,
+            "y": (rows[category] / GIB).to_list(), "line": {"width": 0}, "fillcolor": COLOURS[category],
+        }
+        for category in CATEGORIES
+        if rows[category].abs().sum() > 0
+    ]  # fmt: skip
+    return Chart(
+        name=name,
+        title=title,
+        how="Every block that the allocator gave and took back, by the phase in which it was asked for. "
+        + "; ".join(f"{key}: {value}" for key, value in MEANS.items())
+        + ".",
+        data=layers,
+        layout=charts.axes("seconds", "GiB"),
+        height=320,
+        wide=True,
+    )

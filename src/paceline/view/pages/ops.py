@@ -1,0 +1,170 @@
+"""Ops and types of ops: which of them the time goes to, on the host and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from paceline.tables.op_types import op_types
+from paceline.tables.ops import ops
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Note, Page
+from paceline.view.grid import Column, Grid, Row
+from paceline.view.opened import Opened
+from paceline.view.pages.runs import href
+from paceline.view.pages.traced import DEVICE, HOST, STEP, device_split, head, name_column, profile_of
+
+TOP = 12  # ops in the chart
+MOST = 20_000  # rows
+
+FIGURES = (
+    Column(key="calls", title="calls", how=f"How often it was called. {STEP}", kind="count"),
+    Column(key="host_self", title="host self", how=f"{HOST}, without the ops that it called. {STEP}", kind="seconds"),
+    Column(key="host_total", title="host total", how=f"{HOST}, with the ops that it called. {STEP}", kind="seconds"),
+    Column(key="kernels", title="kernels", how=f"Kernels and copies launched for it alone. {STEP}", kind="count"),
+    Column(key="device_self", title="device self", how=f"{DEVICE} alone. {STEP}", kind="seconds"),
+    Column(
+        key="device_total", title="device total", how=f"{DEVICE} and the ops that it called. {STEP}", kind="seconds"
+    ),
+    Column(
+        key="share",
+        title="share",
+        how="Of the self time of all ops: the device's where it did something, else the host's.",
+        kind="share",
+        bar=True,
+    ),
+    Column(key="eligible", title="matrix product", how="By its name: an op that could use tensor cores.", kind="flag"),
+    Column(
+        key="tensor_cores",
+        title="on tensor cores",
+        how="Share of its device time in kernels whose names say that they use tensor cores.",
+        kind="share",
+    ),
+)
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    rows = with_share(profile_of(record).ops)
+    blocks: list[Block] = [*head(record), *device_split(record)]
+    if rows:
+        blocks.append(top_chart("Where the time goes", rows))
+    blocks.append(
+        Grid(
+            name="ops",
+            title=f"{len(rows):,} ops",
+            columns=(name_column("op"), *FIGURES),
+            rows=rows,
+            empty="No op was traced.",
+        )
+    )
+    if asked.get("by") == "shapes":
+        blocks.append(_by_shapes(record))
+    elif "report" not in asked:
+        blocks.append(
+            Note(
+                text="The same op with other shapes can take other times.",
+                links=[("Split by shapes", f"{href('ops', record.name)}?by=shapes#grid-shapes")],
+            )
+        )
+    return Page(title="Ops", blocks=blocks)
+
+
+def build_types(record: Opened, asked: Mapping[str, str]) -> Page:
+    steps = max(profile_of(record).steps, 1) * max(profile_of(record).ranks, 1)
+    table = (
+        record.tables.over_ranks(op_types)
+        .group_by("type")
+        .agg(
+            ops=pl.col("ops").max(),
+            calls=pl.col("calls").sum() / steps,
+            host_self=pl.col("host_self").sum() / steps,
+            device_self=pl.col("device_self").sum() / steps,
+        )
+        .sort(["device_self", "host_self", "type"], descending=[True, True, False])
+    )
+    rows = with_share(table.to_dicts())
+    columns = (
+        Column(key="type", title="type", how="By the op's name: ops that do the same kind of thing, put together."),
+        Column(key="ops", title="ops", how="How many different ones.", kind="count"),
+        *(column for column in FIGURES if column.key in ("calls", "host_self", "device_self", "share")),
+    )
+    blocks: list[Block] = [*head(record)]
+    if rows:
+        blocks.append(top_chart("By type", rows, key="type"))
+    blocks.append(Grid(name="types", title="Types of ops", columns=columns, rows=rows))
+    return Page(title="Op types", blocks=blocks)
+
+
+def with_share(rows: list[dict[str, object]]) -> list[Row]:
+    """Adds the share of all self time."""
+    time = time_of(rows)
+    total = sum(_number(row, time) for row in rows)
+    return [{**row, "share": _number(row, time) / total if total else 0.0} for row in rows]
+
+
+def time_of(rows: list[dict[str, object]]) -> str:
+    return "device_self" if any(_number(row, "device_self") > 0 for row in rows) else "host_self"
+
+
+def _number(row: Mapping[str, object], key: str) -> float:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def top_chart(title: str, rows: list[Row], *, key: str = "name") -> Chart:
+    """The first rows as bars, the longest on top."""
+    time = time_of([dict(row) for row in rows])
+    top = sorted(rows, key=lambda row: -_number(row, time))[:TOP][::-1]
+    where = "device" if time == "device_self" else "host"
+    return Chart(
+        name="top",
+        title=title,
+        how=f"Self time on the {where}. {STEP}",
+        data=[
+            {
+                "type": "bar",
+                "orientation": "h",
+                "y": [charts.label(row[key], 44) for row in top],
+                "x": [_number(row, time) * 1e3 for row in top],
+                "marker": {"color": "backward" if time == "device_self" else "forward"},
+                "hovertemplate": "%{y}: %{x:.3f} ms<extra></extra>",
+            }
+        ],
+        layout=charts.axes(f"ms of the {where}, a step", ""),
+        height=max(180, 60 + 24 * len(top)),
+        wide=True,
+    )
+
+
+def _by_shapes(record: Opened) -> Grid:
+    told = profile_of(record)
+    steps = max(told.steps * told.ranks, 1)
+    table = (
+        record.tables.over_ranks(lambda trace: _strings(ops(trace, by="shapes")))
+        .filter(pl.col("kind") == "op")
+        .group_by("name", "shapes", "types")
+        .agg(
+            *(
+                pl.col(name).sum() / steps
+                for name in ("calls", "host_self", "host_total", "kernels", "device_self", "device_total")
+            ),
+            pl.col("eligible").first(),
+            pl.col("tensor_cores").mean(),
+        )
+        .sort(["device_self", "host_self", "name"], descending=[True, True, False])
+        .head(MOST)
+    )
+    rows = with_share(table.to_dicts())
+    columns = (
+        name_column("op"),
+        Column(key="shapes", title="shapes", how="Of its tensors, as the profiler recorded them."),
+        Column(key="types", title="types", how="Of its tensors, as the profiler recorded them."),
+        *FIGURES,
+    )
+    return Grid(name="shapes", title="Ops by shapes", columns=columns, rows=rows)
+
+
+def _strings(table: pl.DataFrame) -> pl.DataFrame:
+    """Each trace has categories of its own, which do not fit together."""
+    return table.with_columns(pl.col("shapes", "types").cast(pl.String))

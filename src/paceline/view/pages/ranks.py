@@ -1,0 +1,117 @@
+"""Ranks side by side: who keeps the others waiting, since when, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from paceline.tables.iterations import PARTS, warm_up
+from paceline.tables.stragglers import lags, stragglers
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Note, Page
+from paceline.view.grid import Column, Grid
+from paceline.view.opened import Opened
+from paceline.view.pages.dashboard import SLOWEST
+from paceline.view.wording import seconds
+
+COLUMNS = 600  # of the heat map: steps are put together where there are more
+ROWS = 512
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    steps = record.steps.frame
+    late, table = lags(steps), stragglers(steps)
+    blocks: list[Block] = []
+    named = table.filter("slow")
+    for row in named.to_dicts()[:5]:
+        told = f"Rank {row['rank']} is {seconds(row['behind'])} a step behind the others since step {row['since']:,}"
+        blocks.append(Note(text=f"{told}, mostly in {row['cause']} ({seconds(row['excess'])} more).", tone="warn"))
+    if not named.height:
+        blocks.append(Note(text="No rank stands out: all take about the same time for their own work.", tone="good"))
+    if late.height:
+        blocks.append(heat_map(late))
+    blocks += [_parts(steps), _grid(steps, table)]
+    return Page(title="Ranks", blocks=blocks)
+
+
+def heat_map(late: pl.DataFrame) -> Chart:
+    """Rank × step. Of steps that share a column, the worst."""
+    ranks = late["rank"].unique().sort().to_list()
+    numbers = late["step"].unique().sort().to_list()
+    grid = late.sort("step", "rank")["behind"].to_numpy().reshape(len(numbers), len(ranks)).T[:ROWS]
+    if len(numbers) > COLUMNS:
+        parts = np.array_split(np.arange(len(numbers)), COLUMNS)
+        grid = np.stack([grid[:, part].max(axis=1) for part in parts], axis=1)
+        numbers = [numbers[part[0]] for part in parts]
+    grid = np.maximum(grid, 0) * 1e3
+    most = float(np.quantile(grid, 0.995)) if grid.size else 1.0
+    return Chart(
+        name="heat",
+        title="Behind the others",
+        how="A rank's own time in a step (without waiting for others), less the median of the other ranks' in the same "
+        "step; milliseconds. A dark row is a straggler; a dark column, a step that was slow for everybody, does not "
+        "exist here, since the others are the measure.",
+        data=[
+            charts.heat(
+                numbers,
+                [f"rank {rank}" for rank in ranks[:ROWS]],
+                [[round(float(value), 3) for value in row] for row in grid],
+                unit="ms",
+                colorscale="heat",
+                zmin=0,
+                zmax=max(most, 1e-6),
+                hovertemplate="%{y}, step %{x}: %{z:.3g} ms behind<extra></extra>",
+            )
+        ],
+        layout=charts.axes("step", "", yaxis={"autorange": "reversed", "type": "category"}),
+        height=min(620, 110 + max(24 * len(ranks), 90)),
+        wide=True,
+    )
+
+
+def _settled(steps: pl.DataFrame) -> pl.DataFrame:
+    settled = steps.filter(pl.col("step") > warm_up(steps))
+    return settled.filter("split") if settled["split"].any() else settled
+
+
+def _parts(steps: pl.DataFrame) -> Chart:
+    table = _settled(steps).group_by("rank", maintain_order=True).agg(pl.col(part).mean() for part in PARTS)
+    names = [f"rank {rank}" for rank in table["rank"]][:ROWS]
+    return Chart(
+        name="by-rank",
+        title="Where each rank's time went",
+        how="Mean of its steps after warm-up, as it timed itself at the seams.",
+        data=[
+            charts.bars(names, table[part].to_list()[:ROWS], name=part, colour=part)
+            for part in PARTS
+            if float(table[part].sum()) > 0
+        ],
+        layout=charts.axes("", "seconds", barmode="stack"),
+        wide=True,
+    )
+
+
+def _grid(steps: pl.DataFrame, table: pl.DataFrame) -> Grid:
+    means = _settled(steps).group_by("rank").agg(pl.col("total").median(), *(pl.col(part).mean() for part in PARTS))
+    memory = steps.group_by("rank").agg(pl.col("memory").max())
+    shown = means.join(memory, on="rank", how="left").join(table, on="rank", how="left").sort("rank")
+    mean = "Mean of its steps after warm-up, as it timed itself."
+    return Grid(
+        name="ranks",
+        title=f"{shown.height:,} rank{'' if shown.height == 1 else 's'}",
+        columns=(
+            Column(key="rank", title="rank", how="The worker.", kind="count"),
+            Column(key="total", title="a step", how="Median wall time after warm-up.", kind="seconds"),
+            Column(key="own", title="own work", how="Median of its steps without waiting for others.", kind="seconds"),
+            Column(key="behind", title="behind", how=SLOWEST, kind="seconds"),
+            Column(key="slow", title="slow", how=SLOWEST, kind="flag"),
+            Column(key="since", title="since step", how="From there on it is behind in most steps.", kind="count"),
+            Column(key="cause", title="mostly in", how="The part that is longest against the other ranks'."),
+            *(Column(key=part, title=part, how=mean, kind="seconds") for part in PARTS),
+            Column(key="memory", title="memory", how="The most bytes it had taken, as it counted.", kind="bytes"),
+        ),
+        rows=shown.to_dicts(),
+        mark="slow",
+    )

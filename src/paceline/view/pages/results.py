@@ -1,0 +1,32 @@
+"""What a series of trials found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.trials import scale, sweep, tune_verdict
+from paceline.view.blocks import Page
+from paceline.view.opened import Opened
+from paceline.view.pages.dashboard import command, trials
+from paceline.view.pages.scaling import scaling
+from paceline.view.pages.sweeping import sweeping
+from paceline.view.pages.tuning import tuning
+from paceline.view.pages.verdicts import as_verdict
+
+TITLES = {"scale": "Scaling", "sweep": "Sweep", "tune": "Tuning"}
+
+
+def there(record: Opened) -> bool:
+    return record.run.verb in TITLES and (record.folder / "verdict.json").is_file()
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    verb = record.run.verb
+    if verb == "scale":
+        blocks = scaling(as_verdict(record, scale.Verdict))
+    elif verb == "sweep":
+        blocks = sweeping(as_verdict(record, sweep.Verdict))
+    else:
+        blocks = tuning(as_verdict(record, tune_verdict.Verdict), record)
+    blocks += trials(record)
+    return Page(title=TITLES[verb], lead=command(record), blocks=blocks)

@@ -1,0 +1,105 @@
+"""What `sweep` found: throughput and memory by batch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.trials.sweep import Verdict
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Note, Tile, Tiles
+from paceline.view.grid import Column, Grid
+from paceline.view.pages.verdicts import HIGH, LOW, SPEED, spread
+from paceline.view.wording import rate
+
+
+def sweeping(told: Verdict) -> list[Block]:
+    fits = [point for point in told.points if point.fits]
+    speeds = {point.batch: point.samples_per_s for point in fits}
+    named = (
+        ("knee", told.knee, "The smallest batch within 5 % of the best.", "good"),
+        ("best", told.best, "The batch with most samples a second.", ""),
+        ("largest that fits", told.largest, "The largest batch that was measured well.", ""),
+        ("the script's own", told.own, "The batch that the script asks for.", ""),
+    )
+    tiles = [
+        Tile(
+            label=label,
+            value=f"{batch:,}",
+            how=how,
+            detail=f"{rate(speeds[batch])} samples/s" if batch in speeds else "",
+            tone="good" if tone else "",
+        )
+        for label, batch, how, tone in named
+        if batch is not None
+    ]
+    blocks: list[Block] = [Tiles(tiles)]
+    if told.why:
+        blocks.append(Note(text=f"It went no further: {told.why}." if told.ceiling else told.why))
+    if told.keep:
+        blocks.append(Note(text=f"To train with the knee's batch: --mod {told.keep}", tone="good"))
+    if fits:
+        batches = [point.batch for point in fits]
+        axis = {"type": "log", "tickvals": batches, "ticktext": [f"{batch:,}" for batch in batches]}
+        knee = (
+            [
+                {
+                    "type": "line",
+                    "xref": "x",
+                    "yref": "paper",
+                    "x0": told.knee,
+                    "x1": told.knee,
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"color": "good", "width": 1.5, "dash": "dot"},
+                }
+            ]
+            if told.knee
+            else []
+        )
+        blocks += [
+            Chart(
+                name="speed",
+                title="Throughput by batch",
+                how=SPEED.how + " Bars: slowest and fastest. Dotted: the knee.",
+                data=[spread(batches, fits, "samples/s")],
+                layout=charts.axes("samples a step", "samples/s", xaxis=axis, shapes=knee),
+            ),
+            Chart(
+                name="memory",
+                title="Memory by batch",
+                how="The peak of the worker that took most.",
+                data=[
+                    charts.line(
+                        batches,
+                        [point.memory / (1 << 30) for point in fits],
+                        name="memory",
+                        colour="evaluation",
+                        mode="lines+markers",
+                    )
+                ],
+                layout=charts.axes("samples a step", "GiB", xaxis=axis),
+            ),
+        ]
+    blocks.append(
+        Grid(
+            name="points",
+            title="Batches",
+            columns=(
+                Column(key="batch", title="batch", how="Samples a step, of all workers.", kind="count"),
+                Column(key="fits", title="fits", how="Whether the trial ended well.", kind="flag"),
+                SPEED,
+                LOW,
+                HIGH,
+                Column(key="memory", title="memory", how="The peak of the worker that took most.", kind="bytes"),
+                Column(key="rounds", title="rounds", how="Trials of this batch.", kind="count"),
+                Column(key="message", title="why not", how="What ended the trial."),
+            ),
+            rows=[
+                msgspec.to_builtins(point)
+                if point.fits
+                else {"batch": point.batch, "fits": False, "message": point.message}
+                for point in told.points
+            ],
+        )
+    )
+    return blocks

@@ -1,0 +1,124 @@
+"""What `tune` found: each mod's gain, and what all kept ones give together."""
+
+from __future__ import annotations
+
+import msgspec
+
+from paceline.trials.tune_verdict import Verdict
+from paceline.view import charts
+from paceline.view.blocks import Block, Chart, Note, Text, Tile, Tiles
+from paceline.view.grid import Column, Grid
+from paceline.view.opened import Opened
+from paceline.view.wording import rate, say, share, size
+
+PATCH = 256 << 10  # bytes of tuned.patch
+
+
+def tuning(told: Verdict, record: Opened) -> list[Block]:
+    tiles = []
+    if told.baseline:
+        tiles.append(
+            Tile(
+                label="as it is",
+                value=rate(told.baseline.samples_per_s),
+                how="samples/s of the unmodified script: mean over its trials.",
+                detail=f"{told.baseline.trials} trials",
+            )
+        )
+    if told.final:
+        final = told.final
+        tiles += [
+            Tile(
+                label="tuned",
+                value=rate(final.samples_per_s),
+                how="samples/s with all kept mods.",
+                detail=", ".join(final.mods) or "no mod helps",
+                tone="good" if final.mods else "",
+            ),
+            Tile(
+                label="gain",
+                value=say(final.gain, "times"),
+                how="Kept mods against the script as it is, in pairs at the end.",
+                detail=f"{say(final.gain_low, 'times')} to {say(final.gain_high, 'times')}, {final.pairs} pairs",
+                tone="good" if final.gain > 1.01 else "",
+            ),
+            Tile(label="memory", value=size(final.memory), how="The peak of a worker, with all kept mods."),
+        ]
+    tiles.append(
+        Tile(
+            label="noise",
+            value=share(told.noise),
+            how="Relative standard deviation of one trial's speed.",
+            detail=f"{told.trials} trials, {say(told.spent, 'seconds')}",
+        )
+    )
+    blocks: list[Block] = [Tiles(tiles)]
+    if told.problem:
+        blocks.append(Note(text=told.problem, tone="bad"))
+    if told.cut_short:
+        blocks.append(Note(text="The budget was over before everything had been tried.", tone="warn"))
+    tried = sorted((row for row in told.mods if row.gain is not None), key=lambda row: row.gain or 0.0)
+    if tried:
+        blocks.append(
+            Chart(
+                name="gains",
+                title="What each mod gains",
+                how="Speed with the mod by the speed without it, on the best set at that time. Filled: kept.",
+                data=[
+                    {
+                        "type": "bar",
+                        "orientation": "h",
+                        "y": [charts.label(row.mod) for row in tried],
+                        "x": [row.gain for row in tried],
+                        "base": 0,
+                        "marker": {"color": ["optimizer" if row.kept else "other" for row in tried]},
+                        "hovertemplate": "%{y}: %{x:.3g}×<extra></extra>",
+                    }
+                ],
+                layout=charts.axes(
+                    "times",
+                    "",
+                    shapes=[
+                        {
+                            "type": "line",
+                            "xref": "x",
+                            "yref": "paper",
+                            "x0": 1,
+                            "x1": 1,
+                            "y0": 0,
+                            "y1": 1,
+                            "line": {"color": "ink", "width": 1, "dash": "dot"},
+                        }
+                    ],
+                ),
+                height=max(170, 70 + 28 * len(tried)),
+                wide=True,
+            )
+        )
+    blocks.append(
+        Grid(
+            name="mods",
+            title="Mods",
+            columns=(
+                Column(key="mod", title="mod", how="As --mod takes it."),
+                Column(key="kept", title="kept", how="Faster than the noise, and the loss is kept.", kind="flag"),
+                Column(key="gain", title="gain", how="after by before.", kind="times"),
+                Column(
+                    key="before", title="before", how="samples/s of the best set that it was tried on.", kind="rate"
+                ),
+                Column(key="after", title="after", how="samples/s with it.", kind="rate"),
+                Column(
+                    key="loss_difference", title="loss differs", how="From the guard's series of losses.", kind="number"
+                ),
+                Column(key="reason", title="why", how="Why it was not kept, or not tried."),
+                Column(key="on", title="tried on", how="The mods that were on at that time."),
+            ),
+            rows=[msgspec.to_builtins(row) for row in told.mods],
+            mark="kept",
+        )
+    )
+    blocks += [Note(text=note) for note in told.notes[:20]]
+    patch = record.folder / "tuned.patch"
+    if patch.is_file() and 0 < patch.stat().st_size <= PATCH:
+        blocks.append(Text(title="The kept mods as a patch", text=patch.read_text(errors="replace")))
+    return blocks

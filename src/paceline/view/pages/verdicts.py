@@ -1,0 +1,59 @@
+"""What the pages over verdicts share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from paceline.errors import RecordError
+from paceline.view.grid import Column
+from paceline.view.opened import Opened
+
+T = TypeVar("T")
+
+
+def as_verdict(record: Opened, kind: type[T]) -> T:
+    """RecordError where verdict.json is not of this kind."""
+    try:
+        return msgspec.convert(record.verdict, kind, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RecordError(f"{record.folder / 'verdict.json'} is no verdict of {record.run.verb}: {error}.") from error
+
+
+SPEED = Column(
+    key="samples_per_s",
+    title="samples/s",
+    how="Median over rounds of the trial's median step, after warm-up.",
+    kind="rate",
+)
+LOW = Column(key="low", title="low", how="The slowest round.", kind="rate")
+HIGH = Column(key="high", title="high", how="The fastest round.", kind="rate")
+
+
+class Point(Protocol):
+    samples_per_s: float
+    low: float
+    high: float
+
+
+def spread(x: Sequence[Any], points: Sequence[Point], name: str) -> dict[str, Any]:
+    """A line with a bar at each point, from the slowest to the fastest round."""
+    speeds = [point.samples_per_s for point in points]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": x,
+        "y": speeds,
+        "line": {"color": "accent"},
+        "marker": {"size": 7},
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [p.high - p.samples_per_s for p in points],
+            "arrayminus": [p.samples_per_s - p.low for p in points],
+            "thickness": 1.2,
+        },
+    }

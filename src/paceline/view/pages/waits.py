@@ -1,0 +1,65 @@
+"""Lines of the script that make the host wait for the device, and time by module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from paceline.tables.modules import modules
+from paceline.view.blocks import Block, Page
+from paceline.view.grid import Column, Grid
+from paceline.view.opened import Opened
+from paceline.view.pages.traced import head, profile_of
+
+
+def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    rows = profile_of(record).waits
+    blocks: list[Block] = [
+        *head(record),
+        Grid(
+            name="waits",
+            title="Lines that wait",
+            about="A call that reads a tensor's value (item, cpu, print …) stops the host until the device is done.",
+            columns=(
+                Column(key="file", title="file", how="The script's, where the capture put its marks."),
+                Column(key="line", title="line", how="Of that file; 0 where the trace does not say.", kind="count"),
+                Column(key="what", title="call", how="The tensor's method; without a line, the driver's call."),
+                Column(key="calls", title="calls a step", how="Mean over traced steps and ranks.", kind="number"),
+                Column(
+                    key="seconds",
+                    title="waited a step",
+                    how="Time in which the host was blocked inside the call, waiting for the device; without a device, "
+                    "what the call took. Mean over traced steps and ranks.",
+                    kind="seconds",
+                ),
+            ),
+            rows=rows,
+            empty="No line of the script waited.",
+        ),
+    ]
+    if any(trace.has_stack for trace in record.tables.traces):
+        blocks.append(_modules(record))
+    return Page(title="Waits", blocks=blocks)
+
+
+def _modules(record: Opened) -> Grid:
+    steps = max(profile_of(record).steps * profile_of(record).ranks, 1)
+    figures = ("host_forward", "host_backward", "device_forward", "device_backward")
+    table = (
+        record.tables.over_ranks(modules)
+        .group_by("module")
+        .agg(pl.col("calls").sum() / steps, *(pl.col(name).sum() / steps for name in figures))
+        .sort(["device_forward", "host_forward", "module"], descending=[True, True, False])
+    )
+    how = "Self time of the ops that this module called, without its submodules; a step of one rank."
+    return Grid(
+        name="modules",
+        title="Modules",
+        columns=(
+            Column(key="module", title="module", how="Its path, as torch's stack names it."),
+            Column(key="calls", title="calls", how="A step of one rank.", kind="count"),
+            *(Column(key=name, title=name.replace("_", " "), how=how, kind="seconds") for name in figures),
+        ),
+        rows=table.to_dicts(),
+    )

@@ -1,0 +1,221 @@
+"""What every rank did in one step, for the time line: columns of numbers, and names once each.
+
+From the traces of a profile, or from `timeline.rankR.jsonl`, which `run --timeline` leaves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from paceline.errors import RecordError
+from paceline.record.timeline import read_spans
+from paceline.tables.kinds import of_communication
+from paceline.tables.trace import Trace, rank_in
+from paceline.tables.waits import LINE
+from paceline.tables.windows import windows
+from paceline.view.opened import Opened, limit
+
+MOST = 100_000  # spans of a step: the shortest are left out where there are more
+MOST_STEPS = 2000  # to choose from
+DEEPEST = 24  # rows of a track
+LARGEST = 64 << 20  # bytes of a rank's timeline.jsonl
+APART = 10  # times a step: ranks whose clocks differ by more are laid over each other
+NAME = 300  # characters
+COLUMNS = ("track", "depth", "start", "length", "name", "kind")
+KINDS = ("op", "mark", "runtime", "kernel", "copy", "set", "sync", "python", "communication")
+
+
+class Track(msgspec.Struct, kw_only=True):
+    rank: int
+    label: str
+    rows: int
+
+
+class Spans(msgspec.Struct, kw_only=True):
+    """Columns: a span's track, row in it, start and length (nanoseconds since the step began), name and kind, the last
+    two as numbers into lists."""
+
+    step: int
+    end: int
+    kinds: tuple[str, ...]
+    names: list[str]
+    tracks: list[Track]
+    track: list[int]
+    depth: list[int]
+    start: list[int]
+    length: list[int]
+    name: list[int]
+    kind: list[int]
+    left_out: int = 0
+    note: str = ""
+
+
+@dataclass
+class _Drawing:
+    """Collects spans; times are nanoseconds from the step's begin."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    tracks: list[Track] = field(default_factory=list)
+    columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+
+    def add(self, rank: int, label: str, spans: Sequence[tuple[int, int, str, str]]) -> None:
+        """Spans of one track, (start, end, name, kind), those that hold others before them."""
+        depths = _depths(spans)
+        track = len(self.tracks)
+        self.tracks.append(Track(rank=rank, label=label, rows=min(max(depths, default=0) + 1, DEEPEST)))
+        columns = self.columns
+        for (start, end, name, kind), depth in zip(spans, depths, strict=True):
+            if depth >= DEEPEST:
+                continue
+            columns["track"].append(track)
+            columns["depth"].append(depth)
+            columns["start"].append(start)
+            columns["length"].append(end - start)
+            columns["name"].append(self.names.setdefault(_spoken(name), len(self.names)))
+            columns["kind"].append(KINDS.index(kind))
+
+    def told(self, step: int, end: int, left_out: int, note: str = "") -> Spans:
+        names = list(self.names)
+        return Spans(
+            step=step,
+            end=end,
+            kinds=KINDS,
+            names=names,
+            tracks=self.tracks,
+            left_out=left_out,
+            note=note,
+            **self.columns,
+        )
+
+
+def _spoken(name: str) -> str:
+    """The capture's marks of lines, as people write them."""
+    line = re.match(LINE, name)
+    return (f"{line[1]}:{line[2]} {line[3]}()" if line else name)[:NAME]
+
+
+def steps_of(record: Opened) -> list[int]:
+    """The steps that can be drawn."""
+    if record.trace_paths:
+        found = {int(step) for trace in record.tables.traces for step in windows(trace)["step"]}
+        return sorted(found)[:MOST_STEPS]
+    steps = record.steps.frame
+    if not steps.height:
+        return []
+    return steps.filter(pl.col("rank") == pl.col("rank").min())["step"].to_list()[-MOST_STEPS:]
+
+
+def spans_of(record: Opened, step: int, *, most: int = MOST) -> Spans:
+    """One step. RecordError where there is no such step."""
+    if step not in steps_of(record):
+        raise RecordError(f"{record.name} has no step {step} that could be drawn.")
+    return _from_traces(record.tables.traces, step, most) if record.trace_paths else _from_timeline(record, step, most)
+
+
+# -- of traces ---------------------------------------------------------------------------------------------------------
+
+
+def _from_traces(traces: Sequence[Trace], step: int, most: int) -> Spans:
+    found: list[tuple[Trace, int, int]] = []
+    for trace in traces:
+        window = windows(trace).filter(pl.col("step") == step)
+        if window.height:
+            found.append((trace, int(window["start"][0]), int(window["end"][0])))
+    length = max(end - start for _, start, end in found)
+    begins = [trace.base + start for trace, start, _ in found]
+    together = max(begins) - min(begins) <= APART * max(length, 1)
+    zero = min(begins)
+    drawing, left_out = _Drawing(), 0
+    latest = 0
+    for trace, start, end in found:
+        shift = trace.base - zero if together else -start
+        rows = trace.events.filter((pl.col("start") < end) & (pl.col("end") > start) & (pl.col("kind") != "python"))
+        rows, dropped = _longest(rows, most // len(found))
+        left_out += dropped
+        latest = max(latest, end + shift)
+        _add_trace(drawing, trace.rank, rows, shift)
+    note = "" if together else "The ranks' clocks differ: every rank's step begins at zero."
+    return drawing.told(step, latest, left_out, note)
+
+
+def _longest(rows: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
+    if rows.height <= most:
+        return rows, 0
+    length = (rows["end"] - rows["start"]).to_numpy()
+    kept = np.sort(np.argpartition(-length, most)[:most])
+    return rows[kept], rows.height - most
+
+
+def _add_trace(drawing: _Drawing, rank: int, rows: pl.DataFrame, shift: int) -> None:
+    talks = of_communication(rows["name"]) & (rows["kind"] == "kernel")
+    rows = rows.select(
+        pl.col("kind").is_in(("kernel", "copy", "set")).alias("on_device"),
+        *("device", "stream", "process", "thread"),
+        (pl.col("start") + shift).alias("start"),
+        (pl.col("end") + shift).alias("end"),
+        pl.col("name").cast(pl.String),
+        pl.when(talks).then(pl.lit("communication")).otherwise(pl.col("kind").cast(pl.String)).alias("kind"),
+    )
+    host = rows.filter(~pl.col("on_device"))
+    busiest = host.group_by("process", "thread").len().sort(["len", "thread"], descending=[True, False])
+    for number, (process, thread, _) in enumerate(busiest.rows()):
+        mine = host.filter((pl.col("process") == process) & (pl.col("thread") == thread))
+        drawing.add(rank, "host" if number == 0 else f"thread {thread}", _in_order(mine))
+    device = rows.filter("on_device")
+    for (number, stream), mine in device.group_by("device", "stream", maintain_order=True):
+        drawing.add(rank, f"GPU {number}, stream {stream}", _in_order(mine))
+
+
+def _in_order(rows: pl.DataFrame) -> list[tuple[int, int, str, str]]:
+    return rows.sort(["start", "end"], descending=[False, True]).select("start", "end", "name", "kind").rows()
+
+
+def _depths(spans: Iterable[tuple[int, int, str, str]]) -> list[int]:
+    """In how many others each lies. One that only reaches into another gets a row below it, too."""
+    open_until: list[int] = []
+    depths = []
+    for start, end, _, _ in spans:
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        depths.append(len(open_until))
+        open_until.append(max(end, open_until[-1]) if open_until and end > open_until[-1] else end)
+    return depths
+
+
+# -- of a run with --timeline ------------------------------------------------------------------------------------------
+
+
+def _from_timeline(record: Opened, step: int, most: int) -> Spans:
+    row = record.steps.frame.filter(pl.col("step") == step).row(0, named=True)
+    start, end = row["at"] - row["total"], row["at"]
+    drawing, left_out = _Drawing(), 0
+    for path in record.spans_paths:
+        found = [span for span in _read(path) if span.start < end and span.end > start]
+        found.sort(key=lambda span: span.start - span.end)
+        each = max(most // len(record.spans_paths), 1)
+        left_out += max(0, len(found) - each)
+        tracks: dict[str, list[tuple[int, int, str, str]]] = {}
+        for span in found[:each]:
+            kind = "communication" if "comm" in span.track or "bucket" in span.name else "mark"
+            begin, until = round((span.start - start) * 1e9), round((span.end - start) * 1e9)
+            tracks.setdefault(span.track, []).append((begin, until, span.name, kind))
+        for track, spans in tracks.items():
+            spans.sort(key=lambda span: (span[0], -span[1]))
+            drawing.add(rank_in(path.name) or 0, track[:NAME], spans)
+    return drawing.told(step, round((end - start) * 1e9), left_out)
+
+
+def _read(path: Path) -> list[Any]:
+    limit(path, LARGEST)
+    try:
+        return read_spans(path)
+    except (OSError, RecursionError) as error:
+        raise RecordError(f"{path} cannot be read: {error}.") from error

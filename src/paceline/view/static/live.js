@@ -1,0 +1,109 @@
+// Follows a run in progress. Text of a run is put into the page as text, never as HTML.
+"use strict";
+
+const MOST_POINTS = 4000, RECENT = 20;
+
+function middle(values) {
+  const known = values.filter((value) => value !== null).sort((a, b) => a - b);
+  return known.length ? known[known.length >> 1] : null;
+}
+
+function spoken(seconds) {
+  if (seconds === null) return "–";
+  if (seconds >= 100) return Math.round(seconds).toLocaleString("en") + " s";
+  if (seconds >= 1) return seconds.toPrecision(3) + " s";
+  return seconds >= 1e-3 ? (seconds * 1e3).toPrecision(3) + " ms" : (seconds * 1e6).toPrecision(3) + " µs";
+}
+
+function figure(value) { return value === null ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4).replace(/\.?0+$/, ""); }
+
+function ago(seconds) {
+  const whole = Math.max(0, Math.floor(seconds)), pad = (value) => String(value).padStart(2, "0");
+  return `${Math.floor(whole / 3600)}:${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
+}
+
+function startLive(place) {
+  const put = (name, text) => { place.querySelector(`[data-is=${name}]`).textContent = text; };
+  const steps = [], ranks = new Map();
+  const charts = { speed: ["samples/s", "optimizer", 2], loss: ["loss", "communication", 3], time: ["seconds", "accent", 1] };
+
+  function draw() {
+    for (const [name, [title, paint, column]] of Object.entries(charts)) {
+      const told = { data: [{ type: "scatter", mode: "lines", x: steps.map((s) => s[0]), y: steps.map((s) => s[column]), line: { color: paint, width: 1.5 } }], layout: { xaxis: { title: { text: "step" } }, yaxis: { title: { text: title }, rangemode: name === "loss" ? "normal" : "tozero" } }, height: 240 };
+      const usual = middle(steps.map((s) => s[column]));
+      if (name === "time" && usual) told.layout.yaxis.range = [0, 3 * usual];
+      Plotly.react(place.querySelector(`[data-chart=${name}]`), painted(told.data), laidOut(told), OPTIONS);
+    }
+  }
+
+  function table() {
+    const body = place.querySelector(".ranks tbody");
+    const rows = [...ranks.values()].sort((a, b) => a[0] - b[0]);
+    const usual = middle(rows.map((row) => row[2]));
+    body.replaceChildren(...rows.map((row) => {
+      const line = document.createElement("tr");
+      line.className = rows.length > 1 && row[2] > 1.1 * usual ? "marked" : "";
+      for (const text of [row[0], row[1].toLocaleString("en"), spoken(row[2]), spoken(row[3])]) {
+        const cell = document.createElement("td");
+        cell.className = "n";
+        cell.textContent = text;
+        line.append(cell);
+      }
+      return line;
+    }));
+  }
+
+  function devices(told) {
+    if (!told.length) return;
+    place.querySelector(".busy").replaceChildren(...told.map(([name, share]) => {
+      const line = document.createElement("label"), meter = document.createElement("meter");
+      meter.max = 1;
+      meter.value = share;
+      line.append(`${name} ${Math.round(100 * share)} %`, meter);
+      return line;
+    }));
+  }
+
+  let started = 0, clock = 0;
+  const source = new EventSource(place.dataset.source);
+  source.addEventListener("steps", (event) => {
+    const told = JSON.parse(event.data);
+    started = told.started;
+    for (const step of told.steps) {
+      if (steps.length && step[0] <= steps[steps.length - 1][0]) continue; // after a lost connection some come again
+      steps.push(step);
+    }
+    if (steps.length > MOST_POINTS) steps.splice(0, steps.length - MOST_POINTS);
+    told.ranks.forEach((row) => ranks.set(row[0], row));
+    const recent = steps.slice(-RECENT), last = steps[steps.length - 1];
+    put("state", told.state);
+    if (last) {
+      put("step", last[0].toLocaleString("en"));
+      put("speed", figure(middle(recent.map((s) => s[2]))));
+      put("time", spoken(middle(recent.map((s) => s[1]))));
+      put("loss", figure([...recent].reverse().find((s) => s[3] !== null)?.[3] ?? null));
+    }
+    if (told.log.length) put("log", told.log.join("\n"));
+    devices(told.devices);
+    if (told.steps.length) { draw(); table(); }
+    place.dataset.steps = last ? last[0] : 0;
+  });
+  source.addEventListener("end", (event) => {
+    source.close();
+    clearInterval(clock);
+    const state = JSON.parse(event.data).state, tile = place.querySelector(".tile.live");
+    tile.classList.remove("live");
+    tile.classList.add(state === "ended" ? "good" : "bad");
+    const link = document.createElement("a");
+    link.href = place.dataset.run;
+    link.textContent = "Its dashboard →";
+    tile.append(link);
+    place.dataset.ended = "1";
+  });
+  source.addEventListener("trouble", (event) => { source.close(); put("state", JSON.parse(event.data).message); });
+  source.onerror = () => { if (source.readyState !== EventSource.CLOSED) put("state", "connection lost"); };
+  clock = setInterval(() => { if (started) put("since", ago(Date.now() / 1000 - started)); }, 1000);
+  document.addEventListener("themechange", draw);
+}
+
+document.querySelectorAll("section.live").forEach(startLive);
