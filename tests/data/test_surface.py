@@ -13,6 +13,12 @@ import paceline.data as pd
 ROOM = Path(pd.__file__).parent
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline"}
 NAMES = [
+    "ColorJitter",
+    "Crop",
+    "Cutout",
+    "Flip",
+    "Mixup",
+    "Normalize",
     "Pipeline",
     "Writer",
     "arrays",
@@ -21,6 +27,7 @@ NAMES = [
     "decode_example",
     "decode_image",
     "decode_sample",
+    "drop_in",
     "encode_example",
     "encode_sample",
     "files",

@@ -16,6 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.data.augment import ColorJitter, Crop, Cutout, Flip, Mixup, Normalize
+    from paceline.data.dropping_in import drop_in
     from paceline.data.example import decode_example, encode_example
     from paceline.data.making import (
         arrays,
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
     from paceline.data.tfrecord import Writer
 
 __all__ = [
+    "ColorJitter",
+    "Crop",
+    "Cutout",
+    "Flip",
+    "Mixup",
+    "Normalize",
     "Pipeline",
     "Writer",
     "arrays",
@@ -45,6 +53,7 @@ __all__ = [
     "decode_example",
     "decode_image",
     "decode_sample",
+    "drop_in",
     "encode_example",
     "encode_sample",
     "files",
@@ -58,8 +67,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    **{name: f"augment.{name}" for name in ("ColorJitter", "Crop", "Cutout", "Flip", "Mixup", "Normalize")},
     "Pipeline": "pipeline.Pipeline",
     "Writer": "tfrecord.Writer",
+    "drop_in": "dropping_in.drop_in",
     "decode_example": "example.decode_example",
     "encode_example": "example.encode_example",
     "decode_image": "pictures.decode_image",

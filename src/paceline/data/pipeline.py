@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from paceline.data import stages as s
+from paceline.data.augment import Augment, Operation
 from paceline.data.combining import Mixed, Zipped
 from paceline.data.cursor import Context, Cursor, Mark
 from paceline.data.jobs import Last
@@ -138,6 +139,10 @@ class Pipeline:
         how: dict[str, Any] = {"parallel": parallel, "kind": kind, "deterministic": deterministic}
         mapped = self.map(function, seed=seed, on_error=on_error, **how)
         return mapped.batch(size, last=last, **how)
+
+    def augment(self, *operations: Operation, seed: int = 0) -> Pipeline:
+        """Operations on the pictures of a batch, one after the other, where the batch lies: `pd.Crop`, `pd.Flip`, …"""
+        return self.map(Augment(operations), seed=seed)
 
     def interleave(
         self, make: Callable[[Any], Any], *, cycle: int = 4, block: int = 1, parallel: bool = False

@@ -114,6 +114,7 @@ class Planner:
         self.batch: s.Batch | None = None  # … and the batch that follows them,
         self.after: list[Step] = []  # and what is done with it
         self.how = s.How()
+        self.moved = False  # to a device: what comes after is done by whoever uses its stream
 
     def plan(self, stages: Sequence[s.Stage]) -> Plan:
         for stage in stages:
@@ -186,6 +187,7 @@ class Planner:
             case s.Prefetch():
                 self.nodes.append(Ahead(stage.depth, self.runtime.meter("prefetch")))
             case s.To():
+                self.moved = True
                 self.nodes.append(Moved(stage.device, self.runtime.meter(f"to {stage.device}")))
             case s.Batch():
                 self.batch = stage
@@ -256,7 +258,7 @@ class Planner:
                     size=None if batch is None else batch.size,
                     last="keep" if batch is None else batch.last,
                     deterministic=self.how.deterministic,
-                    pools=self.runtime.chooser(self.how),
+                    pools=None if self.moved else self.runtime.chooser(self.how),
                 )
             )
         self.source, self.order, self.batch, self.steps, self.after = None, None, None, [], []

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.data.collate import Allocate, Tray, empty
 from paceline.data.losses import Losses, Policy
 from paceline.data.seeds import generator
-from paceline.errors import DataError, PacelineError
+from paceline.errors import DataError, PacelineError, UsageError
 
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()  # in the place of what was lost
 Where = Callable[[int], str]
@@ -36,6 +36,8 @@ class Step:
             if self.seed is not None:
                 return self.function(value, generator(self.seed, *token, number))
             return self.function(value)
+        except UsageError:
+            raise  # a mistake in the program, not of this sample
         except PacelineError as error:
             told = DataError(f"{where(number)}: {error.message}", advice=error.advice)
             losses.lose(told, self.on_error)

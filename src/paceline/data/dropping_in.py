@@ -1,0 +1,230 @@
+"""In the place of a script's DataLoader: the same batches in the same order, faster.
+
+The loader's own sampler says which samples make a batch, under the script's own random stream, from which it draws
+what a DataLoader would draw. A dataset of tensors is gathered, a batch at a time; the samples of others are loaded by
+threads or processes, as measuring shows, ahead of the step that needs them. What must be loaded in one place and in
+order is: datasets that draw random numbers while they load, or keep count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from paceline.data.ahead import Ahead
+from paceline.data.cursor import Context, Cursor, Mark
+from paceline.data.jobs import Jobs
+from paceline.data.nodes import Through
+from paceline.data.plan import Plan, Runtime
+from paceline.data.reporting import Report, report_of
+from paceline.data.sources import Arrays, of_dataset
+from paceline.data.stages import How, Kind
+from paceline.data.work import Step, Where, Work
+from paceline.errors import UsageError
+from paceline.script import streams
+from paceline.script.loading import keeps_generator
+
+# Their indices are drawn when they begin, so that reading ahead changes nothing.
+KNOWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def drop_in(loader: Any, *, parallel: int | None = None, kind: Kind = "auto") -> DropIn:
+    """What to iterate in the place of `loader`; it has the loader's length and attributes."""
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"Asked to drop in for a {type(loader).__name__}.", advice="Give a torch.utils.data.DataLoader."
+        )
+    return DropIn(loader, How(parallel=parallel, kind=kind))
+
+
+class DropIn:
+    """One loader's stand-in, for all its epochs."""
+
+    def __init__(self, loader: DataLoader[Any], how: How) -> None:
+        self.loader = loader
+        self._how = how
+        self._runtime = Runtime()
+        self._nodes: tuple[Jobs, Ahead] | None = None
+        self._begun = False
+        self.plain = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+        self.why = "it is not asked by index, or not in batches" if self.plain else ""
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.plain:
+            return iter(self.loader)
+        return self._batches()
+
+    def report(self) -> Report:
+        """What loading costs, and where it is done."""
+        return report_of(self._runtime)
+
+    def close(self) -> None:
+        """Ends its threads and processes; a new loop starts them again."""
+        self._runtime.close(wait=True)
+
+    def __del__(self) -> None:
+        if "_runtime" in self.__dict__:
+            self._runtime.close(wait=False)
+
+    def _batches(self) -> Iterator[Any]:
+        loader = self.loader
+        indices = iter(loader.batch_sampler)  # type: ignore[arg-type]
+        if not (self._begun and loader.persistent_workers and loader.num_workers):
+            # A DataLoader draws a seed for its processes here, whether it has any or not.
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self._begun = True
+        if self._nodes is None:
+            first = next(indices, None)
+            if first is None:
+                return
+            fetched, alone = self._look(first)
+            yield self._pinned(fetched)
+            if alone:
+                yield from (self._pinned(self._fetch(list(index))) for index in indices)
+                return
+            skip = 1
+        else:
+            skip = 0
+        assert self._nodes is not None
+        try:
+            count: int | None = len(loader) - skip
+        except TypeError:
+            count = None
+        plan = Plan([Lists(indices, count), *self._nodes])
+        cursor = plan.open(Context(), None)
+        clock = self._runtime.clock
+        try:
+            while True:
+                clock.asked()
+                got = cursor.take(1)
+                clock.answered()
+                if not got:
+                    break
+                yield self._pinned(got[0])
+            next(indices, None)  # a sampler may draw at its end
+        finally:
+            cursor.close()
+
+    def _look(self, first: Any) -> tuple[Any, bool]:
+        """Loads the first batch here, and sees whether others may be loaded elsewhere."""
+        loader = self.loader
+        before, state = streams.snapshot(), _numbers_of(loader.dataset)
+        batch = self._fetch(list(first))
+        draws = streams.drawn_since(before) or keeps_generator(loader.dataset)
+        counts = state != _numbers_of(loader.dataset)
+        known = _is_known(loader.batch_sampler)
+        if draws or counts or not known:
+            self.why = (
+                "its dataset draws random numbers"
+                if draws
+                else "its dataset keeps count"
+                if counts
+                else "its sampler is one of the script's own"
+            )
+            return batch, True
+        work = Work(steps=(Step(self._gatherer() or self._fetch),))
+        meter = self._runtime.meter("load")
+        jobs = Jobs(work=work, losses=self._runtime.losses, meter=meter, pools=self._runtime.chooser(self._how))
+        self._nodes = jobs, Ahead(None, self._runtime.meter("prefetch"))
+        return batch, False
+
+    def _fetch(self, indices: list[Any]) -> Any:
+        dataset: Any = self.loader.dataset
+        many = getattr(dataset, "__getitems__", None)
+        samples = many(indices) if many else [dataset[index] for index in indices]
+        return self.loader.collate_fn(samples)
+
+    def _gatherer(self) -> Callable[[list[int]], Any] | None:
+        if self.loader.collate_fn is not default_collate:
+            return None
+        source = of_dataset(self.loader.dataset)
+        if not isinstance(source, Arrays):
+            return None
+        columns = source.columns
+
+        def gather(indices: list[int]) -> list[torch.Tensor]:
+            chosen = torch.tensor(indices)
+            return [column.index_select(0, chosen) for column in columns]
+
+        return gather
+
+    def _pinned(self, batch: Any) -> Any:
+        if self.loader.pin_memory and torch.accelerator.is_available():
+            from torch.utils.data._utils.pin_memory import pin_memory
+
+            return pin_memory(batch)
+        return batch
+
+
+def _numbers_of(dataset: Any) -> dict[str, Any]:
+    """What a dataset may count or keep while it loads."""
+    found: dict[str, Any] = {}
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if isinstance(value, (bool, int, float, str, type(None))):
+            found[name] = value
+        elif isinstance(value, (list, dict, set)):
+            found[name] = len(value)
+    return found
+
+
+def _is_known(sampler: Any) -> bool:
+    return type(sampler) is BatchSampler and type(sampler.sampler) in KNOWN
+
+
+class Lists(Through):
+    """The start: a sampler's lists of indices. It is asked for no more than there are: its end is the consumer's."""
+
+    def __init__(self, indices: Iterator[Any], count: int | None) -> None:
+        self.indices, self.count = indices, count
+
+    def open(self, up: Any, context: Context, mark: Mark | None) -> Cursor:
+        return ListsCursor(self)
+
+
+class ListsCursor(Cursor):
+    def __init__(self, node: Lists) -> None:
+        self._indices, self._left = node.indices, node.count
+        self._last: list[Any] = []
+
+    def take(self, count: int) -> list[Any]:
+        if self._left is not None:
+            count = min(count, self._left)
+            self._left -= count
+        self._last = []
+        for _ in range(count):
+            index = next(self._indices, None)
+            if index is None:
+                break
+            self._last.append(index)
+        return self._last
+
+    def mark(self) -> Mark:
+        return {}
+
+    def where(self) -> Where:
+        last = self._last
+
+        def told(number: int) -> str:
+            shown = ", ".join(map(str, last[number][:4]))
+            return f"the batch of samples {shown}{', …' if len(last[number]) > 4 else ''}"
+
+        return told
