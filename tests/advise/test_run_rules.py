@@ -9,6 +9,7 @@ from cuda_trace import COMMUNICATION, Machine
 from made import MS, US, evidence, figures, loading, products, small, step
 
 from paceline.advise import (
+    channels_last,
     checkpoints,
     data_parallel,
     device_idle,
@@ -335,7 +336,7 @@ def test_validation_is_named(tmp_path):
     steps = [step(k, 1.0 if k % 10 == 0 else 0.1, evaluation=0.9 if k % 10 == 0 else 0.0) for k in range(1, 41)]
     found = validation.find(evidence(tmp_path / "a", steps=[steps]))
     assert found is not None
-    assert found.predicted_gain == pytest.approx(7.6 / (7.6 - 1.8), rel=0.01)
+    assert found.predicted_gain == pytest.approx(7.5 / (7.5 - 1.8), rel=0.01)
     seldom = [step(k, 1.0 if k == 30 else 0.1, evaluation=0.9 if k == 30 else 0.0) for k in range(1, 41)]
     assert validation.find(evidence(tmp_path / "b", steps=[seldom])) is None
 
@@ -432,4 +433,26 @@ def test_an_optimizer_on_a_cpu(tmp_path):
     steps = [[step(k, 0.1, optimizer=0.02) for k in range(1, 40)]]
     found = optimizer_step.find(evidence(tmp_path, steps=steps, facts=told))
     assert found is not None
-    assert found.predicted_gain == pytest.approx(100 / 90, rel=0.01)
+    assert found.predicted_gain == pytest.approx(100 / (80 + 20 / 4.5), rel=0.01)
+    told.optimizers[0] = OptimizerFacts(name="SGD", tensors=8, momentum=False)
+    assert optimizer_step.find(evidence(tmp_path / "plain", steps=steps, facts=told)) is None
+
+
+def pictures(pooling: int):
+    """6 ms of convolutions, so much of pooling, 2 ms of the rest."""
+
+    def body(machine: Machine) -> None:
+        with machine.annotation("paceline.forward"):
+            for name, host in (("mkldnn_convolution", 6 * MS), ("max_pool2d_with_indices", pooling), ("gelu", 2 * MS)):
+                with machine.op(f"aten::{name}", host):
+                    pass
+
+    return body
+
+
+def test_pooling_with_the_channel_first_on_a_cpu(tmp_path):
+    told = Facts(threads=1, models=[ModelFacts(name="Net", parameters=1, bytes=4, convolutions=2)])
+    found = channels_last.find(evidence(tmp_path / "a", pictures(6 * MS), facts=told))
+    assert found is not None
+    assert found.predicted_gain == pytest.approx(14 / (6 / 0.87 + 1 + 2), rel=0.02)
+    assert channels_last.find(evidence(tmp_path / "b", pictures(1 * MS), facts=told)) is None

@@ -1,4 +1,4 @@
-"""What convolutions cost a step: for the rules about them."""
+"""What convolutions, and other ops by name, cost a step: for the rules about them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ import polars as pl
 from paceline.advise.evidence import Evidence
 
 CONVOLUTION = r"^aten::(_?convolution|cudnn_convolution|mkldnn_convolution|convolution_backward|conv[123]d|_slow_conv)"
+CALLED = r"^aten::conv2d$|^aten::convolution$|^aten::cudnn_convolution$"
 CONVERSION = r"(?i)nchwToNhwc|nhwcToNchw"
 
 
-def convolution_time(evidence: Evidence) -> float:
-    """Seconds of a step: of the device where there is one, else of the host, under the profiler."""
+def time_of(evidence: Evidence, pattern: str) -> float:
+    """Seconds of a step in ops of such a name: of the device where there is one, else of the host under the
+    profiler."""
     if not evidence.traces:
         return 0.0
-    rows = evidence.ops.filter((pl.col("kind") == "op") & pl.col("name").str.contains(CONVOLUTION))
+    rows = evidence.ops.filter((pl.col("kind") == "op") & pl.col("name").str.contains(pattern))
     return float(rows["device_self" if evidence.has_device else "host_self"].sum())
+
+
+def convolution_time(evidence: Evidence) -> float:
+    return time_of(evidence, CONVOLUTION)
 
 
 def conversion_time(evidence: Evidence) -> float:
     """Seconds of the device in turning pictures round, which cuDNN does where they lie as its kernels do not want."""
-    rows = evidence.kernels.filter(pl.col("name").str.contains(CONVERSION)) if evidence.has_device else None
-    return 0.0 if rows is None else float(rows["total"].sum())
+    if not evidence.has_device:
+        return 0.0
+    return float(evidence.kernels.filter(pl.col("name").str.contains(CONVERSION))["total"].sum())
 
 
 def convolution_shapes(evidence: Evidence) -> int:
     """How many shapes of convolutions there were."""
-    rows = evidence.ops.filter(
-        (pl.col("kind") == "op") & pl.col("name").str.contains(r"^aten::conv2d|^aten::convolution$")
-    )
+    rows = evidence.ops.filter((pl.col("kind") == "op") & pl.col("name").str.contains(CALLED))
     return rows["shapes"].n_unique()

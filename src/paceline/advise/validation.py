@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import percent
@@ -15,7 +17,7 @@ def find(evidence: Evidence) -> Finding | None:
     Mended by hand: validate less often, or on a part; more workers share validation out, too. Predicted: half as often.
     Only a run that comes to its validation shows it: `paceline profile --whole-run`.
     """
-    steps = evidence.tables.steps
+    steps = evidence.tables.steps.filter(pl.col("step") > 1)  # the first one holds the script's beginning
     total, spent = float(steps["total"].sum()), float(steps["evaluation"].sum())
     if not total or spent < SHARE * total:
         return None

@@ -19,10 +19,12 @@ def show_findings(console: Console, found: list[Finding]) -> None:
         return
     console.print("what to do about it", style="bold")
     for number, finding in enumerate(found, 1):
-        console.print(Text(f"{number:3}. ").append(_gains(finding).ljust(16), "bold").append(finding.title))
-        console.print(Text(f"     {'':16}{finding.advice}", "dim"))
+        console.print(
+            Text(f"{number:3}. ").append(_gains(finding).ljust(16), "bold").append(finding.title), soft_wrap=True
+        )
+        console.print(Text(f"     {'':16}{finding.advice}", "dim"), soft_wrap=True)
         if finding.proof:
-            console.print(Text(f"     {'':16}{finding.proof}", "dim"))
+            console.print(Text(f"     {'':16}{finding.proof}", "dim"), soft_wrap=True)
 
 
 def _gains(finding: Finding) -> str:

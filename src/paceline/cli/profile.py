@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli import options
+from paceline.cli import options, prove, series
 from paceline.cli.example_first import verb
 from paceline.cli.findings_table import show_findings
 from paceline.cli.live import LiveLine
@@ -82,7 +82,11 @@ def add_to(app: typer.Typer) -> None:
     """Makes the verb known."""
     app.command(
         "profile",
-        cls=verb("paceline profile -n 2 train.py --epochs 3", "paceline profile --trace trace.json.gz"),
+        cls=verb(
+            "paceline profile -n 2 train.py --epochs 3",
+            "paceline profile --prove train.py",
+            "paceline profile --trace trace.json.gz",
+        ),
         context_settings=options.SCRIPT_LAST,
     )(profile)
 
@@ -98,6 +102,8 @@ def profile(
     stack: Stack = False,
     whole_run: WholeRun = False,
     trace: TraceFiles = None,
+    prove_it: prove.Prove = False,
+    budget: prove.ProofBudget = None,
     view: options.ViewOption = "auto",
     batch_dim: options.BatchDim = 0,
     whole: options.Whole = None,
@@ -123,6 +129,11 @@ def profile(
                 f"Asked for the script {script} and for --trace, which reads what was traced before.",
                 advice="Type one of them.",
             )
+        if prove_it:
+            raise UsageError(
+                "Asked for --prove and for --trace: there is no script to try mods on.",
+                advice="Type: paceline profile --prove train.py",
+            )
         _tell(_read(trace), session, console, top=top, json=json, quiet=quiet)
         return
     if script is None:
@@ -144,6 +155,7 @@ def profile(
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=whole_run),
     )
+    seconds = series.parse_time(budget)
     # Before the record's folder is made: a mistake leaves nothing behind.
     check(settings, discover(), oversubscribe=oversubscribe)
     session.record = new_folder(record, script)
@@ -157,7 +169,12 @@ def profile(
         if json:
             session.print_document(failure(outcome))
     else:
+        code = 0
+        if prove_it and outcome.exit_code == 0:
+            code = prove.carry_out(session, settings, told.findings, budget=seconds, console=console, quiet=quiet)
         _tell(told, session, console, top=top, json=json, quiet=quiet, more=failure(outcome))
+        if code:
+            raise typer.Exit(code)
     raise typer.Exit(outcome.exit_code)
 
 

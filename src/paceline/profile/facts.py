@@ -124,6 +124,7 @@ def _optimizer(optimizer: Any) -> OptimizerFacts:
     return OptimizerFacts(
         name=type(optimizer).__name__,
         tensors=sum(len(group["params"]) for group in groups),
+        momentum=any(group.get("momentum", True) for group in groups),
         fused=any(group.get("fused") for group in groups),
         foreach=next((group["foreach"] for group in groups if group.get("foreach") is not None), None),
     )

@@ -40,6 +40,7 @@ class OptimizerFacts(msgspec.Struct, kw_only=True):
 
     name: str
     tensors: int
+    momentum: bool = True  # it keeps something of earlier steps
     fused: bool = False
     foreach: bool | None = None  # None: torch decides
 

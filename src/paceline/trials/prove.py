@@ -1,0 +1,89 @@
+"""The proof of findings: each one's mod is run as a trial, and what it gains stands beside what was predicted.
+
+The script as it is is measured before, after every few trials, and at the end: a mod is compared with what was measured
+round it, since a machine changes while one looks. Findings that ask for the same mod share a trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from paceline.advise import Finding
+from paceline.trials.candidates import name_of, settings_of, together
+from paceline.trials.measured import Measured
+from paceline.trials.speeds import mean
+
+SETTLED = 1.5  # seconds of settled steps of a trial
+STEPS = 400  # of a trial at most
+FRESH = 3  # trials of mods between two of the script as it is
+CLOSE = 1.5  # a prediction is good within this factor of what was measured
+
+
+class Measures(Protocol):
+    """A bench: it measures a set of mods, and gives failures as results."""
+
+    def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured: ...
+
+
+def prove(
+    bench: Measures,
+    found: Sequence[Finding],
+    *,
+    mods: tuple[str, ...] = (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> bool:
+    """Fills in `measured_gain` and `proof` of each finding. `mods` are those that the profiled run had. False where the
+    script as it is could not be measured: then nothing is proven. An interrupt comes through, and leaves what was
+    measured until then."""
+    asked = list(dict.fromkeys(finding.mod for finding in found if finding.mod))
+    for finding in found:
+        if not finding.mod:
+            finding.proof = "by hand: no mod to try"
+    if not asked:
+        return True
+    base = bench.measure("baseline.r1", mods=mods)
+    if base.status != "ok":
+        for finding in found:
+            finding.proof = finding.proof or f"not tried: the script as it is was not measured ({base.message})"
+        return False
+    for start in range(0, len(asked), FRESH):
+        group = asked[start : start + FRESH]
+        measured = {mod: _trial(bench, mods, mod) for mod in group}
+        again = bench.measure(f"baseline.r{start // FRESH + 2}", mods=mods)
+        speeds = [one.samples_per_s for one in (base, again) if one.status == "ok"]
+        for mod, trial in measured.items():
+            _tell(found, mod, trial, mean(speeds), tell)
+        base = again if again.status == "ok" else base
+    return True
+
+
+def error(finding: Finding) -> float | None:
+    """By which factor a prediction was off, 1.0 being exact; None where there is nothing to compare."""
+    if not finding.predicted_gain or not finding.measured_gain:
+        return None
+    ratio = finding.predicted_gain / finding.measured_gain
+    return max(ratio, 1 / ratio)
+
+
+def _trial(bench: Measures, mods: tuple[str, ...], mod: str) -> Measured:
+    applied, changes = settings_of(together(mods, mod))
+    return bench.measure(mod, mods=applied, **changes)
+
+
+def _tell(found: Sequence[Finding], mod: str, trial: Measured, before: float, tell: Callable[[str], None]) -> None:
+    for finding in found:
+        if finding.mod != mod:
+            continue
+        if trial.status != "ok":
+            finding.proof = f"{trial.status}: {trial.message}"
+            continue
+        finding.measured_gain = trial.samples_per_s / before
+        off = error(finding)
+        finding.proof = (
+            f"measured {before:,.4g} → {trial.samples_per_s:,.4g} samples/s"
+            + ("" if off is None or off <= CLOSE else f"; the prediction was off by {off:.2g} ×")
+            + ("; other batches, other losses" if name_of(mod) == "batch" else "")
+        )
+    gain = f"{trial.samples_per_s / before:.2f}×" if trial.status == "ok" else trial.message
+    tell(f"{mod}: {gain}")

@@ -1,0 +1,86 @@
+"""Findings are proven: each mod once, against the script as it is, measured round it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.advise import Finding
+from paceline.trials.measured import Measured
+from paceline.trials.prove import error, prove
+
+
+class Bench:
+    """A machine whose every speed is known, and that gets faster by a hundredth from trial to trial."""
+
+    def __init__(self, speeds: dict[str, float], failures: dict[str, str] | None = None) -> None:
+        self.speeds, self.failures = speeds, failures or {}
+        self.made: list[tuple[str, tuple[str, ...], dict[str, Any]]] = []
+
+    def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured:
+        self.made.append((name, mods or (), changes))
+        if name in self.failures:
+            return Measured(name=name, mods=[], workers=1, status="memory", message=self.failures[name])
+        speed = 1.0
+        for mod in (*(mods or ()), *(f"{key}={value}" for key, value in changes.items())):
+            speed *= self.speeds[mod]
+        drift = 1 + 0.01 * len(self.made)
+        return Measured(name=name, mods=[], workers=1, status="ok", samples_per_s=100 * speed * drift)
+
+
+def finding(rule: str, mod: str, predicted: float | None = 1.5) -> Finding:
+    return Finding(rule=rule, title=rule, evidence=[], advice="", mod=mod, predicted_gain=predicted)
+
+
+def test_predicted_stands_beside_measured(tmp_path):
+    bench = Bench({"tf32": 1.4, "resident": 1.2, "workers=2": 1.9, "batch=x4": 3.0})
+    found = [finding("a", "tf32"), finding("b", "resident"), finding("c", ""), finding("d", "workers=2")]
+    found += [finding("e", "batch=x4"), finding("f", "tf32", None)]
+    assert prove(bench, found)
+    assert [one.measured_gain for one in found] == [
+        pytest.approx(1.4, rel=0.03),
+        pytest.approx(1.2, rel=0.03),
+        None,
+        pytest.approx(1.9, rel=0.03),
+        pytest.approx(3.0, rel=0.03),
+        pytest.approx(1.4, rel=0.03),
+    ]
+    assert found[2].proof == "by hand: no mod to try"
+    assert "off by" in found[4].proof
+    assert "off by" not in found[0].proof
+    # Each mod once, the script as it is before, between and after.
+    names = [name for name, _, _ in bench.made]
+    assert names == ["baseline.r1", "tf32", "resident", "workers=2", "baseline.r2", "batch=x4", "baseline.r3"]
+    assert bench.made[3] == ("workers=2", (), {"workers": 2})
+    assert error(found[4]) == pytest.approx(2.0, rel=0.05)
+    assert error(found[5]) is None
+
+
+def test_a_mod_is_tried_on_top_of_those_that_the_run_had():
+    bench = Bench({"tf32": 1.4, "loader=2": 1.1, "resident": 1.2})
+    assert prove(bench, [finding("a", "resident")], mods=("tf32", "loader=2"))
+    assert bench.made[1][1] == ("tf32", "resident")  # which excludes the other
+
+
+def test_a_failure_is_a_result():
+    bench = Bench({"tf32": 1.4}, {"batch=x4": "out of memory: tried to allocate 3 GiB"})
+    found = [finding("a", "batch=x4"), finding("b", "tf32")]
+    assert prove(bench, found)
+    assert found[0].measured_gain is None
+    assert "out of memory" in found[0].proof
+    assert found[1].measured_gain is not None
+
+
+def test_a_script_that_cannot_be_measured_proves_nothing():
+    bench = Bench({}, {"baseline.r1": "the script ended after 3 steps"})
+    found = [finding("a", "tf32"), finding("b", "")]
+    assert not prove(bench, found)
+    assert "ended after 3 steps" in found[0].proof
+    assert len(bench.made) == 1
+
+
+def test_nothing_to_try_is_not_run():
+    bench = Bench({})
+    assert prove(bench, [finding("a", "")])
+    assert not bench.made
