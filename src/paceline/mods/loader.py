@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from paceline.mods.pinned import PinnedTensor
 from paceline.script import tree
 from paceline.script.stage import Stage
 
@@ -45,9 +46,6 @@ class Mod:
 
     def on_stage(self, stage: Stage) -> None:
         stage.subscribe(self)
-        if torch.cuda.is_available():
-            for name in ("to", "cuda"):
-                setattr(torch.Tensor, name, without_waiting(getattr(torch.Tensor, name)))
 
     def on_loader(self, loader: Any) -> None:
         if loader.num_workers or isinstance(loader.dataset, IterableDataset):
@@ -75,8 +73,8 @@ class Mod:
     def on_batch(self, batch: Any) -> None:
         if torch.cuda.is_available():
             for leaf in tree.leaves(batch):
-                if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
-                    leaf._paceline_batch = True  # type: ignore[attr-defined]
+                if type(leaf) is torch.Tensor and leaf.is_pinned():
+                    leaf.__class__ = PinnedTensor
 
 
 def _persisting(loader: Any, plain: Callable[..., Any], stays: bool) -> Any:
@@ -86,18 +84,6 @@ def _persisting(loader: Any, plain: Callable[..., Any], stays: bool) -> Any:
         return plain(loader)
     finally:
         object.__setattr__(loader, "persistent_workers", before)
-
-
-def without_waiting(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy to the GPU that does not make the host wait, for what a loader has pinned and nobody writes to again."""
-
-    def copy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        open_to_it = "non_blocking" not in kwargs and len(args) < 2 and not torch.compiler.is_compiling()
-        if open_to_it and getattr(self, "_paceline_batch", False) and self.is_pinned():
-            return plain(self, *args, non_blocking=True, **kwargs)
-        return plain(self, *args, **kwargs)
-
-    return copy
 
 
 def state_of(thing: Any, depth: int = 3) -> Any:
