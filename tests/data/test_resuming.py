@@ -221,13 +221,13 @@ def test_going_on_costs_nothing_where_samples_are_asked_by_index() -> None:
         calls.append(sample)
         return sample
 
-    first = pd.items(list(range(1000))).shuffle().map(load).batch(10)
+    first = pd.items(list(range(1000))).shuffle().map(load, kind="here").batch(10)
     stream = iter(first)
     for _ in range(60):
         next(stream)
     state = saved(first)
     calls.clear()
-    second = pd.items(list(range(1000))).shuffle().map(load).batch(10)
+    second = pd.items(list(range(1000))).shuffle().map(load, kind="here").batch(10)
     second.restore(state)
     assert len(second) == 40
     next(iter(second))

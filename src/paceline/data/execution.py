@@ -154,9 +154,8 @@ class Chooser:
     def choose(self, jobs: Jobs, meter: Meter) -> TunedPool | None:
         if self._pool is None:
             told = self.how.kind != "auto" or self.how.parallel is not None
-            if self.how.kind == "here" or (
-                not told and (meter.each < SHORT or (jobs.work.gather and not jobs.work.after))
-            ):
+            quick = meter.each < SHORT or (jobs.work.gather is not None and not jobs.work.after)
+            if self.how.kind == "here" or (quick and not told):
                 return None
             self._pool = TunedPool(jobs, self.how, meter)
         return self._pool
