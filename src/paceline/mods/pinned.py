@@ -1,5 +1,5 @@
-"""Tensors of a batch that a loader has pinned: copying one to the GPU does not make the host wait. Safe as long as nobody
-writes to them after that, since the copy may still be under way. For the mod `loader`.
+"""Tensors of a batch that a loader has pinned: copying one to the GPU does not make the host wait. Safe as long as
+nobody writes to them after that, since the copy may still be under way. For the mod `loader`.
 """
 
 from __future__ import annotations
