@@ -98,7 +98,7 @@ def page(kept: dict[str, dict[str, list[Row]]]) -> str:
         lines += [f"## {name}", ""]
         if errors:
             good = sum(error <= CLOSE for error in errors) / len(errors)
-            told = f"{len(errors)} predictions: median off by {median(errors):.2f}, {good:.0%} within {CLOSE}."
+            told = f"Predictions: {len(errors)}, median off by {median(errors):.2f}, {good:.0%} within {CLOSE}."
             lines += [told, ""]
         lines += ["| example | rule | mod | predicted | measured | off by |", "|---|---|---|---|---|---|"]
         for example, row in rows:

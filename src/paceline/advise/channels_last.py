@@ -9,8 +9,8 @@ from paceline.advise.wording import command, percent
 
 SHARE = 0.2  # of the device's compute in convolutions: with less, the rest of the model loses what they gain
 FASTER = 1.1  # times, beside the conversions that go: the kernels for tensor cores want channels last
-# On a CPU, convolutions themselves are no faster (oneDNN has layouts of its own), but what lies between them is: pooling
-# and norms go over all channels of a pixel at once.
+# On a CPU, convolutions themselves are no faster (oneDNN has layouts of its own), but what lies between them is:
+# pooling and norms go over all channels of a pixel at once.
 POOLS = 6.0  # times as fast on a CPU: 6 to 8 was measured
 NORMS = 2.0  # times as fast on a CPU: 1.6 to 2.8 was measured
 CONVOLUTIONS_ON_CPU = 0.87  # times as fast: what was measured where channels come last
