@@ -22,6 +22,15 @@ from paceline.mods import catalog
 SAMPLES = 50
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take longer than all that is computed here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Stream(IterableDataset[Any]):
     """Samples one by one, or batches of `size` of its own."""
 
