@@ -86,7 +86,7 @@ def test_what_makes_a_script_faster_is_found_proven_and_kept(tune, tmp_path):
     assert rows["resident"]["gain"] > 1.5
     assert rows["resident"]["loss_difference"] < 1e-3
     assert document["final"]["gain"] > 1.5
-    assert document["command"] == "paceline run --preset tuned train.py"
+    assert document["command"] == "paceline run --preset tuned --threads 1 train.py"
     assert "as fast" in done.stderr
     record = tmp_path / document["record"]
     assert (record / "plots" / "tune.svg").is_file()

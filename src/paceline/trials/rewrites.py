@@ -160,9 +160,9 @@ def models(script: Script) -> list[tuple[str, ast.stmt]]:
     found: dict[str, ast.stmt] = {}
     for call in (call for call in script.all_calls() if _is_optimizer(script, call)):
         for inner in ast.walk(call):
-            named = isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name | ast.Attribute)
-            if named and inner.attr in ("parameters", "named_parameters"):
-                found.setdefault(ast.unparse(inner.value), script.around(call))
+            match inner:
+                case ast.Attribute(attr="parameters" | "named_parameters", value=ast.Name() | ast.Attribute()):
+                    found.setdefault(ast.unparse(inner.value), script.around(call))
     return list(found.items())
 
 
