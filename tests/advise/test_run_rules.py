@@ -284,10 +284,10 @@ def test_a_late_worker_is_named_and_what_else_its_core_does(tmp_path):
     assert figures(found)["worker"] == 1
     assert figures(found)["since step"] == 12
     assert found.predicted_gain == pytest.approx(1.33, rel=0.1)
-    assert "others use" not in found.title
+    assert "Something else" not in found.advice
     found = imbalance.find(evidence(tmp_path / "b", steps=workers(0.01, slow=0.03), samples=told(0.4)))
     assert found is not None
-    assert "a core that others use, too" in found.title
+    assert "Something else runs on its cores" in found.advice
 
 
 def test_imbalance_is_silent(tmp_path):

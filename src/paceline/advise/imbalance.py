@@ -10,11 +10,11 @@ from paceline.advise.wording import percent, seconds
 
 SHARE = 0.05  # of a step that it is behind the others
 KINDS = {"data": "input"}  # the rest is compute
-OTHERS = 0.25  # of its cores that others keep busy: less is the system's own
+OTHERS = 0.25  # of its cores that others keep busy, more than of its peers' cores: less is the system's own
 ADVICE = {
     "input": "See what its loader reads: a slow disk, a cold cache, samples that take longer to decode",
     "compute": "See what else runs on its cores or its GPU (clock, temperature), and whether it has more to do",
-    "elsewhere": "Something else runs on its core: end it, or give the workers other cores (taskset, --threads)",
+    "elsewhere": "Something else runs on its cores, more than on those of the others: see whether that is why",
 }
 
 
@@ -32,12 +32,12 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     rank, behind, step = row["rank"], row["behind"], evidence.step
     kind = KINDS.get(row["cause"], "compute")
-    others = _others_on_its_cores(evidence, rank)
+    peers = [_others_on_its_cores(evidence, peer) for peer in table["rank"].to_list() if peer != rank]
+    others = _others_on_its_cores(evidence, rank) - fmean(peers)
     disturbed = kind == "compute" and others > OTHERS
     return Finding(
         rule="imbalance",
-        title=f"Worker {rank} keeps the others waiting, {seconds(behind)} a step since step {row['since']}: {kind}"
-        + (", on a core that others use, too" if disturbed else ""),
+        title=f"Worker {rank} keeps the others waiting, {seconds(behind)} a step since step {row['since']}: {kind}",
         evidence=[
             Figure("worker", rank),
             Figure("since step", row["since"]),
@@ -46,7 +46,11 @@ def find(evidence: Evidence) -> Finding | None:
             Figure("cause", kind),
             Figure("the part that is longer", row["cause"]),
             Figure("longer by", row["excess"], "s"),
-            *([Figure("share of its cores that others keep busy", others)] if disturbed else []),
+            *(
+                [Figure("share of its cores that others keep busy, beyond that of its peers' cores", others)]
+                if disturbed
+                else []
+            ),
             Figure("step", step, "s"),
         ],
         predicted_gain=step / max(step - behind, 1e-9) if step > behind else None,
