@@ -8,7 +8,7 @@ that hold its shards, in one all-reduce a group.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -63,11 +63,12 @@ class Layerwise(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_settings(group)
+        refuse_float16(type(self).__name__, group["params"])
         for parameter in group["params"]:
             if group["fused"] and not can_fuse(parameter):
                 raise UsageError(
                     f"Asked {type(self).__name__} for its fused form on a parameter of {parameter.dtype} on "
-                    f"{parameter.device}. That form takes CUDA, Triton, and float32, bfloat16 or float16 without gaps.",
+                    f"{parameter.device}. That form takes CUDA, Triton, and float32 or bfloat16 without gaps.",
                     advice="Leave fused out: where it works it is chosen.",
                 )
 
@@ -212,6 +213,15 @@ def check_settings(group: dict[str, Any]) -> None:
     for name, value in decays.items():
         if not 0.0 <= value < 1.0:
             raise UsageError(f"Asked for {name}={value}: it lies from 0 to below 1.")
+
+
+def refuse_float16(name: str, parameters: Iterable[Tensor]) -> None:
+    """The moments are of the weights' type, and squares of ordinary gradients are zero in float16."""
+    if any(parameter.dtype is torch.float16 for parameter in parameters):
+        raise UsageError(
+            f"{name} was given weights in float16, in which squares of gradients underflow to zero.",
+            advice="Keep the weights in float32 (or bfloat16) and compute under torch.autocast.",
+        )
 
 
 def norms(batch: Batch, *sides: list[Tensor]) -> list[Tensor]:

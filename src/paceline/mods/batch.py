@@ -15,14 +15,15 @@ By hand:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from paceline.converge.schedules import scale_rate
 from paceline.errors import ScriptError
 from paceline.mods import regrouping
+from paceline.mods.rates import Rates, usual_rule
 from paceline.script import loading
 from paceline.script.stage import Stage
 
@@ -35,11 +36,11 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self.asked, _, self.rule = value.partition(":")
-        self._rates: dict[int, list[tuple[Any, Any, float]]] = {}  # while an optimizer steps: group, rate, factor
         self._told = ""
 
     def on_stage(self, stage: Stage) -> None:
         self.stage, self.growth = stage, regrouping.Growth(stage, self.asked)
+        self.rates = Rates.of(stage)
         stage.subscribe(self)
 
     # -- batches ---------------------------------------------------------------------------------------------------
@@ -74,32 +75,14 @@ class Mod:
             )
 
     def before_step(self, optimizer: Any) -> None:
-        self.after_step(optimizer)  # of a step that raised
         if not self.growth.new:
             return
-        rule = self.rule or ("sqrt" if {"eps", "betas"} & set(optimizer.defaults) else "linear")
-        factor = self.growth.new / self.growth.old
-        factor = {"linear": factor, "sqrt": math.sqrt(factor), "none": 1.0}[rule]
+        rule: Any = self.rule or usual_rule(self.stage, optimizer)
+        self.rates.grown = self.growth.new / self.growth.old
+        factor = 1.0 if rule == "none" else scale_rate(rule, self.rates.grown)
         self._tell(f"× {factor:.4g} ({rule} rule)" if rule != "none" else "as it is")
         if factor != 1.0:
-            rates = self._rates[id(optimizer)] = []
-            met: set[int] = set()  # tensors, which groups may share
-            for group in optimizer.param_groups:
-                rate = group.get("lr")
-                if isinstance(rate, torch.Tensor) and id(rate) not in met:
-                    met.add(id(rate))
-                    rates.append((group, rate.clone(), factor))
-                    rate.mul_(factor)  # where it lies: a graph may have captured it
-                elif isinstance(rate, float | int):
-                    rates.append((group, rate, factor))
-                    group["lr"] = rate * factor
-
-    def after_step(self, optimizer: Any) -> None:
-        for group, rate, factor in self._rates.pop(id(optimizer), ()):
-            if isinstance(rate, torch.Tensor):
-                group["lr"].copy_(rate)
-            else:  # an optimizer may have a schedule of its own
-                group["lr"] = rate if group["lr"] == rate * factor else group["lr"] / factor
+            self.rates.scale(optimizer, factor)
 
     def _tell(self, rate: str) -> None:
         text = f"batch {self.growth.old} → {self.growth.new}, learning rate {rate}"

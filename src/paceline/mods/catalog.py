@@ -28,6 +28,7 @@ class Entry:
     numbers: Numbers  # the same as without it, to rounding of its precision, or others
     excludes: tuple[str, ...] = ()  # by name, or only with a value: name=value
     outermost: bool = False  # it wraps what the others do, however they were typed
+    innermost: bool = False  # the others wrap what it does
     pattern: str = ""  # of its value, where `values` only shows what it may look like
 
 
@@ -82,10 +83,22 @@ CATALOG = {
             numbers="rounded",
         ),
         Entry(
+            name="decay",
+            values=("N",),
+            summary="the learning rate goes down along a cosine, to nothing at step N",
+            numbers="other",
+        ),
+        Entry(
             name="fused_optimizer",
             values=(),
             summary="the optimizer's step in one kernel, where torch has one",
             numbers="rounded",
+        ),
+        Entry(
+            name="ghost_bn",
+            values=("N",),
+            summary="batch norms see ghosts of N samples, however large the batch; 32 is usual",
+            numbers="other",
         ),
         Entry(
             name="loader",
@@ -94,6 +107,22 @@ CATALOG = {
             summary="so many processes that load samples, each so many batches ahead; pinned memory on a GPU",
             numbers="same",
             excludes=("resident",),
+        ),
+        Entry(
+            name="lr_scale",
+            values=("8", "8:linear", "8:sqrt"),
+            pattern=r"(?!0*\.?0*(:|$))\d+(\.\d+)?(:(linear|sqrt))?",
+            summary="the learning rate for a batch that is so many times as large, by this rule",
+            numbers="other",
+        ),
+        Entry(
+            name="optimizer",
+            values=("lamb", "lars", "lamb:0.02", "lars:5"),
+            pattern=r"(lamb|lars)(:(?!0*\.?0*$)\d*\.?\d+(e-?\d+)?)?",
+            summary="LAMB or LARS in the place of SGD or Adam; at a rate of its own, or one that fits the script's",
+            numbers="other",
+            excludes=("cuda_graphs", "fused_optimizer"),
+            innermost=True,
         ),
         Entry(
             name="precision",
@@ -120,6 +149,12 @@ CATALOG = {
             pattern=r"[1-9]\d*(:bound)?",
             summary="so many threads for each worker; bound: each to a core of its own",
             numbers="rounded",
+        ),
+        Entry(
+            name="warmup",
+            values=("N",),
+            summary="the learning rate goes up in a line, over the first N steps",
+            numbers="other",
         ),
         Entry(
             name="workers",
@@ -155,7 +190,7 @@ def parse(texts: Sequence[str]) -> list[Asked]:
                     f"Asked for the mods {one.entry.name} and {other}, which exclude each other.",
                     advice="Leave one of them out.",
                 )
-    return sorted(asked, key=lambda one: one.entry.outermost)
+    return sorted(asked, key=lambda one: one.entry.outermost - one.entry.innermost)
 
 
 def _parse_one(text: str) -> Asked:

@@ -1,0 +1,39 @@
+"""Decay: the learning rate goes down along half a cosine, to nothing at a given step.
+
+Changes: the mathematics: late steps are smaller. Applies to every optimizer, for the time of its step: a scheduler of
+the script's never notices, and both are multiplied; meant for scripts that have none. Can break: accuracy, where the
+number of steps is not that of the whole run; after it, the rate stays at a hundredth.
+
+By hand:
+
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from paceline.converge.schedules import factor
+from paceline.mods.rates import Rates
+from paceline.script.stage import Stage
+
+END = 0.01  # of the rate: what is left, also after the last step
+
+
+class Mod:
+    """Counts each optimizer's steps, and multiplies its rates while it makes them."""
+
+    def __init__(self, value: str) -> None:
+        self.steps = int(value)
+        self._made: Counter[int] = Counter()  # by optimizer
+
+    def on_stage(self, stage: Stage) -> None:
+        self.rates = Rates.of(stage)
+        stage.subscribe(self)
+
+    def before_step(self, optimizer: Any) -> None:
+        self.rates.decay(optimizer, factor(self._made[id(optimizer)], steps=self.steps, decay="cosine", end=END))
+
+    def after_step(self, optimizer: Any) -> None:
+        self._made[id(optimizer)] += 1

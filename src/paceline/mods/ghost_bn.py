@@ -1,0 +1,71 @@
+"""Ghost batch norm: batch norms see ghosts of so many samples, however large the batch.
+
+Changes: the mathematics: each stretch of SIZE samples is normalised by its own mean and variance; running statistics,
+and so evaluation, are of the whole batch. Applies to nn.BatchNorm1d, 2d and 3d in any model of the script; modules and
+parameters stay the same objects. With several workers ghosts are parts of each worker's slice. A batch that is smaller
+than a ghost is one ghost. Can break: scripts that compare the class of a batch norm.
+
+By hand:
+
+    model = paceline.ghost(model, 32)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.converge.ghost import KINDS, ghost
+from paceline.errors import ScriptError, UsageError
+from paceline.script.stage import Stage
+
+
+class Mod:
+    """Changes models before their first call."""
+
+    def __init__(self, value: str) -> None:
+        self.size = int(value)
+        self._changed = self._seen = False
+        self._delivered = 0
+        self._others: set[str] = set()
+
+    def on_stage(self, stage: Stage) -> None:
+        if stage.run.sync_bn:
+            raise UsageError(
+                "Asked for --sync-bn and --mod ghost_bn: batch norm cannot see the whole batch and a part of it.",
+                advice="Leave one of them out.",
+            )
+        self.stage = stage
+        stage.subscribe(self)
+
+    def on_model(self, module: nn.Module) -> None:
+        norms = [child for child in module.modules() if isinstance(child, _BatchNorm)]
+        self._others |= {type(norm).__name__ for norm in norms if not isinstance(norm, tuple(KINDS))}
+        if any(type(norm) in KINDS for norm in norms):
+            ghost(module, self.size)
+            self._changed = True
+
+    def on_batch(self, batch: Any) -> None:
+        self._delivered = self.stage.views.batch_size(batch)
+
+    def before_forward(self, module: nn.Module) -> None:
+        if self._seen or not self._changed or not (torch.is_grad_enabled() and module.training):
+            return
+        self._seen = True  # the last batch of an epoch may be any size
+        rows = (self._delivered or self.stage.views.rows) // self.stage.group.world
+        if 0 < rows < self.size:
+            self.stage.pulse.notice(
+                f"ghost_bn={self.size}: a worker's batch has {rows} samples, fewer than a ghost: batch norm sees all "
+                "of them, as without the mod."
+            )
+
+    def before_step(self, optimizer: Any) -> None:
+        if not self._changed and not self.stage.aside:
+            found = f"only {', '.join(sorted(self._others))}" if self._others else "no batch norm"
+            raise ScriptError(
+                f"Asked for --mod ghost_bn={self.size}, but the script's models have {found}.",
+                advice="Leave it out: other norms (layer, group) do not depend on the batch.",
+            )

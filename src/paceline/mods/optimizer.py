@@ -1,0 +1,68 @@
+"""Optimizer: LAMB or LARS in the place of the script's SGD, Adam or AdamW.
+
+Changes: the mathematics: each layer's step is as long as goes with the layer. What the script set goes on to hold:
+decay, momentum (LAMB's β1, where the script has SGD), Adam's betas and ε, groups, schedulers. Biases and parameters of
+norms are neither adapted nor decayed. The rate is one at which the first steps are as long as the script's own
+optimizer would make them; `optimizer=lamb:0.02` sets that of the layers to 0.02 at the script's first rate. Applies to
+torch's SGD, Adam and AdamW, whose objects stay: `zero_grad`, `state_dict` and schedulers work as before.
+Can break: accuracy at small batches; a state of this mod is no state of the plain script.
+
+By hand:
+
+    optimizer = paceline.LAMB(paceline.no_decay(model), lr=0.02, weight_decay=0.01)
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from typing import Any
+
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from paceline.converge.layerwise import refuse_float16
+from paceline.errors import ScriptError, UsageError
+from paceline.mods.redirected import Redirected
+from paceline.script.stage import Stage
+
+KINDS = (SGD, Adam, AdamW)
+
+
+class Mod:
+    """Redirects the steps of optimizers from their first one on."""
+
+    def __init__(self, value: str) -> None:
+        self.name, _, rate = value.partition(":")
+        self.rate = float(rate) if rate else None
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def on_stage(self, stage: Stage) -> None:
+        self.stage = stage
+        stage.subscribe(self)
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        if self.stage.aside:
+            return
+        if type(optimizer) not in KINDS or optimizer.defaults.get("differentiable"):
+            raise ScriptError(
+                f"Asked for --mod optimizer={self.name}, but the script has {type(optimizer).__name__}: it takes the "
+                "place of SGD, Adam and AdamW only.",
+                advice="Leave it out, or change the optimizer in the script.",
+            )
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        try:
+            refuse_float16(self.name.upper(), parameters)
+        except UsageError as error:
+            raise ScriptError(error.message, advice=error.advice) from None
+        self.put_into(optimizer)
+
+    def put_into(self, optimizer: Any) -> None:
+        """From now on its steps are the other's."""
+        redirected = Redirected(optimizer, self.name, self.rate, self.stage)
+        step = Optimizer.profile_hook_step(lambda self, closure=None: redirected.step(self, closure))
+        optimizer.step = types.MethodType(step, optimizer)
+        self._met.add(optimizer)
+
+    def before_backward(self, losses: Any) -> None:
+        for optimizer in self._met:  # a gradient scaler of the script's is to unscale by itself
+            optimizer._step_supports_amp_scaling = False

@@ -1,0 +1,139 @@
+"""LAMB or LARS behind another optimizer's object. For the mod `optimizer`.
+
+The script's groups stay as they are, and each is two groups here: what is adapted, and what is neither adapted nor
+decayed. Both read the script's settings anew at every step, so schedulers and whatever the script writes into its
+groups go on to hold. The state is kept in the script's own optimizer: its state_dict saves and loads it.
+
+Rates of different optimizers say different things: Adam moves each number by about its rate, LAMB each layer by that
+part of its norm. So the rate is multiplied by what makes the first steps of each of the two parts as long as the
+script's own optimizer would have made them (μ' = √(1 − μ²), for momentum):
+
+    SGD ‖g‖ / μ'     Adam √n     LAMB ‖w‖, and √n where not adapted     LARS η‖w‖ / μ', and as SGD where not adapted
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+
+from paceline.converge.groups import no_decay
+from paceline.converge.lamb import LAMB
+from paceline.converge.lars import LARS
+from paceline.mods.rates import Rates
+from paceline.script.stage import Stage
+
+NAMES: dict[str, Any] = {"lamb": LAMB, "lars": LARS}
+MOMENTUM = 0.9  # where the script has none
+TIMES = "paceline_times"  # in the script's group, and so in its state_dict: what its rate is multiplied by, if adapted
+
+
+class Redirected:
+    """Makes the steps of one optimizer of the script's."""
+
+    def __init__(self, optimizer: Any, name: str, rate: float | None, stage: Stage) -> None:
+        self.name, self.rate, self.stage = name, rate, stage
+        self.other = _made(NAMES[name])
+        self._parts: list[tuple[int, bool, list[Any]]] = []  # number of the script's group, adapted, parameters
+        self._of: Any = None  # the parameters that they were made of
+
+    def step(self, optimizer: Any, closure: Any) -> Any:
+        """In the place of the script's step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._divide(optimizer)
+        for number, adapted, parameters in self._parts:
+            times = optimizer.param_groups[number].setdefault(TIMES, {})
+            if adapted not in times and any(p.grad is not None for p in parameters):
+                times[adapted] = self._match(optimizer, number, adapted, parameters)
+        self.other.param_groups = [self._group(optimizer, *part) for part in self._parts]
+        if self.other.state is not optimizer.state:  # it was loaded
+            self.other.state, self.other._prepared = optimizer.state, {}
+        plain = type(self.other).step
+        if getattr(plain, "hooked", False):  # torch wraps it when one is constructed, and the seams are in there
+            plain = plain.__wrapped__
+        plain(self.other)
+        if self.name == "lars" and "betas" in optimizer.defaults:
+            for part in self._parts:  # Adam looks for it when a state is loaded
+                for parameter in part[2]:
+                    if parameter in optimizer.state:
+                        optimizer.state[parameter].setdefault("step", torch.zeros(()))
+        return loss
+
+    def _divide(self, optimizer: Any) -> None:
+        """Which parameters are adapted: by kind of module, as far as models were called; else by their dimensions."""
+        of = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+        if of == self._of:
+            return
+        exempt = {
+            id(p)
+            for root in self.stage.roots
+            for group in no_decay(root)
+            if not group["adapt"]
+            for p in group["params"]
+        }
+        self._of, self._parts, self.other._prepared = of, [], {}
+        for number, group in enumerate(optimizer.param_groups):
+            for adapted in (True, False):
+                own = [p for p in group["params"] if (p.dim() > 1 and id(p) not in exempt) == adapted]
+                if own:
+                    self._parts.append((number, adapted, own))
+
+    def _group(self, optimizer: Any, number: int, adapted: bool, parameters: list[Any]) -> dict[str, Any]:
+        given = optimizer.param_groups[number]
+        group = {name: given[name] for name in self.other.defaults if name in given}
+        if "momentum" in self.other.defaults and "betas" in given:
+            group["momentum"] = given["betas"][0]
+        if "betas" in self.other.defaults and "momentum" in given:
+            group["betas"] = (given["momentum"] or MOMENTUM, 0.999)
+        if not adapted:
+            group["weight_decay"] = 0.0
+        times = given.get(TIMES, {}).get(adapted, 1.0)
+        group |= {"params": parameters, "adapt": adapted, "lr": given["lr"] * times}
+        return self.other.defaults | group
+
+    @torch.no_grad()
+    def _match(self, optimizer: Any, number: int, adapted: bool, parameters: list[Any]) -> float:
+        """What the rate of this part is multiplied by. Waits for the device, once."""
+        group = optimizer.param_groups[number]
+        if self.rate is not None and adapted:
+            rate = group.get("initial_lr", Rates.of(self.stage).own(optimizer, group))
+            times = self.rate / max(1e-30, float(rate))
+        else:
+            with_grad = [p for p in parameters if p.grad is not None]
+            count = math.sqrt(sum(p.numel() for p in with_grad))
+            w, g = (math.hypot(*(float(t.norm()) for t in ts)) for ts in (with_grad, [p.grad for p in with_grad]))
+            momentum = self._group(optimizer, number, adapted, parameters).get("momentum", 0.0)
+            own = count if "betas" in group else g * _longer(group["momentum"])
+            theirs = {
+                ("lamb", True): w,
+                ("lamb", False): count,
+                ("lars", True): self.other.defaults.get("trust", 1.0) * w * _longer(momentum),
+                ("lars", False): g * _longer(momentum),
+            }[self.name, adapted]
+            times = own / theirs if own > 0 and theirs > 0 and math.isfinite(own / theirs) else 1.0
+        if adapted and number == 0:
+            own_rate = float(Rates.of(self.stage).own(optimizer, group))
+            self.stage.pulse.notice(
+                f"{self.name.upper()} in the place of {type(optimizer).__name__}: its layers' rate is "
+                f"{own_rate * times:.3g} where the script's is {own_rate:.3g}"
+            )
+        return times
+
+
+def _longer(momentum: float) -> float:
+    """By how much momentum makes a step longer, where gradients are mostly noise."""
+    return float(1.0 / math.sqrt(1.0 - momentum**2))
+
+
+def _made(kind: Any) -> Any:
+    """An optimizer that nobody hears of: a constructor would pass the seams that the script's own passes."""
+    other = kind.__new__(kind)
+    given = inspect.signature(kind.__init__).parameters.values()
+    other.defaults = {one.name: one.default for one in given if one.default is not inspect.Parameter.empty}
+    other.state, other.param_groups, other._prepared = {}, [], {}
+    return other
