@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,3 +41,16 @@ def client_of() -> Callable[..., object]:
 def client(records, client_of) -> Iterator[object]:
     with client_of(records) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a browser; installed where that can be done, else the test is skipped."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None and shutil.which("apt-get") and os.geteuid() == 0:
+        for command in (["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", "chromium"]):
+            subprocess.run(command, capture_output=True, timeout=400, check=False)
+        found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("no chromium here, and apt cannot install it")
+    return found

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import resource
 
 import pytest
-from view_records import TRAIN, make_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from view_records import TRAIN, make_run, make_series, trace
 
 from paceline.view import opened
+
+KEYS = [
+    "rule",
+    "title",
+    "evidence",
+    "mod",
+    "predicted_gain",
+    "name",
+    "value",
+    "unit",
+    "cores",
+    "gpus",
+    "id",
+    "links",
+    "choice",
+]
 
 
 @pytest.fixture
@@ -105,3 +124,78 @@ def test_damaged_findings_are_told_or_left_out(broken, text):
 def test_limits_are_those_of_the_docs():
     assert opened.LARGEST == 16 << 20
     assert opened.MOST_EVENTS == 8_000_000
+
+
+def _gz(data: bytes) -> bytes:
+    return gzip.compress(data, 1)
+
+
+TRACES = {
+    "not compressed": b"{}",
+    "empty": b"",
+    "cut short": _gz(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}')[:-9],
+    "not JSON": _gz(b"hello"),
+    "no list": _gz(b'{"traceEvents": 3}'),
+    "deep": _gz(b'{"traceEvents": [{"args": ' + b"[" * 300_000),
+    "a bomb": _gz(b'{"traceEvents": [' + b" " * (128 << 20)),
+}
+
+
+@pytest.mark.parametrize("data", TRACES.values(), ids=TRACES.keys())
+def test_a_damaged_trace_is_told_and_the_dashboard_stays(broken, data):
+    folder, client = broken
+    (folder / "trace.rank0.json.gz").write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for page in ("ops", "op-types", "kernels", "waits", "memory", "timeline", "devices"):
+        answer = client.get(f"/{page}/bad")
+        assert answer.status_code == 422, page
+        assert "trace.rank0.json.gz" in answer.text
+        assert "Traceback" not in answer.text
+    assert client.get("/spans/bad?step=1").status_code == 422
+    assert client.get("/run/bad").status_code == 200
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB
+
+
+def test_a_trace_with_too_many_events_is_refused(broken, monkeypatch):
+    folder, client = broken
+    trace(0, 2).write(folder / "trace.rank0.json.gz")
+    assert client.get("/ops/bad").status_code == 200
+    monkeypatch.setattr(opened, "MOST_EVENTS", 100)
+    trace(1, 2).write(folder / "trace.rank1.json.gz")
+    answer = client.get("/ops/bad")
+    assert answer.status_code == 422
+    assert "more than 100 events" in answer.text
+
+
+@pytest.mark.parametrize("verdict", ["{", "[]", '{"points": 1, "mods": 1}', '{"mode": "strong"}', "[" * 50_000])
+@pytest.mark.parametrize("verb", ["scale", "sweep", "tune", "bandwidth"])
+def test_a_damaged_verdict_is_told(tmp_path, client_of, verb, verdict):
+    make_series(tmp_path / "bad", verb, {})
+    (tmp_path / "bad" / "verdict.json").write_text(verdict)
+    client = client_of(tmp_path)
+    page = "communication" if verb == "bandwidth" else "results"
+    answer = client.get(f"/{page}/bad")
+    # A verdict of tune may be empty, and says nothing then.
+    assert answer.status_code == 422 or (verb == "tune" and verdict == '{"mode": "strong"}')
+    assert client.get("/run/bad").status_code == 200
+
+
+@settings(max_examples=25)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+        max_leaves=12,
+    )
+)
+def test_whatever_findings_and_topology_say_the_pages_stand(tmp_path_factory, client_of, told):
+    root = tmp_path_factory.mktemp("any")
+    folder = make_run(root / "bad", steps=3, ranks=1)
+    (folder / "findings.json").write_text(json.dumps([told, told]))
+    run = json.loads((folder / "run.json").read_text())
+    run["topology"] = told if isinstance(told, dict) else {"cores": told, "gpus": told}
+    (folder / "run.json").write_text(json.dumps(run))
+    client = client_of(root)
+    assert client.get("/run/bad").status_code == 200
+    assert client.get("/topology/bad").status_code in (200, 422)
+    assert client.get("/").status_code == 200

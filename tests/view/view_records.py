@@ -119,16 +119,16 @@ def _step(number: int, rank: int, seed: int, speed: float) -> Step:
 def write_samples(folder: Path, ranks: int) -> None:
     lines = []
     for n in range(90):
-        busy = 0.6 + 0.35 * math.sin(n / 6)
+        busy = 0.9 * min(1.0, n / 8) + random.Random(n).uniform(-0.06, 0.06) * (n > 2)
         lines.append(
             Sample(
                 at=BEGUN + n / 2, cpu=[busy, 0.9 * busy, 0.2, 0.1], memory=9 << 30, memory_total=64 << 30,
                 read=2e6, written=1e5, received=3e4, sent=2e4,
                 workers=[WorkerSample(rank=r, cpu=1.2, memory=2 << 30, children=2) for r in range(ranks)],
                 gpus=[
-                    GpuSample(index=r, utilisation=busy * (0.8 if r == SLOW else 1), memory=11 << 30,
-                              memory_total=141 << 30, power=420 + 100 * busy, clock=1.7e9, clock_most=1.98e9,
-                              temperature=55)
+                    GpuSample(index=r, utilisation=max(0.0, busy - 0.04 * r), memory=11 << 30,
+                              memory_total=141 << 30, power=120 + 500 * max(0.0, busy) - 9 * r,
+                              clock=1.7e9, clock_most=1.98e9, temperature=55)
                     for r in range(ranks)
                 ],
             )
@@ -212,7 +212,7 @@ def trace(rank: int, world: int, *, steps: int = 3, layers: int = 12, late: floa
     return machine
 
 
-def _series(folder: Path, verb: str, verdict: dict[str, Any]) -> Path:
+def make_series(folder: Path, verb: str, verdict: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
     write_run(
         folder,
@@ -250,7 +250,7 @@ def make_scale(folder: Path) -> Path:
         "same_numbers": {"checked": True, "same": True, "max_difference": 2.1e-6, "why": ""}, "failures": [],
         "interrupted": False,
     }  # fmt: skip
-    _series(folder, "scale", verdict)
+    make_series(folder, "scale", verdict)
     make_run(folder / "trials" / "round1-workers2", seed=5, ranks=2, steps=30)
     return folder
 
@@ -265,7 +265,7 @@ def make_sweep(folder: Path) -> Path:
     points.append({"batch": 2048, "fits": False, "status": "memory", "message": "out of memory"})
     verdict = {"workers": 1, "mods": [], "own": 64, "points": points, "knee": 256, "best": 1024, "largest": 1024,
                "ceiling": "memory", "why": "out of memory", "keep": "batch=x4", "interrupted": False}  # fmt: skip
-    return _series(folder, "sweep", verdict)
+    return make_series(folder, "sweep", verdict)
 
 
 def make_tune(folder: Path) -> Path:
@@ -286,7 +286,7 @@ def make_tune(folder: Path) -> Path:
         "final": final, "noise": 0.011, "guard": None, "notes": ["budget 10 min"], "budget": 600.0, "spent": 512.0,
         "trials": 23, "cut_short": False, "problem": "", "interrupted": False,
     }  # fmt: skip
-    folder = _series(folder, "tune", verdict)
+    folder = make_series(folder, "tune", verdict)
     (folder / "tuned.patch").write_text("--- train.py\n+++ train.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n")
     return folder
 
@@ -308,7 +308,7 @@ def make_bandwidth(folder: Path) -> Path:
     verdict = {"workers": 4, "copies": [], "pairs": pairs, "collectives": collectives, "copy_limits": [], "flags": [
         {"what": "GPU0 to GPU3, NV4", "gb_per_s": 30.0, "usual": 80.0, "share": 0.375, "look_at": "its slot"}],
         "notes": ["4 workers"], "failures": [], "interrupted": False}  # fmt: skip
-    return _series(folder, "bandwidth", verdict)
+    return make_series(folder, "bandwidth", verdict)
 
 
 def make_live(folder: Path, *, steps: int = 25) -> Path:

@@ -109,11 +109,12 @@ def view(
         console.print(f"open:    {url}", soft_wrap=True, style="bold")
         console.print("Ctrl-C ends it.")
 
-    def started() -> None:
-        if open_browser:
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-
-    serve.serve(root, bound, token=token, started=started)
+    if open_browser:
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+    try:
+        serve.server(root, bound, token=token).run(sockets=[bound])
+    except KeyboardInterrupt:
+        pass  # which is how it is meant to end
 
 
 def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:

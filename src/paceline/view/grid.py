@@ -13,7 +13,7 @@ import msgspec
 
 from paceline.view.wording import NUMERIC, Kind, say
 
-SHOWN = 1000  # rows in a page: more are a download; sorting and filtering is then done over all of them, here
+SHOWN = 500  # rows in a page: more are a download; sorting and filtering is then done over all of them, here
 LONGEST = 200  # characters of a filter or a cell's text in the page
 
 Row = Mapping[str, Any]
@@ -48,6 +48,7 @@ class Grid:
     about: str = ""
     choose: str = ""  # the key of a row's value, where rows can be ticked (to compare two)
     mark: str = ""  # the key of a flag: such rows stand out
+    good: bool = False  # … as something good, not as something to look at
     # As asked for:
     sort: str = ""
     descending: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -21,12 +20,13 @@ def new_token() -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket, so that its address can be told before anybody is served. UsageError where it is taken."""
+    """A socket that listens, so that its address can be told before anybody is served. UsageError where it is taken."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(128)  # whoever is told the address at once can ask at once
     except (OSError, OverflowError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
         raise UsageError(
@@ -42,8 +42,9 @@ def address(bound: socket.socket, token: str, path: str = "/") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}?token={token}"
 
 
-def serve(root: Path, bound: socket.socket, *, token: str, started: Callable[[], None] = lambda: None) -> None:
-    """Returns when it is interrupted. A browser on this machine alone is asked for our own name, too."""
+def server(root: Path, bound: socket.socket, *, token: str) -> uvicorn.Server:
+    """Its `run(sockets=[bound])` serves until it is interrupted. Where only this machine can ask, it must ask for this
+    machine."""
     local = bound.getsockname()[0] == HERE
     app = make_app(root, token=token, hosts=frozenset({HERE, "localhost"}) if local else None)
     config = uvicorn.Config(
@@ -55,5 +56,4 @@ def serve(root: Path, bound: socket.socket, *, token: str, started: Callable[[],
         server_header=False,
         timeout_graceful_shutdown=1,  # pages that follow a run never end by themselves
     )
-    started()
-    uvicorn.Server(config).run(sockets=[bound])
+    return uvicorn.Server(config)

@@ -27,9 +27,6 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             Note(text="This run is in progress.", tone="live", links=[("Follow it", href("live", record.name))])
         )
     blocks.append(Tiles(_tiles(record, told)))
-    found = read_findings(record)
-    if found is not None:
-        blocks.append(Findings(found))
     if record.steps.frame.height:
         blocks += [
             Split(
@@ -38,9 +35,13 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 "own phases at the seams; communication is what no other work hid.",
                 parts=[(part, told.step[part], part) for part in PARTS if told.step[part] > 0],
                 total=told.step["total"],
-            ),
-            *step_charts(record, told),
+            )
         ]
+    found = read_findings(record)
+    if found is not None:
+        blocks.append(Findings(found))
+    if record.steps.frame.height:
+        blocks += step_charts(record, told)
     blocks += utilisation(record)
     blocks += trials(record)
     blocks.append(Facts(title="What was run", facts=_facts(record), open=not record.steps.frame.height))
@@ -80,7 +81,8 @@ def _tiles(record: Opened, told: Measures) -> list[Tile]:
         Tile(
             label="workers",
             value=str(len(run.workers) or run.settings.get("workers", "–")),
-            how="Processes that ran the script.",
+            how="Processes that ran the script. The time is from the launch to the end of the last of them.",
+            detail=f"took {seconds(outcome.seconds)}" if outcome else "",
         ),
     ]
     if told.samples_per_s is not None:
@@ -125,10 +127,6 @@ def _tiles(record: Opened, told: Measures) -> list[Tile]:
             )
         )
     tiles += _slowest(record)
-    if outcome is not None:
-        tiles.append(
-            Tile(label="took", value=seconds(outcome.seconds), how="From the launch to the end of the last worker.")
-        )
     return tiles
 
 

@@ -115,6 +115,7 @@ def tuning(told: Verdict, record: Opened) -> list[Block]:
             ),
             rows=[msgspec.to_builtins(row) for row in told.mods],
             mark="kept",
+            good=True,
         )
     )
     blocks += [Note(text=note) for note in told.notes[:20]]

@@ -138,7 +138,8 @@ class TimeLine {
         pen.strokeRect(from + 1, y + 1, Math.max(wide - 2, 1), ROW - 4);
       }
       if (wide > 34) {
-        pen.fillStyle = phase || ["kernel", "communication", "sync"].includes(data.kinds[data.kind[span]]) ? "#fff" : "#10151d";
+        const dark = phase ? /^(backward|communication|optimizer)$/.test(phase[1]) : ["kernel", "communication", "sync"].includes(data.kinds[data.kind[span]]);
+        pen.fillStyle = dark ? "#fff" : "#10151d";
         const fits = Math.floor((wide - 8) / 6);
         const words = phase ? phase[1] : data.names[name];
         pen.fillText(words.length > fits ? words.slice(0, Math.max(fits - 1, 1)) + "…" : words, from + 4, y + ROW / 2 - 0.5);

@@ -1,0 +1,334 @@
+"""The pages in a real browser: they load without a complaint, sort, filter, lead to evidence, and move with a run.
+
+One browser for all of them. Skipped where there is none and none can be installed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from view_records import EVIL, OTHER, SLOW, TOKEN, TRAIN, grow, make_live, make_run
+from view_server import Served
+
+from paceline.record import Outcome, read_run, write_run
+from paceline.view.export import export
+from paceline.view.spans import COLUMNS, KINDS
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.timeout(900)  # the first one may have to install a browser
+
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+SWEEP, TUNE = "2026-11-15T11-20-13-sweep-train", "2026-11-15T11-48-55-tune-train"
+SCALE, BANDWIDTH = "2026-11-15T11-02-47-train", "2026-11-15T12-30-20-bandwidth"
+OF_A_RUN = (
+    *("run", "iterations", "ranks", "timeline", "ops", "op-types", "kernels", "waits", "memory", "devices", "topology"),
+    "logs",
+)
+ADDRESSES = [
+    "/",
+    "/machine",
+    *(f"/{page}/{TRAIN}" for page in OF_A_RUN),
+    f"/ops/{TRAIN}?by=shapes",
+    f"/compare?run={TRAIN}&run={OTHER}",
+    *(f"/results/{name}" for name in (SCALE, SWEEP, TUNE)),
+    f"/communication/{BANDWIDTH}",
+    f"/run/{SCALE}/trials/round1-workers2",
+]
+
+
+@pytest.fixture(scope="module")
+def served(records) -> Iterator[Served]:
+    made = Served(records)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium) -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield made
+        made.close()
+
+
+class Visit:
+    """A page, and everything that it complained about."""
+
+    def __init__(self, page: Any, base: str) -> None:
+        self.page, self.base = page, base
+        self.complaints: list[str] = []
+        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, address: str) -> Any:
+        self.page.goto(self.base + address)
+        self.page.wait_for_function(
+            "() => !document.querySelector('.chart:not([data-drawn])') "
+            "&& !document.querySelector('.timeline:not([data-ready])')"
+        )
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def context(browser, served) -> Iterator[Any]:
+    made = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = made.new_page()
+    page.goto(served.first)
+    assert TOKEN not in page.url
+    page.close()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def only_page(context, served) -> Visit:
+    """One for all: a browser reads a large script faster where it has read it before."""
+    return Visit(context.new_page(), served.base)
+
+
+@pytest.fixture
+def visit(only_page) -> Iterator[Visit]:
+    only_page.complaints.clear()
+    only_page.page.set_viewport_size({"width": 1280, "height": 800})
+    yield only_page
+    only_page.page.unroute_all()
+    assert only_page.complaints == []
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_page_loads_without_a_complaint(visit, address):
+    page = visit.open(address)
+    assert page.locator("h1").count() == 1
+    assert page.locator(".note.bad").count() == 0
+    assert page.evaluate("window.hacked") is None
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    assert page.evaluate(fits)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate(fits), "too wide for a phone"
+
+
+def test_without_the_token_there_is_nothing(browser, served):
+    page = browser.new_page()
+    page.goto(served.base + "/")
+    assert TRAIN not in page.content()
+    assert "token" in page.content()
+    page.close()
+
+
+def test_a_table_is_sorted_and_filtered_in_place(visit):
+    page = visit.open("/")
+    first = page.locator("#grid-runs tbody tr:visible td:nth-child(2)").first
+    page.get_by_role("link", name="samples/s").click()
+    assert first.inner_text() == OTHER
+    assert page.locator("th[data-key=samples_per_s]").get_attribute("aria-sort") == "descending"
+    page.get_by_role("link", name="samples/s").click()
+    assert first.inner_text() != OTHER
+    page.get_by_role("searchbox").fill("channels")
+    page.wait_for_function("() => document.querySelectorAll('#grid-runs tbody tr:not([hidden])').length === 1")
+    assert first.inner_text() == OTHER
+    assert page.locator(".count").inner_text() == "1 rows"
+
+
+def test_a_long_table_is_sorted_and_filtered_over_all_of_its_rows(visit):
+    page = visit.open(f"/iterations/{TRAIN}")
+    grid = page.locator("#grid-iterations")
+    assert grid.locator("tbody tr").count() == 500
+    grid.get_by_role("link", name="step", exact=True).click()
+    page.wait_for_function("() => document.querySelector('#grid-iterations tbody td[data-v=\"300\"]')")
+    assert grid.locator("tbody tr").first.locator("td").nth(1).inner_text() == "300"
+    grid.get_by_role("searchbox").fill("yes data")
+    page.wait_for_function("() => document.querySelectorAll('#grid-iterations tbody tr').length < 20")
+    assert page.evaluate("document.activeElement.name") == "q"  # one can go on typing
+
+
+def test_a_finding_leads_to_its_evidence(visit):
+    page = visit.open(f"/run/{TRAIN}")
+    page.locator(".finding", has_text="float32").get_by_role("link", name=re.compile("evidence")).click()
+    page.wait_for_url(f"**/ops/{TRAIN}")
+    assert page.locator("#grid-ops tbody tr").count() > 5
+    page.go_back()
+    page.locator(".finding", has_text="keeps the others waiting").get_by_role(
+        "link", name=re.compile("evidence")
+    ).click()
+    page.wait_for_url(f"**/ranks/{TRAIN}")
+    assert f"Rank {SLOW}" in page.locator(".note").first.inner_text()
+
+
+def test_a_number_says_how_it_was_measured(visit):
+    page = visit.open(f"/ops/{TRAIN}")
+    page.locator("#grid-ops tbody tr").first.locator("td").nth(2).hover()
+    page.wait_for_function("() => !document.querySelector('.tip').hidden")
+    assert "without the ops that it called" in page.locator(".tip").inner_text()
+    page.locator(".tile").first.focus()
+    assert "warm-up" in page.locator(".tip").inner_text()
+    page.keyboard.press("Escape")
+    assert page.locator(".tip").is_hidden()
+
+
+def test_two_runs_are_compared(visit):
+    page = visit.open("/")
+    button = page.get_by_role("button", name="Compare two")
+    assert button.is_disabled()
+    for name in (TRAIN, OTHER):
+        page.get_by_label(f"Compare {name}").check()
+    button.click()
+    page.wait_for_url("**/compare?**")
+    assert "B against A" in page.locator(".tiles").inner_text()
+
+
+def test_light_and_dark(visit):
+    page = visit.open(f"/run/{TRAIN}")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(colour)
+    page.keyboard.press("Tab")
+    page.get_by_label("Light or dark").press("Enter")
+    dark = page.evaluate(colour)
+    assert dark != light
+    visit.open("/")
+    assert page.evaluate(colour) == dark  # it is remembered
+    page.evaluate("localStorage.clear()")
+
+
+def test_a_table_can_be_downloaded(visit):
+    page = visit.open(f"/ops/{TRAIN}")
+    with page.expect_download() as caught:
+        page.locator("#grid-ops").get_by_role("link", name="CSV").click()
+    text = caught.value.path().read_text()
+    assert text.startswith("name,calls,host_self")
+    assert "aten::cudnn_convolution" in text
+
+
+def spans(count: int) -> dict[str, Any]:
+    """A step of eight ranks with many short events."""
+    chance = random.Random(1)
+    tracks = [{"rank": rank, "label": "host", "rows": 2} for rank in range(8)]
+    told: dict[str, Any] = {
+        "step": 1,
+        "end": count * 1000,
+        "kinds": KINDS,
+        "names": [f"op {n}" for n in range(50)],
+        "tracks": tracks,
+        "left_out": 0,
+        "note": "",
+        **{name: [] for name in COLUMNS},
+    }
+    for n in range(count):
+        told["track"].append(n % 8)
+        told["depth"].append(n // 8 % 2)
+        told["start"].append(n * 1000)
+        told["length"].append(chance.randrange(200, 15_000))
+        told["name"].append(n % 50)
+        told["kind"].append(n % len(KINDS))
+    return told
+
+
+def test_a_hundred_thousand_events_move_fluently(visit):
+    body = json.dumps(spans(100_000))
+    visit.page.route("**/spans/**", lambda route: route.fulfill(body=body, content_type="application/json"))
+    page = visit.open(f"/timeline/{TRAIN}")
+    card, window = page.locator(".timeline"), page.locator(".window")
+    assert "100,000 events" in card.locator(".status").inner_text()
+    window.focus()
+    times = []
+    for key in ["+"] * 6 + ["ArrowRight"] * 4 + ["-"] * 6 + ["0"]:
+        before = card.locator(".status").inner_text()
+        card.evaluate("card => { card.dataset.ms = '' }")
+        page.keyboard.press(key)
+        page.wait_for_function("() => document.querySelector('.timeline').dataset.ms")
+        times.append(float(card.get_attribute("data-ms")))
+        assert card.locator(".status").inner_text() != before or key in "-0"
+    times.sort()
+    assert times[len(times) // 2] < 16, f"milliseconds a frame: {times}"
+
+
+def test_the_time_line_is_searched_moved_and_asked(visit):
+    page = visit.open(f"/timeline/{TRAIN}")
+    card = page.locator(".timeline")
+    whole = card.locator(".status").inner_text()
+    card.get_by_role("searchbox").fill("AllReduce")
+    assert card.locator(".found").inner_text().startswith("12 found")
+    card.get_by_role("searchbox").press("Enter")
+    page.wait_for_function("() => document.querySelector('.timeline .detail').textContent.includes('AllReduce')")
+    assert card.locator(".status").inner_text() != whole
+    card.get_by_role("button", name="All").click()
+    page.wait_for_function("said => document.querySelector('.timeline .status').textContent === said", arg=whole)
+    box = card.locator("canvas").bounding_box()
+    page.mouse.click(box["x"] + 300, box["y"] + 24 + 16 + 8)
+    assert "ProfilerStep" in card.locator(".detail").inner_text()
+    page.mouse.move(box["x"] + 500, box["y"] + 100)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    page.wait_for_function("said => document.querySelector('.timeline .status').textContent !== said", arg=whole)
+
+
+def test_the_live_page_moves_and_ends(browser, tmp_path):
+    folder = make_live(tmp_path / "now", steps=10)
+    served = Served(tmp_path)
+    try:
+        page = browser.new_page()
+        visit = Visit(page, served.base)
+        page.goto(served.first)
+        page.get_by_role("link", name="now").click()
+        page.wait_for_url("**/live/now")
+        page.wait_for_function("() => document.querySelector('section.live').dataset.steps === '10'")
+        assert page.locator(".ranks tbody tr").count() == 2
+        grow(folder, 11, 7)
+        (folder / "log.rank0.txt").write_text(f"epoch 2 {EVIL}\n")
+        page.wait_for_function("() => document.querySelector('section.live').dataset.steps === '17'")
+        assert page.locator("[data-is=step]").inner_text() == "17"
+        grow(folder, 18, 1)
+        page.wait_for_function("() => document.querySelector('[data-is=log]').textContent.includes('epoch 2')")
+        run = read_run(folder)
+        run.outcome = Outcome(exit_code=0, seconds=3.0)
+        write_run(folder, run)
+        page.wait_for_function("() => document.querySelector('section.live').dataset.ended === '1'")
+        assert page.evaluate("window.hacked") is None
+        assert visit.complaints == []
+        page.close()
+    finally:
+        served.close()
+
+
+def test_nothing_but_our_own_files_can_run(visit):
+    page = visit.open("/")
+    page.evaluate(
+        "evil => { document.body.insertAdjacentHTML('beforeend', evil);"
+        " const s = document.createElement('script'); s.textContent = 'window.hacked = 2'; document.body.append(s); }",
+        EVIL,
+    )
+    page.wait_for_function("() => document.querySelector('img[src=x]').complete")
+    assert page.evaluate("window.hacked") is None
+    assert any("Content Security Policy" in each for each in visit.complaints)
+    visit.complaints.clear()
+
+
+def test_a_report_needs_nothing_but_itself(browser, tmp_path):
+    make_run(tmp_path / "records" / "a", steps=40, ranks=2, traced=True, script=f"{EVIL}.py")
+    target = tmp_path / "report.html"
+    export(tmp_path / "records", "", target)
+    page = browser.new_page()
+    visit = Visit(page, "")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    visit.open(target.as_uri())
+    page.wait_for_function("() => !document.querySelector('.chart:not([data-drawn])')")
+    assert visit.complaints == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("section.part").count() > 8
+    first = page.locator("#grid-ops tbody tr").first
+    before = first.inner_text()
+    page.locator("#grid-ops").get_by_role("button", name="calls").click()
+    assert page.locator("#grid-ops th[data-key=calls]").get_attribute("aria-sort") == "descending"
+    page.locator("#grid-ops").get_by_role("button", name="calls").click()
+    assert first.inner_text() != before
+    page.close()
