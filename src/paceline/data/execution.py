@@ -95,7 +95,7 @@ class TunedPool:
 
     def room(self, waiting: int) -> int:
         most = self._setting.size + max(2, self._setting.size)
-        if self._meter.bytes:
+        if self._meter.bytes > 0:
             most = max(2, min(most, int(MEMORY * _free_memory() // self._meter.bytes)))
         return min(self._engine.room(), most - waiting)
 
@@ -131,7 +131,7 @@ class TunedPool:
         jobs, meter = self._jobs, self._meter
         meter.kind, meter.parallel = setting.kind, setting.size
         if setting.kind == "processes":
-            return ProcessEngine(jobs.work, jobs.losses, meter, setting.size, meter.bytes)
+            return ProcessEngine(jobs.work, jobs.losses, meter, setting.size, max(0, meter.bytes))
         return ThreadEngine(jobs.work, jobs.losses, meter, setting.size)
 
     def close(self, *, wait: bool) -> None:

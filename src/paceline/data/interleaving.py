@@ -169,6 +169,7 @@ class InterleavedCursor(Cursor):
         self._pool = Threads(node.cycle, "paceline-read") if node.ahead else None
         self._open: list[Piece | None] = [None if piece is None else self._piece(*piece) for piece in mark["open"]]
         self._open += [None] * (node.cycle - len(self._open))
+        self._dry = False  # no more pieces
         self._names: list[tuple[int, int, range]] = []  # of what was taken last: how many, unit, which records of it
 
     def take(self, count: int) -> list[Any]:
@@ -208,8 +209,11 @@ class InterleavedCursor(Cursor):
     def _next_piece(self) -> Piece | None:
         if self._begun:
             return self._piece(*self._begun.pop(0))
+        if self._dry:
+            return None
         positions = self._deal.take(1)
-        return self._piece(int(positions[0]), 0) if len(positions) else None
+        self._dry = not len(positions)
+        return None if self._dry else self._piece(int(positions[0]), 0)
 
     def _piece(self, position: int, count: int) -> Piece:
         piece = Piece(self._node, position, self._epoch, self._parts, count)

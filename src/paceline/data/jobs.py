@@ -157,7 +157,7 @@ class JobsCursor(Cursor):
             batch = node.work.do(keys, where, node.losses, token=token)
         if batch is not NOTHING:
             found.append(batch)
-            if not self._meter.bytes:
+            if self._meter.bytes < 0:
                 self._meter.bytes = size_of(batch)
         return len(keys) == size
 
@@ -243,5 +243,9 @@ def _less(base: Mark, first: int, given: set[int]) -> Mark:
 
 
 def size_of(value: Any) -> int:
-    """Bytes of the tensors in it."""
-    return sum(leaf.nbytes for leaf in tree.leaves(value) if isinstance(leaf, torch.Tensor))
+    """Bytes of the tensors and texts in it."""
+    leaves = tree.leaves(value)
+    return sum(
+        leaf.nbytes if isinstance(leaf, torch.Tensor) else len(leaf) if isinstance(leaf, (bytes, str)) else 0
+        for leaf in leaves
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from time import perf_counter, thread_time
 
+LONG = 200e-6  # seconds of work
 ENOUGH_JOBS, ENOUGH_TIME = 8, 0.05  # jobs, or seconds of work, after which a cost is known
 
 
@@ -20,7 +21,8 @@ class Meter:
         self.cpu = 0.0  # … of which a core was busy
         self.wait = 0.0  # seconds that the stage before made it wait
         self.idle = 0.0  # seconds that the consumer waited for a result of a pool
-        self.bytes = 0  # of a result
+        self.ratio = 1.0  # of work that a core was busy with, when it was last asked
+        self.bytes = -1  # of a result; -1: not looked at yet
         self.parallel = 0  # jobs at a time; 0: in the consumer's own thread
         self.kind = ""  # threads, processes
         self.fill: tuple[int, int] | None = None  # results that lie ready, of how many that may
@@ -91,13 +93,22 @@ class _Span:
 
 
 class _Work:
-    __slots__ = ("_began", "_cpu", "_meter", "_samples")
+    __slots__ = ("_asks", "_began", "_cpu", "_meter", "_samples")
 
     def __init__(self, meter: Meter, samples: int) -> None:
         self._meter, self._samples = meter, samples
 
     def __enter__(self) -> None:
-        self._began, self._cpu = perf_counter(), thread_time()
+        # To ask for a thread's time is a call of the kernel's: of short work only now and then.
+        self._asks = self._meter.jobs & 15 == 0 or self._meter.each > LONG
+        self._cpu = thread_time() if self._asks else 0.0
+        self._began = perf_counter()
 
     def __exit__(self, *error: object) -> None:
-        self._meter.add(self._samples, perf_counter() - self._began, thread_time() - self._cpu)
+        meter, work = self._meter, perf_counter() - self._began
+        if self._asks:
+            cpu = thread_time() - self._cpu
+            meter.ratio = min(1.0, cpu / work) if work else 1.0
+        else:
+            cpu = work * meter.ratio
+        meter.add(self._samples, work, cpu)

@@ -157,7 +157,7 @@ class Pipeline:
         format: str = "auto",
         *,
         parallel: Number = "auto",
-        block: int = 16,
+        block: int = 32,
         on_error: Policy = "raise",
     ) -> Pipeline:
         """The records of files: TFRecord's bytes, a tar shard's samples, a text's lines, by their names' endings, or

@@ -22,7 +22,7 @@ from paceline.data.places import is_remote, open_file, size_of, unpacked
 from paceline.errors import DataError, UsageError
 
 HEAD, TAIL = 12, 4  # bytes around a record
-BLOCK = 2 << 20  # bytes that are read at once
+BLOCK = 512 << 10  # bytes that are read at once: so many stay in a core's cache
 LARGEST = 2 << 30  # bytes of a record, where a file's size is not known
 LENGTH = struct.Struct("<Q")
 CRC = struct.Struct("<I")
@@ -75,8 +75,13 @@ class Reader:
                     fits = len(rest) < HEAD or _length_is_right(rest)
                     self._lose(CUT_OFF if fits else NO_LENGTH)
                 return
-            if len(rest) >= HEAD and LENGTH.unpack_from(rest)[0] > BLOCK and not (rest := self._fill(rest)):
-                return
+            if len(rest) >= HEAD and LENGTH.unpack_from(rest)[0] > BLOCK - HEAD - TAIL:
+                rest = self._fill(rest)
+                if not rest:
+                    return
+            elif used and self.plain and len(block) == BLOCK:
+                self._file.seek(self.offset)  # the start of a record is read again: less than a copy of the block
+                rest = b""
 
     def walk(self) -> list[int]:
         """Where each record begins; their contents are not looked at. For plain files."""

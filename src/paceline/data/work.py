@@ -80,6 +80,8 @@ class Work:
         elif self.collate is not None:
             made = list(self.on_each(keys, where, losses, token))
             batch = self.collate(made) if made else NOTHING
+        elif self.fetch is None and not self.steps and isinstance(keys[0], (bytes, str)):
+            batch = list(keys)  # raw records: there is nothing to put together
         else:
             tray = Tray(len(keys), allocate)
             for sample in self.on_each(keys, where, losses, token):

@@ -1,0 +1,225 @@
+"""How fast input pipelines feed: paceline.data beside torch's DataLoader, tf.data, WebDataset and tfrecord.
+
+    python benchmarks/data.py                         # everything, a few minutes
+    python benchmarks/data.py arrays records          # some of it
+    python benchmarks/data.py arrays --data DIR       # on Fashion-MNIST's idx files in DIR
+    pip install tensorflow webdataset tfrecord        # the peers; those that are missing are left out
+
+    arrays     shuffled batches of 256 of 60,000 pictures in memory          aim: 20 × DataLoader, 10 × tf.data
+    records    TFRecord files of 4 KiB records, checksums checked            aim: 2 × tfrecord, 0.8 × tf.data
+    pictures   JPEG from shards, decoded, resized and cropped                aim: 1.3 × DataLoader, 1.0 × tf.data,
+                                                                             1.5 × WebDataset
+    overlap    a step of T ms, and 0.9 T ms of preparation for it            aim: 1.05 T a step
+    autotune   work that waits, that decodes, that is Python's own           aim: 0.9 × the best that can be set by hand
+
+Sides run in turn; DataLoader and WebDataset count with their best number of processes in each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import data_sides
+import numpy as np
+import torch
+from data_sides import Loop, endlessly, rate
+from side_by_side import in_turn, ratio
+
+import paceline.data as pd
+
+Figures = dict[str, list[float]]
+
+
+def compare(sides: dict[str, Loop], args: argparse.Namespace, unit: str) -> Figures:
+    loops: dict[str, Iterator[int]] = {}
+
+    def measured(name: str, loop: Loop) -> Callable[[], float]:
+        return lambda: rate(loops, name, loop, args.warm_up, args.seconds)
+
+    figures = in_turn({name: measured(name, loop) for name, loop in sides.items()}, args.rounds, unit)
+    for peer in ("DataLoader", "WebDataset"):
+        tried = [values for name, values in figures.items() if name.startswith(f"{peer} ")]
+        if tried:
+            figures[peer] = [max(values) for values in zip(*tried, strict=True)]
+    for name, values in figures.items():
+        if name != "paceline" and name[-1] not in "0123456789":
+            print(f"  paceline / {name}: {ratio(figures['paceline'], values)}")
+    loops.clear()
+    return figures
+
+
+def arrays(args: argparse.Namespace, folder: Path) -> Figures:
+    if args.data:
+        names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
+        from paceline.data.pictures import read_idx
+
+        images, labels = (read_idx(Path(args.data) / name) for name in names)
+    else:
+        rng = np.random.default_rng(0)
+        images = rng.integers(0, 256, (60_000, 28, 28), np.uint8)
+        labels = rng.integers(0, 10, 60_000)
+    return compare(data_sides.arrays(images, labels.astype(np.int64), 256), args, "pictures/s")
+
+
+def records(args: argparse.Namespace, folder: Path) -> Figures:
+    pattern = data_sides.write_records(folder, files=8, records=args.records, size=4096)
+    return compare(data_sides.records(pattern, 256), args, "records/s")
+
+
+def pictures(args: argparse.Namespace, folder: Path) -> Figures:
+    pattern, tars = data_sides.write_pictures(folder, args.pictures, shards=16)
+    return compare(data_sides.pictures(pattern, tars, 64), args, "pictures/s")
+
+
+# -- overlap -----------------------------------------------------------------------------------------------------------
+
+
+def overlap(args: argparse.Namespace, folder: Path) -> Figures:
+    """The consumer computes on one thread, as a training step would; preparing holds no lock of Python's."""
+    torch.set_num_threads(1)
+    matrix = torch.rand(384, 384)
+    blob = zlib.compress(np.random.default_rng(0).integers(0, 40, 60_000).astype(np.uint8).tobytes(), 6)
+
+    def times(function: Callable[[], Any]) -> float:
+        function()
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < 0.3:
+            function()
+            count += 1
+        return (time.perf_counter() - began) / count
+
+    step_ms = 20.0
+    products = max(1, round(step_ms / 1e3 / times(lambda: matrix @ matrix)))
+    unpackings = max(1, round(0.9 * step_ms / 1e3 / times(lambda: zlib.decompress(blob))))
+
+    def step() -> None:
+        for _ in range(products):
+            matrix @ matrix
+
+    def prepare(number: int) -> int:
+        for _ in range(unpackings):
+            zlib.decompress(blob)
+        return number
+
+    def alone() -> float:
+        return times(step) * 1e3
+
+    def fed() -> float:
+        pipeline = pd.items(list(range(100_000))).map(prepare).prefetch()
+        stream = iter(pipeline)
+        for _ in range(20):
+            next(stream)
+            step()
+        began, count = time.perf_counter(), 0
+        while time.perf_counter() - began < args.seconds:
+            next(stream)
+            step()
+            count += 1
+        taken = (time.perf_counter() - began) / count * 1e3
+        pipeline.close()
+        return taken
+
+    def prepared() -> float:
+        return times(lambda: prepare(0)) * 1e3
+
+    figures = in_turn({"step alone": alone, "preparing alone": prepared, "step, fed": fed}, args.rounds, "ms")
+    print(f"  a fed step / a step alone: {ratio(figures['step, fed'], figures['step alone'])}")
+    return figures
+
+
+# -- autotune ----------------------------------------------------------------------------------------------------------
+
+
+def waits(number: int) -> Any:
+    time.sleep(0.001)
+    return np.zeros(16, np.float32)
+
+
+BLOB = zlib.compress(np.random.default_rng(0).integers(0, 40, 200_000).astype(np.uint8).tobytes(), 6)
+
+
+def decodes(number: int) -> Any:
+    return np.frombuffer(zlib.decompress(BLOB), np.uint8)[:4096]
+
+
+def is_python(number: int) -> Any:
+    total = 0
+    for value in range(5000):
+        total += value * number
+    return np.full(16, total % 97, np.float32)
+
+
+def autotune(args: argparse.Namespace, folder: Path) -> Figures:
+    found: Figures = {}
+    for function, by_hand in (
+        (waits, [("threads", n) for n in (2, 8, 16, 32, 64)]),
+        (decodes, [("threads", n) for n in (1, 2, 3, 4)]),
+        (is_python, [("threads", 2), *(("processes", n) for n in (1, 2, 3))]),
+    ):
+        print(f"  {function.__name__}:")
+        loops: dict[str, Iterator[int]] = {}
+
+        def made(function: Any = function, kind: Any = "auto", parallel: Any = "auto") -> Any:
+            return pd.items(list(range(1 << 20))).map_and_batch(function, 16, kind=kind, parallel=parallel)
+
+        sides = {"auto": (endlessly(made, len), args.tune_time)}
+        for kind, parallel in by_hand:
+            loop = endlessly(lambda kind=kind, parallel=parallel, made=made: made(kind=kind, parallel=parallel), len)
+            sides[f"{kind} {parallel}"] = (loop, args.warm_up)
+
+        def measured(name: str, loops: Any = loops, sides: Any = sides) -> Callable[[], float]:
+            loop, warm_up = sides[name]
+            return lambda: rate(loops, name, loop, warm_up, args.seconds)
+
+        figures = in_turn({name: measured(name) for name in sides}, args.rounds, "samples/s")
+        best = [max(values) for values in zip(*(figures[name] for name in sides if name != "auto"), strict=True)]
+        print(f"  auto / the best by hand: {ratio(figures['auto'], best)}")
+        found |= {f"{function.__name__} {name}": values for name, values in figures.items()}
+    return found
+
+
+SECTIONS = {
+    "arrays": arrays,
+    "records": records,
+    "pictures": pictures,
+    "overlap": overlap,
+    "autotune": autotune,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Input pipelines side by side.")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each side in each round")
+    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds of each side before its first round")
+    parser.add_argument("--tune-time", type=float, default=15.0, help="seconds that autotuning may take")
+    parser.add_argument("--records", type=int, default=2500, help="of each of 8 files")
+    parser.add_argument("--pictures", type=int, default=1024)
+    parser.add_argument("--data", metavar="DIR", help="Fashion-MNIST's idx files; drawn pictures without")
+    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    args = parser.parse_args()
+    unknown = set(args.sections) - set(SECTIONS)
+    if unknown:
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    missing = [name for name in ("tensorflow", "webdataset", "tfrecord") if not data_sides.installed(name)]
+    if missing:
+        print(f"not installed, left out: {', '.join(missing)}")
+    figures = {}
+    for name in args.sections or SECTIONS:
+        print(name, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            figures[name] = SECTIONS[name](args, Path(folder))
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
