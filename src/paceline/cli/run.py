@@ -16,7 +16,7 @@ from paceline.cli.noise import find_noise, noise_document, show_noise
 from paceline.cli.session import Session
 from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
 from paceline.errors import UsageError
-from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
+from paceline.launch import check, launch
 from paceline.mods import catalog
 from paceline.record import new_folder
 from paceline.record.schema import Outcome
@@ -87,6 +87,17 @@ NoiseScale = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+Emulate = Annotated[
+    int | None,
+    typer.Option(
+        "--emulate",
+        metavar="N",
+        min=1,
+        help="Compute what N workers of the script's batch would: N times the batch, batch norms of a worker's.",
+        show_default=False,
+        rich_help_panel=options.HOW,
+    ),
+]
 PresetOption = Annotated[
     str | None,
     typer.Option(
@@ -135,13 +146,15 @@ def run(
     no_autotune: NoAutotune = False,
     timeline: Timeline = None,
     noise_scale: NoiseScale = False,
+    emulate: Emulate = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Runs a script on N workers: not one line of it changed, and the same numbers."""
     session = Session.of(context, json=json)
-    mods = tuple(str(asked) for asked in catalog.parse(mod or []))
+    emulated = [] if emulate is None else [f"emulate={emulate}"]
+    mods = tuple(str(asked) for asked in catalog.parse([*(mod or []), *emulated]))
     said = ""
     if preset is not None:
         found, where = find_preset(preset, script, module=module, records=record)
@@ -184,23 +197,12 @@ def run(
         console.print(f"paceline: {said}", soft_wrap=True)
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
-    def show(event: Event) -> None:
-        match event:
-            case Output(stream=stream, data=data):
-                live.output(stream, data)
-            case Progress(steps=latest):
-                live.progress(latest)
-            case Notice(text=text):
-                live.say(f"paceline: {text}", style="yellow")
-            case Stall(text=text):
-                live.say(text, style="bold yellow")
-
     try:
         outcome = launch(
             settings,
             zygote=session.workers(),
             record=session.record,
-            on_event=show,
+            on_event=live.event,
             oversubscribe=oversubscribe,
         )
     finally:

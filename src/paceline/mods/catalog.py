@@ -89,6 +89,13 @@ CATALOG = {
             numbers="other",
         ),
         Entry(
+            name="emulate",
+            values=("N",),
+            summary="what N workers of the script's batch would compute: N times the batch, batch norms of a worker's",
+            numbers="other",
+            excludes=("batch",),
+        ),
+        Entry(
             name="fused_optimizer",
             values=(),
             summary="the optimizer's step in one kernel, where torch has one",

@@ -9,6 +9,8 @@ part of its norm. So the rate is multiplied by what makes the first steps of eac
 script's own optimizer would have made them (μ' = √(1 − μ²), for momentum):
 
     SGD ‖g‖ / μ'     Adam √n     LAMB ‖w‖, and √n where not adapted     LARS η‖w‖ / μ', and as SGD where not adapted
+
+and layers move by no less than 5 and no more than 20 thousandths of their norm: a first gradient is a poor witness.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from paceline.mods.rates import Rates
 from paceline.script.stage import Stage
 
 NAMES: dict[str, Any] = {"lamb": LAMB, "lars": LARS}
+LEAST, MOST = 0.005, 0.02  # of a layer's norm, by which it moves at a step: where these optimizers are known to work
 MOMENTUM = 0.9  # where the script has none
 TIMES = "paceline_times"  # in the script's group, and so in its state_dict: what its rate is multiplied by, if adapted
 
@@ -100,29 +103,31 @@ class Redirected:
     def _match(self, optimizer: Any, number: int, adapted: bool, parameters: list[Any]) -> float:
         """What the rate of this part is multiplied by. Waits for the device, once."""
         group = optimizer.param_groups[number]
+        rate = float(group.get("initial_lr", Rates.of(self.stage).own(optimizer, group)))
         if self.rate is not None and adapted:
-            rate = group.get("initial_lr", Rates.of(self.stage).own(optimizer, group))
-            times = self.rate / max(1e-30, float(rate))
+            times = self.rate / rate if rate else 1.0
         else:
-            with_grad = [p for p in parameters if p.grad is not None]
-            count = math.sqrt(sum(p.numel() for p in with_grad))
-            w, g = (math.hypot(*(float(t.norm()) for t in ts)) for ts in (with_grad, [p.grad for p in with_grad]))
-            momentum = self._group(optimizer, number, adapted, parameters).get("momentum", 0.0)
-            own = count if "betas" in group else g * _longer(group["momentum"])
-            theirs = {
-                ("lamb", True): w,
-                ("lamb", False): count,
-                ("lars", True): self.other.defaults.get("trust", 1.0) * w * _longer(momentum),
-                ("lars", False): g * _longer(momentum),
-            }[self.name, adapted]
-            times = own / theirs if own > 0 and theirs > 0 and math.isfinite(own / theirs) else 1.0
+            times = self._fit(optimizer, number, adapted, [p for p in parameters if p.grad is not None], rate)
         if adapted and number == 0:
-            own_rate = float(Rates.of(self.stage).own(optimizer, group))
             self.stage.pulse.notice(
                 f"{self.name.upper()} in the place of {type(optimizer).__name__}: its layers' rate is "
-                f"{own_rate * times:.3g} where the script's is {own_rate:.3g}"
+                f"{rate * times:.3g} where the script's is {rate:.3g}"
             )
         return times
+
+    def _fit(self, optimizer: Any, number: int, adapted: bool, parameters: list[Any], rate: float) -> float:
+        given, ours = optimizer.param_groups[number], self._group(optimizer, number, adapted, parameters)
+        count = math.sqrt(sum(p.numel() for p in parameters))
+        w, g = (math.hypot(*(float(t.norm()) for t in ts)) for ts in (parameters, [p.grad for p in parameters]))
+        own = count if "betas" in given else g * _longer(given["momentum"])
+        longer = _longer(ours.get("momentum", 0.0))
+        if self.name == "lamb":
+            theirs = w if adapted else count
+        else:
+            theirs = ours["trust"] * w * longer if adapted else g * longer
+        if adapted and w > 0 and rate > 0:
+            own = w / rate * min(MOST, max(LEAST, rate * own / w))
+        return own / theirs if own > 0 and theirs > 0 and math.isfinite(own / theirs) else 1.0
 
 
 def _longer(momentum: float) -> float:
