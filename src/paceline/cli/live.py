@@ -20,6 +20,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from paceline.cli.terminal import count, percent, rate
+from paceline.launch import Event, Notice, Output, Progress, Stall
 from paceline.record.schema import Step
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
@@ -41,6 +42,18 @@ class LiveLine:
         self._said_at = time.monotonic()
         self._seen: deque[Mapping[int, Step]] = deque(maxlen=WINDOW)
         self._draw()
+
+    def event(self, event: Event) -> None:
+        """Shows what the launcher tells of a run."""
+        match event:
+            case Output(stream=stream, data=data):
+                self.output(stream, data)
+            case Progress(steps=latest):
+                self.progress(latest)
+            case Notice(text=text):
+                self.say(f"paceline: {text}", style="yellow")
+            case Stall(text=text):
+                self.say(text, style="bold yellow")
 
     def output(self, stream: str, data: bytes) -> None:
         """Passes the script's own output on, byte for byte."""

@@ -17,7 +17,7 @@ from paceline.cli.profile_tables import show
 from paceline.cli.session import Session
 from paceline.cli.terminal import stderr
 from paceline.errors import PacelineError, UsageError
-from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
+from paceline.launch import check, launch
 from paceline.mods import catalog
 from paceline.record import Outcome, new_folder
 from paceline.settings import ProfileSettings, RunSettings
@@ -185,24 +185,13 @@ def _run(
     assert session.record is not None
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
-    def hear(event: Event) -> None:
-        match event:
-            case Output(stream=stream, data=data):
-                live.output(stream, data)
-            case Progress(steps=latest):
-                live.progress(latest)
-            case Notice(text=text):
-                live.say(f"paceline: {text}", style="yellow")
-            case Stall(text=text):
-                live.say(text, style="bold yellow")
-
     try:
         with Sampler(session.record):
             outcome = launch(
                 settings,
                 zygote=session.workers(),
                 record=session.record,
-                on_event=hear,
+                on_event=live.event,
                 verb="profile",
                 oversubscribe=oversubscribe,
             )

@@ -16,7 +16,7 @@ from paceline.cli.noise import find_noise, noise_document, show_noise
 from paceline.cli.session import Session
 from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
 from paceline.errors import UsageError
-from paceline.launch import Event, Notice, Output, Progress, Stall, check, launch
+from paceline.launch import check, launch
 from paceline.mods import catalog
 from paceline.record import new_folder
 from paceline.record.schema import Outcome
@@ -197,23 +197,12 @@ def run(
         console.print(f"paceline: {said}", soft_wrap=True)
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
-    def show(event: Event) -> None:
-        match event:
-            case Output(stream=stream, data=data):
-                live.output(stream, data)
-            case Progress(steps=latest):
-                live.progress(latest)
-            case Notice(text=text):
-                live.say(f"paceline: {text}", style="yellow")
-            case Stall(text=text):
-                live.say(text, style="bold yellow")
-
     try:
         outcome = launch(
             settings,
             zygote=session.workers(),
             record=session.record,
-            on_event=show,
+            on_event=live.event,
             oversubscribe=oversubscribe,
         )
     finally:
