@@ -22,6 +22,7 @@ from paceline.record import last_step
 from paceline.record.folder import unwritable
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
+from paceline.trials.advised import advised, put_first
 from paceline.trials.bench import Bench, Budget, Measured, details
 from paceline.trials.candidates import MORE, Candidate, candidates, settings_of
 from paceline.trials.patch import Patch, read, write_patch
@@ -138,13 +139,16 @@ def tune(
     host = discover()
     start = tuple(str(asked) for asked in catalog.parse(mod or []))
     tried = what_to_try(settings, host, allow=allow or [], only=only or [], without=without or [])
+    mods, profiled = advised(script, module=module, records=record)
     seconds = series.parse_time(budget)
     # Before the record's folder is made: a mistake leaves nothing behind.
     check(settings, host, oversubscribe=oversubscribe)
     session.record, settings = series.open_record("tune", settings, parent=record, resume=resume, seed=seed)
     console = stderr()
+    if profiled is not None and not quiet:
+        console.print(f"paceline: what {profiled} found comes first: {' '.join(mods) or 'nothing'}", soft_wrap=True)
     verdict, code = carry_out(
-        session, settings, tried, budget=Budget(seconds), start=start, console=console, quiet=quiet
+        session, settings, put_first(tried, mods), budget=Budget(seconds), start=start, console=console, quiet=quiet
     )
     told = keep(verdict, settings, session.record, cuda=bool(host.gpus))
     if not quiet:
