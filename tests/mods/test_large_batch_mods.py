@@ -18,6 +18,7 @@ from paceline.comm.group import Group
 from paceline.converge.ghost import GhostBatchNorm1d
 from paceline.errors import ScriptError, UsageError
 from paceline.mods import catalog
+from paceline.mods.choosing import Meter, choose
 
 STEPS = 6
 
@@ -39,7 +40,14 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(
-    group: Group, mods: list[str], how: str = "SGD", *, norm: bool = False, tensor: bool = False, **given: Any
+    group: Group,
+    mods: list[str],
+    how: str = "SGD",
+    *,
+    norm: bool = False,
+    tensor: bool = False,
+    plain: bool = False,
+    **given: Any,
 ) -> Any:
     """Losses, rates as the script sees them, and what else a test may ask."""
     with staged(group, mods=tuple(mods)) as stage:
@@ -52,7 +60,7 @@ def trained(
         optimizer = getattr(torch.optim, how)(
             model.parameters(), lr=torch.tensor(lr, dtype=torch.float64) if tensor else lr, **given
         )
-        schedule = None if tensor else torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        schedule = None if tensor or plain else torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         seen: dict[str, Any] = {"losses": [], "rates": []}
         for inputs, labels in list(DataLoader(TensorDataset(x, y), 16)) * 2:
             loss = F.cross_entropy(model(inputs), labels)
@@ -104,7 +112,6 @@ def along(start: float, top: float, steps: int) -> list[float]:
         (["lr_scale=4", "warmup=4"], "SGD", along(1.0, 4.0, 4)),
         (["warmup=4", "lr_scale=9:sqrt"], "SGD", along(1.0, 3.0, 4)),
         (["warmup=3"], "SGD", along(0.0, 1.0, 3)),
-        (["decay=6"], "SGD", [0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / 6)) for step in range(STEPS)]),
     ],
     ids=str,
 )
@@ -115,6 +122,16 @@ def test_rates_are_those_that_the_mods_say_and_the_script_never_notices(
     for found in [trained(lone_group(), mods, how)] if workers == 1 else pool(2).run(trained, mods, how):
         assert found["losses"] == pytest.approx(expected, rel=1e-9)
         assert found["rates"] == pytest.approx([0.1 * 0.9**step for step in range(1, STEPS + 1)], rel=1e-14)
+
+
+def test_a_decay_is_for_scripts_that_have_no_schedule() -> None:
+    times = [0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / 4))) for step in range(STEPS)]
+    found = trained(lone_group(), ["decay=4"], plain=True)
+    assert found["losses"] == pytest.approx(by_hand([0.1 * t for t in times]), rel=1e-9)
+    assert found["rates"] == [0.1] * STEPS
+    found = trained(lone_group(), ["decay=4"])
+    assert found["losses"] == pytest.approx(by_hand(OWN), rel=1e-9)
+    assert "decay does nothing: the script has a schedule of its own." in found["notices"]
 
 
 def test_a_tensor_as_rate_is_put_back_exactly_under_several_mods() -> None:
@@ -335,3 +352,78 @@ def test_weights_in_float16_are_refused() -> None:
         catalog.load(catalog.parse(["optimizer=lamb"])[0]).on_stage(stage)
         with pytest.raises(ScriptError, match="weights in float16"):
             torch.optim.Adam([weight])
+
+
+# -- auto --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("noise", "can", "lamb", "scale", "says"),
+    [
+        (10_000.0, True, False, 8.0, "mostly noise at this batch, so the rate is scaled × 8 (linear rule)"),
+        (math.inf, True, False, 8.0, "beyond measure"),
+        (300.0, True, True, 1.0, "about 300 samples"),
+        (None, True, True, 1.0, "unknown"),
+        (300.0, False, False, math.sqrt(8), "cannot take this optimizer's place"),
+    ],
+)
+def test_what_is_chosen(noise: float | None, can: bool, lamb: bool, scale: float, says: str) -> None:
+    made = choose(noise=noise, batch=4096, times=8, rule="linear", steps=88, warm_up=14, can_lamb=can, ghosts=32)
+    assert (made.lamb, made.scale) == (lamb, pytest.approx(scale))
+    assert says in made.why
+    assert "ghosts of 32, warm-up over 14 steps, cosine to step 88" in made.why
+
+
+def test_the_meter_finds_the_noise_scale_of_a_known_noise() -> None:
+    torch.manual_seed(0)
+    true, spread, batch = torch.full((2000,), 0.05), 1.0, 64
+    weight = nn.Parameter(torch.zeros(2000))
+    optimizer, meter = torch.optim.SGD([weight], lr=0.0), Meter(4000)
+    for step in range(200):
+        weight.grad = true + spread / math.sqrt(batch) * torch.randn(2000)
+        assert meter.take(optimizer) == (step == 199)
+    expected = spread**2 * 2000 / float(true.square().sum())
+    assert meter.noise(batch) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("how", ["SGD", "Adam", "RMSprop"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_auto_measures_then_chooses_and_trains_on(pool: Any, workers: int, how: str) -> None:
+    runs = [_auto(lone_group(), how)] if workers == 1 else pool(2).run(_auto, how)
+    for losses, notices, rate in runs:
+        assert sum("large_batch=auto: the noise scale is" in notice for notice in notices) == 1
+        assert all(math.isfinite(loss) for loss in losses)
+        assert sum(losses[-6:]) < sum(losses[:6])
+        assert rate == 0.05
+    if workers == 2:
+        assert runs[0][0] == pytest.approx(runs[1][0], rel=1e-6)
+        assert runs[0][0] == pytest.approx(_auto(lone_group(), how)[0], rel=1e-4)
+
+
+def _auto(group: Group, how: str) -> Any:
+    mods = ["batch=x4", "large_batch=auto:48"]
+    with staged(group, mods=tuple(mods)) as stage:
+        for asked in catalog.parse(mods):
+            catalog.load(asked).on_stage(stage)
+        torch.manual_seed(3)
+        x = torch.randn(96, 5, dtype=torch.float64)
+        y = (x @ torch.randn(5, 3, dtype=torch.float64)).argmax(1)
+        loader = DataLoader(TensorDataset(x, y), 4)
+        torch.manual_seed(1)
+        model = Net(False).double()
+        optimizer = getattr(torch.optim, how)(model.parameters(), lr=0.05)
+        losses = []
+        for _ in range(8):
+            for inputs, labels in loader:
+                loss = F.cross_entropy(model(inputs), labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses, stage.notices, optimizer.param_groups[0]["lr"]  # type: ignore[attr-defined]
+
+
+def test_auto_has_nothing_to_do_where_the_batch_did_not_grow() -> None:
+    found = trained(lone_group(), ["large_batch=auto"])
+    assert found["losses"] == pytest.approx(by_hand(OWN), rel=1e-12)
+    assert "large_batch=auto does nothing: the batch is the script's own (see --emulate)." in found["notices"]

@@ -77,7 +77,8 @@ class Mod:
     def before_step(self, optimizer: Any) -> None:
         if not self.growth.new:
             return
-        rule: Any = self.rule or usual_rule(self.stage, optimizer)
+        chosen = any(mod.startswith("large_batch=") for mod in self.stage.run.mods)  # there, with the rest
+        rule: Any = self.rule or ("none" if chosen else usual_rule(self.stage, optimizer))
         self.rates.grown = self.growth.new / self.growth.old
         factor = 1.0 if rule == "none" else scale_rate(rule, self.rates.grown)
         self._tell(f"× {factor:.4g} ({rule} rule)" if rule != "none" else "as it is")

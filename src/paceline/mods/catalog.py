@@ -108,6 +108,15 @@ CATALOG = {
             numbers="other",
         ),
         Entry(
+            name="large_batch",
+            values=("auto", "auto:1000"),
+            pattern=r"auto(:[1-9]\d*)?",
+            summary="measures gradient noise, then chooses rule, warm-up and optimizer; of so many steps in all",
+            numbers="other",
+            excludes=("optimizer", "lr_scale", "warmup", "decay", "ghost_bn", "cuda_graphs"),
+            innermost=True,
+        ),
+        Entry(
             name="loader",
             values=("2", "4:8"),
             pattern=r"[1-9]\d*(:[1-9]\d*)?",

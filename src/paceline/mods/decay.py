@@ -1,8 +1,8 @@
 """Decay: the learning rate goes down along half a cosine, to nothing at a given step.
 
-Changes: the mathematics: late steps are smaller. Applies to every optimizer, for the time of its step: a scheduler of
-the script's never notices, and both are multiplied; meant for scripts that have none. Can break: accuracy, where the
-number of steps is not that of the whole run; after it, the rate stays at a hundredth.
+Changes: the mathematics: late steps are smaller. Applies to every optimizer that has no scheduler of torch's, for the
+time of its step. Can break: accuracy, where the number of steps is not that of the whole run; after it, the rate stays
+at a hundredth.
 
 By hand:
 
@@ -29,11 +29,19 @@ class Mod:
         self._made: Counter[int] = Counter()  # by optimizer
 
     def on_stage(self, stage: Stage) -> None:
-        self.rates = Rates.of(stage)
+        self.stage, self.rates = stage, Rates.of(stage)
         stage.subscribe(self)
 
     def before_step(self, optimizer: Any) -> None:
+        if has_schedule(optimizer):
+            self.stage.pulse.notice("decay does nothing: the script has a schedule of its own.")
+            return
         self.rates.decay(optimizer, factor(self._made[id(optimizer)], steps=self.steps, decay="cosine", end=END))
 
     def after_step(self, optimizer: Any) -> None:
         self._made[id(optimizer)] += 1
+
+
+def has_schedule(optimizer: Any) -> bool:
+    """Whether a scheduler of torch's holds this optimizer."""
+    return any("initial_lr" in group for group in optimizer.param_groups)

@@ -51,7 +51,7 @@ class Mod(batch.Mod):
         norms = [child for child in module.modules() if type(child) in KINDS and isinstance(child, _BatchNorm)]
         if self.stage.run.sync_bn or self.ghosts == 1 or not norms:
             return
-        if any(mod.startswith("ghost_bn=") for mod in self.stage.run.mods):
+        if any(mod.startswith(("ghost_bn=", "large_batch=")) for mod in self.stage.run.mods):
             return  # which says what they see
         ghost(module)
         for norm in norms:
