@@ -141,6 +141,28 @@ def test_a_loop_that_is_left_early_goes_on_as_it_would() -> None:
         dropped.close()
 
 
+@pytest.mark.parametrize("kind", ["auto", "processes"])
+def test_a_dataset_that_the_script_changes_between_epochs(kind: Any) -> None:
+    class Held(Own):
+        def __init__(self) -> None:
+            self.x = torch.arange(50)
+
+        def __getitem__(self, index: int) -> Any:
+            return self.x[index]
+
+    held, tensors = Held(), TensorDataset(torch.arange(50))
+    for dataset in (held, tensors):
+        dropped = pd.drop_in(DataLoader(dataset, 25), kind=kind, parallel=1 if kind == "processes" else None)
+        found = [told(batch) for batch in dropped]
+        if dataset is held:
+            held.x = held.x + 100
+        else:
+            tensors.tensors[0].add_(100)
+        found += [told(batch) for batch in dropped]
+        assert str(found).count("149") == 1
+        dropped.close()
+
+
 def test_what_must_stay_in_one_place_says_why() -> None:
     for name, why in {
         "random": "draws random",

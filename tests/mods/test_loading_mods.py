@@ -69,7 +69,7 @@ def _trained(group: Group, mods: list[str], kind: str, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("kind", ["tensors", "part", "own"])
-@pytest.mark.parametrize("mod", ["resident", "loader=2"])
+@pytest.mark.parametrize("mod", ["resident", "loader=2", "loader=fast"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_samples_in_the_same_order(pool: Any, kind: str, mod: str, workers: int) -> None:
     plain, _, _ = trained(lone_group(), [], kind)
@@ -123,6 +123,11 @@ def epochs(group: Group, mods: list[str], what: str) -> Any:
         assert not loader.persistent_workers, "as the script wrote it"
         loader._iterator = None  # type: ignore[assignment]
         return seen, processes, ahead
+
+
+@pytest.mark.parametrize("what", ["plain", "generator", "break", "loop in loop", "dataset changes", "tensor changes"])
+def test_a_fast_loader_changes_nothing(what: str) -> None:
+    assert epochs(lone_group(), ["loader=fast"], what)[0] == epochs(lone_group(), [], what)[0]
 
 
 @pytest.mark.parametrize("what", ["plain", "generator", "break", "loop in loop", "dataset changes", "tensor changes"])

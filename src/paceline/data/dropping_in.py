@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -55,12 +56,8 @@ class DropIn:
 
     def __init__(self, loader: DataLoader[Any], how: How) -> None:
         self.loader = loader
-        self._how = how
-        self._runtime = Runtime()
-        self._nodes: tuple[Jobs, Ahead] | None = None
+        self._feeder = Feeder(loader, how)
         self._begun = False
-        self.plain = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-        self.why = "it is not asked by index, or not in batches" if self.plain else ""
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -69,49 +66,83 @@ class DropIn:
         return getattr(self.__dict__["loader"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.plain:
-            return iter(self.loader)
-        return self._batches()
-
-    def report(self) -> Report:
-        """What loading costs, and where it is done."""
-        return report_of(self._runtime)
-
-    def close(self) -> None:
-        """Ends its threads and processes; a new loop starts them again."""
-        self._runtime.close(wait=True)
-
-    def __del__(self) -> None:
-        if "_runtime" in self.__dict__:
-            self._runtime.close(wait=False)
-
-    def _batches(self) -> Iterator[Any]:
         loader = self.loader
+        if not can_feed(loader):
+            self._feeder.why = "it is not asked by index, or not in batches"
+            return iter(loader)
         indices = iter(loader.batch_sampler)  # type: ignore[arg-type]
         if not (self._begun and loader.persistent_workers and loader.num_workers):
             # A DataLoader draws a seed for its processes here, whether it has any or not.
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._begun = True
+        batches = self._feeder.batches(indices, _length(loader))
+        return map(_pinned, batches) if loader.pin_memory and torch.accelerator.is_available() else batches
+
+    @property
+    def why(self) -> str:
+        """Why it loads in one place, where it does."""
+        return self._feeder.why
+
+    def report(self) -> Report:
+        """What loading costs, and where it is done."""
+        return report_of(self._feeder.runtime)
+
+    def close(self) -> None:
+        """Ends its threads and processes; a new loop starts them again."""
+        self._feeder.runtime.close(wait=True)
+
+
+def can_feed(loader: DataLoader[Any]) -> bool:
+    return not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader.batch_sampler)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _pinned(batch: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)
+
+
+class Feeder:
+    """Makes the batches of a loader, given the indices of each; for all its epochs. Does not hold the loader."""
+
+    def __init__(self, loader: DataLoader[Any], how: How) -> None:
+        self._dataset: Any = loader.dataset
+        self._collate: Any = loader.collate_fn
+        self._known = _is_known(loader.batch_sampler)
+        self._how = how
+        self.runtime = Runtime()
+        self.why = ""
+        self._nodes: tuple[Jobs, Ahead] | None = None
+        self._contents: Any = None  # of the dataset, when they were made
+
+    def __del__(self) -> None:
+        self.runtime.close(wait=False)
+
+    def batches(self, indices: Iterator[Any], count: int | None) -> Iterator[Any]:
+        """A batch for each of the `count` lists of indices (None: nobody knows how many)."""
+        if self._nodes is not None and _contents_of(self._dataset) != self._contents:
+            self._nodes = None
+            self.runtime.close(wait=True)
         if self._nodes is None:
             first = next(indices, None)
             if first is None:
                 return
-            fetched, alone = self._look(first)
-            yield self._pinned(fetched)
+            batch, alone = self._look(first)
+            yield batch
             if alone:
-                yield from (self._pinned(self._fetch(list(index))) for index in indices)
+                yield from (self._fetch(index) for index in indices)
                 return
-            skip = 1
-        else:
-            skip = 0
+            count = None if count is None else count - 1
         assert self._nodes is not None
-        try:
-            count: int | None = len(loader) - skip
-        except TypeError:
-            count = None
-        plan = Plan([Lists(indices, count), *self._nodes])
-        cursor = plan.open(Context(), None)
-        clock = self._runtime.clock
+        cursor = Plan([Lists(indices, count), *self._nodes]).open(Context(), None)
+        clock = self.runtime.clock
         try:
             while True:
                 clock.asked()
@@ -119,44 +150,39 @@ class DropIn:
                 clock.answered()
                 if not got:
                     break
-                yield self._pinned(got[0])
+                yield got[0]
             next(indices, None)  # a sampler may draw at its end
         finally:
             cursor.close()
 
     def _look(self, first: Any) -> tuple[Any, bool]:
         """Loads the first batch here, and sees whether others may be loaded elsewhere."""
-        loader = self.loader
-        before, state = streams.snapshot(), _numbers_of(loader.dataset)
-        batch = self._fetch(list(first))
-        draws = streams.drawn_since(before) or keeps_generator(loader.dataset)
-        counts = state != _numbers_of(loader.dataset)
-        known = _is_known(loader.batch_sampler)
-        if draws or counts or not known:
-            self.why = (
-                "its dataset draws random numbers"
-                if draws
-                else "its dataset keeps count"
-                if counts
-                else "its sampler is one of the script's own"
-            )
+        before, state = streams.snapshot(), _numbers_of(self._dataset)
+        batch = self._fetch(first)
+        if streams.drawn_since(before) or keeps_generator(self._dataset):
+            self.why = "its dataset draws random numbers"
+        elif state != _numbers_of(self._dataset):
+            self.why = "its dataset keeps count"
+        elif not self._known:
+            self.why = "its sampler is one of the script's own"
+        if self.why:
             return batch, True
+        self._contents = _contents_of(self._dataset)
         work = Work(steps=(Step(self._gatherer() or self._fetch),))
-        meter = self._runtime.meter("load")
-        jobs = Jobs(work=work, losses=self._runtime.losses, meter=meter, pools=self._runtime.chooser(self._how))
-        self._nodes = jobs, Ahead(None, self._runtime.meter("prefetch"))
+        meter = self.runtime.meter("load")
+        jobs = Jobs(work=work, losses=self.runtime.losses, meter=meter, pools=self.runtime.chooser(self._how))
+        self._nodes = jobs, Ahead(None, self.runtime.meter("prefetch"))
         return batch, False
 
-    def _fetch(self, indices: list[Any]) -> Any:
-        dataset: Any = self.loader.dataset
-        many = getattr(dataset, "__getitems__", None)
-        samples = many(indices) if many else [dataset[index] for index in indices]
-        return self.loader.collate_fn(samples)
+    def _fetch(self, indices: Any) -> Any:
+        many = getattr(self._dataset, "__getitems__", None)
+        samples = many(indices) if many else [self._dataset[index] for index in indices]
+        return self._collate(samples)
 
     def _gatherer(self) -> Callable[[list[int]], Any] | None:
-        if self.loader.collate_fn is not default_collate:
+        if self._collate is not default_collate:
             return None
-        source = of_dataset(self.loader.dataset)
+        source = of_dataset(self._dataset)
         if not isinstance(source, Arrays):
             return None
         columns = source.columns
@@ -166,13 +192,6 @@ class DropIn:
             return [column.index_select(0, chosen) for column in columns]
 
         return gather
-
-    def _pinned(self, batch: Any) -> Any:
-        if self.loader.pin_memory and torch.accelerator.is_available():
-            from torch.utils.data._utils.pin_memory import pin_memory
-
-            return pin_memory(batch)
-        return batch
 
 
 def _numbers_of(dataset: Any) -> dict[str, Any]:
@@ -184,6 +203,21 @@ def _numbers_of(dataset: Any) -> dict[str, Any]:
         elif isinstance(value, (list, dict, set)):
             found[name] = len(value)
     return found
+
+
+def _contents_of(thing: Any, depth: int = 3) -> Any:
+    """What is another when a script has changed its dataset: what copies of it were made of is made again then."""
+    if isinstance(thing, (bool, int, float, str, type(None))):
+        return thing
+    if isinstance(thing, torch.Tensor):
+        return id(thing), thing._version
+    if isinstance(thing, np.ndarray):
+        return id(thing), hash(thing.reshape(-1)[:: max(1, thing.size // 1000)].tobytes())
+    if isinstance(thing, (list, tuple)):
+        return id(thing), len(thing), [_contents_of(item, depth - 1) for item in thing[:100]] if depth else None
+    if depth and hasattr(thing, "__dict__"):
+        return id(thing), {name: _contents_of(value, depth - 1) for name, value in vars(thing).items()}
+    return id(thing)
 
 
 def _is_known(sampler: Any) -> bool:

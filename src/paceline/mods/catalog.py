@@ -118,9 +118,9 @@ CATALOG = {
         ),
         Entry(
             name="loader",
-            values=("2", "4:8"),
-            pattern=r"[1-9]\d*(:[1-9]\d*)?",
-            summary="so many processes that load samples, each so many batches ahead; pinned memory on a GPU",
+            values=("2", "4:8", "fast"),
+            pattern=r"[1-9]\d*(:[1-9]\d*)?|fast",
+            summary="so many processes that load samples, each so many batches ahead, or as measuring shows",
             numbers="same",
             excludes=("resident",),
         ),

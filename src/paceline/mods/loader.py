@@ -2,10 +2,12 @@
 
 Changes: nothing but when samples are loaded: the same ones in the same order. The processes stay from epoch to epoch,
 as long as the dataset does not change; on a GPU batches are pinned, and copied while the host goes on. `loader=4:8`:
-four processes, each eight batches ahead. Applies to a DataLoader over a map-style dataset that loads in the script's
-own process; one that has processes is left alone, but for the copies. Can break: datasets that draw random numbers
-(augmentation), which are other ones in the loader's processes; datasets that cannot be pickled or that keep count; a
-script that writes into a batch after it has copied it to the GPU; and speed where loading is cheap.
+four processes, each eight batches ahead. `loader=fast`, on one worker: threads or processes, as measuring shows,
+tensors gathered a batch at a time, and datasets that draw random numbers or keep count loaded as ever. Applies to a
+DataLoader over a map-style dataset that loads in the script's own process; one that has processes is left alone, but
+for the copies. Can break: datasets that draw random numbers (augmentation), which are other ones in the loader's
+processes; datasets that cannot be pickled or that keep count; a script that writes into a batch after it has copied it
+to the GPU; and speed where loading is cheap.
 
 By hand:
 
@@ -41,13 +43,21 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         processes, _, ahead = value.partition(":")
-        self.processes, self.ahead = int(processes), int(ahead or AHEAD)
+        self.fast = value == "fast"
+        self.processes, self.ahead = 0 if self.fast else int(processes), int(ahead or AHEAD)
+        self._feeders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # loader → its dataset's state
 
     def on_stage(self, stage: Stage) -> None:
+        self.alone = stage.group.world == 1
         stage.subscribe(self)
 
     def on_loader(self, loader: Any) -> None:
+        if self.fast:
+            from paceline.mods.fed import feeder_for
+
+            self._feeders[loader] = feeder_for(loader) if self.alone else None
+            return
         if loader.num_workers or isinstance(loader.dataset, IterableDataset):
             return
         loader.num_workers, loader.prefetch_factor = self.processes, self.ahead
@@ -56,6 +66,10 @@ class Mod:
 
     def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
+            if (feeder := self._feeders.get(loader)) is not None:
+                from paceline.mods.fed import FedIter
+
+                return FedIter(loader, feeder)
             if loader not in self._kept:
                 return plain(loader)
             if getattr(loader, "_iterator", None) is not None:
