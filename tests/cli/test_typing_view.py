@@ -28,6 +28,12 @@ def records(tmp_path, monkeypatch) -> Path:
     return tmp_path / "paceline-runs"
 
 
+def test_help_begins_with_an_example(paceline_):
+    code, out, _ = paceline_("view", "--help")
+    assert code == 0
+    assert out.strip().startswith("Example: paceline view")
+
+
 def test_other_machines_need_a_token(paceline_, records):
     code, out, err = paceline_("view", "--host", "0.0.0.0")
     assert code == 2

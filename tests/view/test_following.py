@@ -32,6 +32,27 @@ def test_only_what_is_new_is_sent(tmp_path):
     assert follower.look()["state"] == "failed"
 
 
+def test_a_run_is_followed_before_its_workers_are_known(tmp_path, client_of):
+    folder = make_live(tmp_path / "now", steps=2)
+    run = read_run(folder)
+    workers, run.workers = run.workers, []
+    write_run(folder, run)
+    client = client_of(tmp_path)
+    assert client.get("/live/now").status_code == 200
+    follower = Follower(Library(tmp_path), "now")
+    assert follower.look()["state"] == "running"
+    assert follower.look() is None
+    run.workers = workers
+    write_run(folder, run)
+    assert [step[0] for step in follower.look()["steps"]] == [1, 2]
+
+
+def test_the_live_page_of_a_run_that_has_ended_says_so(client):
+    page = client.get(f"/live/{TRAIN}")
+    assert page.status_code == 200
+    assert "not in progress: ended" in page.text
+
+
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
     path = tmp_path / "file"
     tail = Tail(path)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from view_records import EVIL, OTHER, SLOW, TRAIN, make_run
 
 from paceline.record import Outcome
 from paceline.trials.summary import summarize
+from paceline.view.grid import Column, Grid
 from paceline.view.library import Library
 from paceline.view.measures import measure
+from paceline.view.render import data_block
 
 
 def test_the_list_has_every_record_and_its_figures(client):
@@ -58,6 +63,39 @@ def test_html_in_a_record_is_text(client):
     page = client.get(f"/run/{TRAIN}").text
     assert EVIL not in page
     assert "&lt;script&gt;window.hacked=1" in page
+
+
+def test_json_in_a_page_cannot_end_its_element():
+    told = {"name": "</script><!-- & <b>\u2028"}
+    text = str(data_block(told))
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == told
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@a", "\tx"])
+def test_no_cell_is_a_formula(name):
+    grid = Grid(name="g", title="", columns=[Column(key="a", title="", how="")], rows=[{"a": name}, {"a": -1}])
+    assert grid.as_csv().splitlines()[1].strip('"').startswith("'")
+    assert grid.as_csv().splitlines()[-1] == "-1"  # a number is one
+
+
+numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(10**9), 10**9)
+
+
+@given(st.lists(st.fixed_dictionaries({"n": numbers, "t": st.text(max_size=5)}), max_size=30), st.booleans())
+def test_sorting_and_filtering_lose_and_invent_nothing(rows, descending):
+    columns = [Column(key="n", title="", how="", kind="number"), Column(key="t", title="", how="")]
+    grid = Grid(name="g", title="", columns=columns, rows=rows)
+    order = {"sort": "n", "order": "desc" if descending else "asc"}
+    known = [row["n"] for row in grid.arranged(order).rows]
+    assert sorted(map(repr, known)) == sorted(repr(row["n"]) for row in rows)
+    there = [value for value in known if value is not None]
+    assert there == sorted(there, reverse=descending)
+    assert known == there + [None] * (len(known) - len(there))
+    for row in rows:
+        word = row["t"].lower().split()[:1]
+        if word:
+            assert row in grid.arranged({"q": word[0]}).rows
 
 
 def test_a_failed_run_says_why(tmp_path, client_of):

@@ -106,7 +106,7 @@ def _page(library: Library, kind: Kind) -> Callable[[Request], Any]:
 
 def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
     """RecordError where this record has no such page."""
-    if not kind.there(record):
+    if not kind.listed_only and not kind.there(record):
         raise RecordError(
             f"{record.name} has nothing for the page “{kind.title}”.", advice="Its other pages are named at the side."
         )

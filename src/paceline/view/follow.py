@@ -63,27 +63,27 @@ class Follower:
 
     def __init__(self, library: Library, name: str) -> None:
         self._library, self._name = library, name
-        record = library.open(name)
-        self._ranks = record.ranks[:RANKS]
-        self._steps = {rank: Tail(record.folder / f"steps.rank{rank}.jsonl") for rank in self._ranks}
-        self._samples = Tail(samples_path(record.folder))
-        self._log = log_path(record.folder, self._ranks[0]) if self._ranks else None
+        self._steps: dict[int, Tail] = {}  # by rank, as they become known: a run is there before its workers are
+        self._state = ""
+        self._samples = Tail(samples_path(library.open(name).folder))
 
     def look(self) -> dict[str, Any] | None:
         """What is new; None where nothing is. Blocks: it reads files."""
         record = self._library.open(self._name)
-        new = {rank: parse(tail.take(), record.folder) for rank, tail in self._steps.items()}
-        first = new.get(self._ranks[0], []) if self._ranks else []
-        told = {
+        for rank in record.ranks[:RANKS]:
+            self._steps.setdefault(rank, Tail(record.folder / f"steps.rank{rank}.jsonl"))
+        new = {rank: parse(tail.take(), record.folder) for rank, tail in sorted(self._steps.items())}
+        first = next(iter(new.values()), [])
+        told: dict[str, Any] = {
             "steps": [[step.step, step.total, _speed(step), step.loss] for step in first],
             "ranks": [_rank(rank, steps) for rank, steps in new.items() if steps],
             "devices": self._devices(),
-            "log": self._last_lines() if first else [],
+            "log": self._last_lines(record) if first else [],
             "state": record.state,
             "started": record.run.started,
         }
-        ended = record.state != "running"
-        return told if any(new.values()) or told["devices"] or ended else None
+        changed, self._state = told["state"] != self._state, told["state"]
+        return told if any(new.values()) or told["devices"] or changed else None
 
     def _devices(self) -> list[list[Any]]:
         """The latest sample: what, and the share of it that is busy."""
@@ -96,12 +96,12 @@ class Follower:
             return gpus or [["CPU", sum(sample.cpu) / max(len(sample.cpu), 1)]]
         return []
 
-    def _last_lines(self) -> list[str]:
+    def _last_lines(self, record: Opened) -> list[str]:
         try:
-            with open(self._log, "rb") as file:  # type: ignore[arg-type]
+            with open(log_path(record.folder, record.ranks[0]), "rb") as file:
                 file.seek(max(0, file.seek(0, 2) - 8192))
                 return printable(file.read(8192).decode(errors="replace")).rstrip().splitlines()[-LINES:]
-        except (OSError, TypeError):
+        except OSError:
             return []
 
 

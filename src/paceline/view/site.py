@@ -35,6 +35,7 @@ class Kind:
     build: Callable[[Opened, Mapping[str, str]], Page]
     there: Callable[[Opened], bool] = lambda record: True
     in_report: bool = True
+    listed_only: bool = False  # `there` only says whether it is named at the side: it can be asked for at any time
 
 
 def _has_steps(record: Opened) -> bool:
@@ -43,7 +44,7 @@ def _has_steps(record: Opened) -> bool:
 
 PAGES = (
     Kind("run", "Dashboard", dashboard.build),
-    Kind("live", "Live", live.build, live.there, in_report=False),
+    Kind("live", "Live", live.build, live.there, in_report=False, listed_only=True),
     Kind("results", "Results", results.build, results.there),
     Kind("communication", "Communication", communication.build, communication.there),
     Kind("iterations", "Iterations", iterations.build, _has_steps),

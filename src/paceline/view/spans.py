@@ -17,7 +17,7 @@ import polars as pl
 
 from paceline.errors import RecordError
 from paceline.record.timeline import read_spans
-from paceline.tables.kinds import of_communication
+from paceline.tables.kinds import STEP, of_communication, says
 from paceline.tables.trace import Trace, rank_in
 from paceline.tables.waits import LINE
 from paceline.tables.windows import windows
@@ -138,6 +138,8 @@ def _from_traces(traces: Sequence[Trace], step: int, most: int) -> Spans:
     for trace, start, end in found:
         shift = trace.base - zero if together else -start
         rows = trace.events.filter((pl.col("start") < end) & (pl.col("end") > start) & (pl.col("kind") != "python"))
+        # The marks of the steps beside it reach into this one by a little.
+        rows = rows.filter(~says(rows["name"], STEP) | (rows["start"] == start))
         rows, dropped = _longest(rows, most // len(found))
         left_out += dropped
         latest = max(latest, end + shift)

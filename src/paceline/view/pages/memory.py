@@ -20,7 +20,6 @@ MEANS = {
     "backward": "taken in the backward pass: gradients",
     "optimizer": "taken in the optimizer's step",
 }
-GIB = 1 << 30
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -62,14 +61,22 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
 
 def _chart(rows: pl.DataFrame, title: str, name: str) -> Chart:
     times = rows["time"].to_list()
+    most = max(rows["allocated"].to_list())
+    unit, scale = ("GiB", 1 << 30) if most >= 1 << 30 else ("MiB", 1 << 20)
     layers = [
         {
-            "type": "scatter", "mode": "lines", "stackgroup": "one", "name": category, "x": times,
-            "y": (rows[category] / GIB).to_list(), "line": {"width": 0}, "fillcolor": COLOURS[category],
+            "type": "scatter",
+            "mode": "lines",
+            "stackgroup": "one",
+            "name": category,
+            "x": times,
+            "y": (rows[category] / scale).to_list(),
+            "line": {"width": 0, "shape": "hv"},
+            "fillcolor": COLOURS[category],
         }
         for category in CATEGORIES
         if rows[category].abs().sum() > 0
-    ]  # fmt: skip
+    ]
     return Chart(
         name=name,
         title=title,
@@ -77,7 +84,7 @@ def _chart(rows: pl.DataFrame, title: str, name: str) -> Chart:
         + "; ".join(f"{key}: {value}" for key, value in MEANS.items())
         + ".",
         data=layers,
-        layout=charts.axes("seconds", "GiB"),
+        layout=charts.axes("seconds", unit),
         height=320,
         wide=True,
     )
