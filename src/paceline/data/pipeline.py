@@ -12,23 +12,23 @@ Every stage gives a new pipeline and changes nothing. Iterating runs it: each `f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from paceline.data import stages as s
+from paceline.data.asking import Number, at_least, checked_policy, how, place
 from paceline.data.augment import Augment, Operation
 from paceline.data.combining import Mixed, Zipped
-from paceline.data.cursor import Context, Cursor, Mark
+from paceline.data.cursor import Context, Mark
 from paceline.data.jobs import Last
-from paceline.data.losses import POLICIES, Losses, Policy
+from paceline.data.losses import Losses, Policy
 from paceline.data.plan import Plan, Planner, Runtime
-from paceline.data.reading import reader_of
+from paceline.data.reading import read_any, reader_of
 from paceline.data.reporting import Report, report_of
+from paceline.data.running import Run
 from paceline.data.sources import Source
 from paceline.errors import UsageError
 
 VERSION = 1  # of what `state` gives
-Auto = Literal["auto"]
-Number = int | Auto
 
 
 class Pipeline:
@@ -62,33 +62,33 @@ class Pipeline:
     def shuffle(self, buffer: int | None = None, *, seed: int = 0) -> Pipeline:
         """Another order each epoch. What can be asked by index is shuffled as a whole; a stream in windows of
         `buffer` samples (10,000)."""
-        _at_least(1, buffer=buffer)
+        at_least(1, buffer=buffer)
         return self._with(s.Shuffle(buffer, seed))
 
     def repeat(self, times: int | None = None) -> Pipeline:
         """So many times; without a number for ever."""
-        _at_least(0, times=times)
+        at_least(0, times=times)
         return self._with(s.Repeat(times))
 
     def shuffle_and_repeat(self, buffer: int | None = None, times: int | None = None, *, seed: int = 0) -> Pipeline:
         """Both as one: the next epoch's window fills while this epoch's drains. Epochs never mix."""
-        _at_least(1, buffer=buffer)
-        _at_least(0, times=times)
+        at_least(1, buffer=buffer)
+        at_least(0, times=times)
         return self._with(s.ShuffleAndRepeat(buffer, times, seed))
 
     def take(self, count: int) -> Pipeline:
         """The first ones, over all workers together."""
-        _at_least(0, count=count)
+        at_least(0, count=count)
         return self._with(s.Take(count))
 
     def skip(self, count: int) -> Pipeline:
         """All but the first ones."""
-        _at_least(0, count=count)
+        at_least(0, count=count)
         return self._with(s.Skip(count))
 
     def filter(self, function: Callable[[Any], Any], *, on_error: Policy = "raise") -> Pipeline:
         """Those for which the function gives something true."""
-        return self._with(s.Filter(function, _policy(on_error)))
+        return self._with(s.Filter(function, checked_policy(on_error)))
 
     # -- stages that make ------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Pipeline:
         """The function's result in the place of each sample (or batch, after .batch). `kind` is where it is called:
         "here", in "threads", in "processes", or as measuring shows. With a `seed` it is called as `function(sample,
         generator)`: random numbers that are the same wherever and however often that sample is made in that epoch."""
-        return self._with(s.Map(function, _how(parallel, kind, deterministic), _policy(on_error), seed))
+        return self._with(s.Map(function, how(parallel, kind, deterministic), checked_policy(on_error), seed))
 
     def batch(
         self,
@@ -118,10 +118,10 @@ class Pipeline:
         deterministic: bool = True,
     ) -> Pipeline:
         """`size` samples as one, their arrays and numbers as tensors. The last one may be smaller, or is dropped."""
-        _at_least(1, size=size)
+        at_least(1, size=size)
         if last not in ("keep", "drop"):
             raise UsageError(f"Asked for last={last!r}.", advice='Type last="keep" or last="drop".')
-        return self._with(s.Batch(size, last, _how(parallel, kind, deterministic), collate))
+        return self._with(s.Batch(size, last, how(parallel, kind, deterministic), collate))
 
     def map_and_batch(
         self,
@@ -136,9 +136,9 @@ class Pipeline:
         on_error: Policy = "raise",
     ) -> Pipeline:
         """Both as one job: each result is written straight into its row of the batch."""
-        how: dict[str, Any] = {"parallel": parallel, "kind": kind, "deterministic": deterministic}
-        mapped = self.map(function, seed=seed, on_error=on_error, **how)
-        return mapped.batch(size, last=last, **how)
+        told: dict[str, Any] = {"parallel": parallel, "kind": kind, "deterministic": deterministic}
+        mapped = self.map(function, seed=seed, on_error=on_error, **told)
+        return mapped.batch(size, last=last, **told)
 
     def augment(self, *operations: Operation, seed: int = 0) -> Pipeline:
         """Operations on the pictures of a batch, one after the other, where the batch lies: `pd.Crop`, `pd.Flip`, …"""
@@ -149,8 +149,8 @@ class Pipeline:
     ) -> Pipeline:
         """`make(sample)` gives an iterable; `cycle` of them are open at a time, and give `block` samples each in turn.
         `parallel`: the next samples of each are read in threads."""
-        _at_least(1, cycle=cycle, block=block)
-        return self._with(s.Interleave(lambda losses: _read_any(make), cycle, block, parallel, "interleave"))
+        at_least(1, cycle=cycle, block=block)
+        return self._with(s.Interleave(lambda losses: read_any(make), cycle, block, parallel, "interleave"))
 
     def records(
         self,
@@ -163,8 +163,8 @@ class Pipeline:
         """The records of files: TFRecord's bytes, a tar shard's samples, a text's lines, by their names' endings, or
         all of one `format` ("tfrecord", "tar", "lines"). `parallel` files are open at a time."""
         cycle = 4 if parallel == "auto" else parallel
-        _at_least(1, parallel=cycle, block=block)
-        policy = _policy(on_error)
+        at_least(1, parallel=cycle, block=block)
+        policy = checked_policy(on_error)
 
         def policed(losses: Losses) -> Any:
             return reader_of(format, policy, losses)
@@ -184,7 +184,7 @@ class Pipeline:
 
     def prefetch(self, depth: Number = "auto") -> Pipeline:
         """The next ones are made in a thread while this one is used."""
-        _at_least(1, depth=None if depth == "auto" else depth)
+        at_least(1, depth=None if depth == "auto" else depth)
         return self._with(s.Prefetch(None if depth == "auto" else depth))
 
     def to(self, device: Any) -> Pipeline:
@@ -201,7 +201,7 @@ class Pipeline:
         """This worker's part: every sample comes to one worker, once an epoch. Without numbers they are those of
         torch.distributed, or of the launcher (RANK, WORLD_SIZE). Every worker calls it, with the same pipeline."""
         if rank is None or world is None:
-            rank, world = _place()
+            rank, world = place()
         if not 0 <= rank < world:
             raise UsageError(f"Asked for the part of worker {rank} of {world}.", advice="Ranks go from 0 to world - 1.")
         made = self._with()
@@ -215,7 +215,7 @@ class Pipeline:
         epoch, mark = self._begin or (self._epoch, None)
         self._begin, self._epoch = None, epoch + 1
         context = Context(rank=self._context.rank, world=self._context.world, epoch=(epoch,))
-        self._run = Run(self, self._plan().open(context, mark), epoch)
+        self._run = Run(self, self._runtime, self._plan().open(context, mark), epoch)
         return self._run
 
     def __len__(self) -> int:
@@ -309,77 +309,3 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"<pipeline {self._signature()}>"
-
-
-class Run:
-    """One loop over a pipeline."""
-
-    def __init__(self, pipeline: Pipeline, cursor: Cursor, epoch: int) -> None:
-        self.cursor, self.epoch, self.ended = cursor, epoch, False
-        self._pipeline = pipeline  # whose threads must not end before this does
-        self._clock = pipeline._runtime.clock
-        self._final: dict[str, Any] | None = None
-
-    def __iter__(self) -> Run:
-        return self
-
-    def __next__(self) -> Any:
-        if not self.ended:
-            self._clock.asked()
-            got = self.cursor.take(1)
-            self._clock.answered()
-            if len(got):
-                return got[0]
-            self.ended = True
-            self._final = self.stands()
-            self.cursor.close()
-            self._pipeline._runtime.losses.say()
-        raise StopIteration
-
-    def stands(self) -> dict[str, Any]:
-        return self._final or {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}
-
-    def __del__(self) -> None:
-        self.cursor.close(wait=False)
-
-
-def _at_least(least: int, **numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or number < least):
-            raise UsageError(f"Asked for {name}={number!r}.", advice=f"Give a whole number from {least} on.")
-
-
-def _policy(policy: str) -> Any:
-    if policy not in POLICIES:
-        raise UsageError(f"Asked for on_error={policy!r}.", advice=f"It takes {', '.join(map(repr, POLICIES))}.")
-    return policy
-
-
-def _how(parallel: Number, kind: s.Kind, deterministic: bool) -> s.How:
-    if kind not in ("auto", "here", "threads", "processes"):
-        raise UsageError(f"Asked for kind={kind!r}.", advice="It takes 'auto', 'here', 'threads' or 'processes'.")
-    number = None if parallel == "auto" else parallel
-    _at_least(1, parallel=number)
-    return s.How(parallel=number, kind=kind, deterministic=deterministic)
-
-
-def _read_any(make: Callable[[Any], Any]) -> Any:
-    from itertools import islice
-
-    def read(unit: Any, start: int) -> Iterator[list[Any]]:
-        items = islice(iter(make(unit)), start, None)
-        while chunk := list(islice(items, 64)):
-            yield chunk
-
-    return read
-
-
-def _place() -> tuple[int, int]:
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    from paceline.settings import from_environment
-
-    settings = from_environment()
-    return settings.rank, settings.world

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from paceline.data import tar, tfrecord
@@ -35,6 +36,17 @@ def format_of(path: Any) -> str:
     if ending in PACKED:
         ending = os.path.splitext(stem)[1]
     return ENDINGS.get(ending, "tfrecord")
+
+
+def read_any(make: Callable[[Any], Any]) -> Callable[[Any, int], Iterator[list[Any]]]:
+    """Reads what `make(unit)` gives to iterate."""
+
+    def read(unit: Any, start: int) -> Iterator[list[Any]]:
+        items = islice(iter(make(unit)), start, None)
+        while chunk := list(islice(items, 64)):
+            yield chunk
+
+    return read
 
 
 def read_lines(path: Any, start: int, policy: Policy, losses: Losses) -> Iterator[list[str]]:

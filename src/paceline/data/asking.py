@@ -1,0 +1,44 @@
+"""What was asked for, checked where it is written: a mistake is told there, and not when a loop has begun."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from paceline.data.losses import POLICIES
+from paceline.data.stages import How, Kind
+from paceline.errors import UsageError
+
+Number = int | Literal["auto"]
+KINDS = ("auto", "here", "threads", "processes")
+
+
+def at_least(least: int, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or number < least):
+            raise UsageError(f"Asked for {name}={number!r}.", advice=f"Give a whole number from {least} on.")
+
+
+def checked_policy(policy: str) -> Any:
+    if policy not in POLICIES:
+        raise UsageError(f"Asked for on_error={policy!r}.", advice=f"It takes {', '.join(map(repr, POLICIES))}.")
+    return policy
+
+
+def how(parallel: Number, kind: Kind, deterministic: bool) -> How:
+    if kind not in KINDS:
+        raise UsageError(f"Asked for kind={kind!r}.", advice=f"It takes {', '.join(map(repr, KINDS))}.")
+    number = None if parallel == "auto" else parallel
+    at_least(1, parallel=number)
+    return How(parallel=number, kind=kind, deterministic=deterministic)
+
+
+def place() -> tuple[int, int]:
+    """This worker's rank, and how many there are."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    from paceline.settings import from_environment
+
+    settings = from_environment()
+    return settings.rank, settings.world

@@ -1,0 +1,55 @@
+"""Running: one loop over a pipeline, an epoch of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from paceline.data.cursor import Cursor
+from paceline.data.plan import Runtime
+from paceline.script.api import current
+
+
+class Run:
+    """One loop over a pipeline."""
+
+    def __init__(self, pipeline: object, runtime: Runtime, cursor: Cursor, epoch: int) -> None:
+        self.cursor, self.epoch, self.ended = cursor, epoch, False
+        self._pipeline = pipeline  # whose threads must not end before this does
+        self._clock, self._losses = runtime.clock, runtime.losses
+        self._final: dict[str, Any] | None = None
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __next__(self) -> Any:
+        """In a run of Paceline's this is the seam where a loader hands out a batch, and its time that of data."""
+        stage = current()
+        if stage is None or threading.current_thread() is not threading.main_thread():
+            return self._next()
+        stage.watch.enter("data")
+        try:
+            batch = self._next()
+        finally:
+            stage.watch.leave()
+        stage.emit("on_batch", batch)
+        return batch
+
+    def _next(self) -> Any:
+        if not self.ended:
+            self._clock.asked()
+            got = self.cursor.take(1)
+            self._clock.answered()
+            if len(got):
+                return got[0]
+            self.ended = True
+            self._final = self.stands()
+            self.cursor.close()
+            self._losses.say()
+        raise StopIteration
+
+    def stands(self) -> dict[str, Any]:
+        return self._final or {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}
+
+    def __del__(self) -> None:
+        self.cursor.close(wait=False)
