@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -30,6 +31,7 @@ def main(folder: Path) -> None:
     view_records.EVIL = ""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as root, sync_playwright() as started:
+        os.chdir(root)
         served = Served(view_records.make_all(Path(root) / "paceline-runs"))
         browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
         for name, (address, width, height, scheme) in SHOTS.items():
@@ -45,4 +47,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]).resolve())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from urllib.parse import quote
 
 from paceline.view.blocks import Block, Note, Page
@@ -75,7 +75,12 @@ def build(library: Library) -> Page:
         blocks.append(Note(text=" ".join(entry.problem for entry in broken[:3]) + more, tone="warn"))
     if len(entries) == MOST_RUNS:
         blocks.append(Note(text=f"Only the newest {MOST_RUNS:,} are listed."))
-    return Page(title="Runs", lead=str(library.root), blocks=blocks)
+    return Page(title="Runs", lead=_from_here(library.root), blocks=blocks)
+
+
+def _from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _row(entry: Entry) -> Row:
