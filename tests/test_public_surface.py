@@ -23,6 +23,7 @@ NAMES = [
     "__version__",
     "critical_batch",
     "ghost",
+    "log",
     "no_decay",
 ]
 

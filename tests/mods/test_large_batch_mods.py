@@ -362,8 +362,8 @@ def test_weights_in_float16_are_refused() -> None:
     [
         (10_000.0, True, False, 8.0, "mostly noise at this batch, so the rate is scaled × 8 (linear rule)"),
         (math.inf, True, False, 8.0, "beyond measure"),
-        (300.0, True, True, 1.0, "about 300 samples"),
-        (None, True, True, 1.0, "unknown"),
+        (300.0, True, True, math.sqrt(8), "about 300 samples"),
+        (None, True, True, math.sqrt(8), "unknown"),
         (300.0, False, False, math.sqrt(8), "cannot take this optimizer's place"),
     ],
 )

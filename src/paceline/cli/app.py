@@ -11,7 +11,7 @@ from typing import Annotated, cast
 import typer
 
 from paceline import __version__
-from paceline.cli import bandwidth, data, doctor, mods, profile, run, scale, sweep, topo, tune, view
+from paceline.cli import bandwidth, converge, data, doctor, mods, profile, run, scale, sweep, topo, tune, view
 from paceline.cli.example_first import program
 from paceline.cli.session import Session
 from paceline.errors import PacelineError, UsageError
@@ -56,6 +56,7 @@ profile.add_to(app)
 scale.add_to(app)
 sweep.add_to(app)
 tune.add_to(app)
+converge.add_to(app)
 topo.add_to(app)
 bandwidth.add_to(app)
 data.add_to(app)

@@ -57,7 +57,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
     finding.find(stage)
     aside.watch(stage)
-    api.take_stage(stage)
+    api.take_stage(stage, folder)
     streams.start(run.seed + run.seed_shift)
     streams.shift(run.seed_shift)
     pulse.view = stage.views.name

@@ -84,7 +84,7 @@ def choose(
     """From the noise scale to rule, warm-up and optimizer. Pure."""
     below = noise is not None and noise >= BELOW * batch
     lamb = can_lamb and not below
-    scale = 1.0 if lamb else scale_rate(rule if below else "sqrt", times)
+    scale = scale_rate(rule if below else "sqrt", times)
     found = "unknown" if noise is None else "beyond measure" if math.isinf(noise) else f"about {noise:,.0f} samples"
     if below:
         why = f"gradients are mostly noise at this batch, so the rate is scaled × {scale:.3g} ({rule} rule)"

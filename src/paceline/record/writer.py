@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from paceline.record.folder import unwritable
+from paceline.record.logged import Logged
 from paceline.record.noise import Noise
 from paceline.record.schema import Run, Step
 
@@ -28,7 +29,7 @@ class StepWriter:
         except OSError as error:
             raise unwritable(self._path, error) from error
 
-    def append(self, step: Step | Noise) -> None:
+    def append(self, step: Step | Noise | Logged) -> None:
         """Raises RecordError where the disk is full."""
         line = self._encoder.encode(step) + b"\n"
         try:

@@ -1,0 +1,226 @@
+"""`paceline converge`: what many workers do to the accuracy, and what helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from paceline.cli import options, series
+from paceline.cli.converge_tables import accuracy, show_verdict
+from paceline.cli.example_first import verb
+from paceline.cli.session import Session
+from paceline.cli.terminal import percent, plotted, stderr
+from paceline.errors import ScriptError, UsageError
+from paceline.launch import Event, Notice, check
+from paceline.mods import catalog
+from paceline.settings import RunSettings
+from paceline.topology import discover
+from paceline.trials.accuracy import compile_metric
+from paceline.trials.bench import Bench, Budget
+from paceline.trials.converge import ALONE, Converge, Verdict, judge, parse_techniques
+from paceline.trials.converge_trials import OnBench, failure
+
+Workers = Annotated[
+    int,
+    typer.Option("--workers", metavar="N", min=2, help="How many workers to emulate.", rich_help_panel=options.HOW),
+]
+On = Annotated[
+    int, typer.Option("-n", metavar="N", min=1, help="How many real ones compute.", rich_help_panel=options.HOW)
+]
+Seeds = Annotated[
+    int,
+    typer.Option("--seeds", metavar="K", min=1, help="Runs of each, from other seeds.", rich_help_panel=options.HOW),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="REGEX",
+        help="Finds the accuracy in what the script prints; its first group is the number. The last match counts.",
+        show_default="test accuracy, val_acc, acc: …",
+        rich_help_panel=options.HOW,
+    ),
+]
+Techniques = Annotated[
+    str | None,
+    typer.Option(
+        "--techniques",
+        metavar="LIST",
+        help="Those to try, by comma: lamb,auto. Mods of your own by plus: ghost_bn=16+lr_scale=8:sqrt.",
+        show_default="lr_scale,warmup,ghost_bn,lars,lamb,auto",
+        rich_help_panel=options.HOW,
+    ),
+]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        "--target",
+        metavar="ACCURACY",
+        min=0.0,
+        max=1.0,
+        help="Count epochs and time until it is reached: 0.6.",
+        show_default="what one worker reaches",
+        rich_help_panel=options.HOW,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes the verb known."""
+    app.command(
+        "converge",
+        cls=verb(
+            "paceline converge --workers 8 train.py --epochs 12",
+            "paceline converge --workers 8 --techniques lamb,auto --metric 'top1 ([0-9.]+)' train.py",
+        ),
+        context_settings=options.SCRIPT_LAST,
+    )(converge)
+
+
+def converge(
+    context: typer.Context,
+    script: options.Script,
+    arguments: options.Arguments = None,
+    workers: Workers = 8,
+    on: On = 1,
+    module: options.Module = False,
+    seeds: Seeds = 3,
+    metric: Metric = None,
+    techniques: Techniques = None,
+    target: Target = None,
+    budget: series.BudgetOption = None,
+    batch_dim: options.BatchDim = 0,
+    whole: options.Whole = None,
+    threads: options.Threads = None,
+    backend: options.BackendOption = "auto",
+    mod: options.Mods = None,
+    seed: options.Seed = None,
+    oversubscribe: options.Oversubscribe = False,
+    resume: series.Resume = None,
+    record: options.RecordParent = options.RECORDS,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Shows what N workers do to a script's accuracy, emulated on what is here, and which technique gets it back."""
+    session = Session.of(context, json=json)
+    if workers % on:
+        raise UsageError(f"Asked to emulate {workers} workers on {on}.", advice=f"-n takes a divisor of {workers}.")
+    tried = parse_techniques(techniques)
+    settings = RunSettings(
+        script=script,
+        module=module,
+        arguments=options.own_arguments(arguments),
+        workers=on,
+        batch_dim=batch_dim,
+        whole=tuple(whole or ()),
+        threads=threads,
+        backend=backend,
+        mods=parse_mods(mod or []),
+        seed=options.seed_or_new(seed),
+    )
+    pattern = compile_metric(metric) if metric is not None else None
+    time = series.parse_time(budget)
+    # Before the record's folder is made: a mistake leaves nothing behind.
+    check(settings, discover(), oversubscribe=oversubscribe)
+    session.record, settings = series.open_record("converge", settings, parent=record, resume=resume, seed=seed)
+    console = stderr()
+    measure, limit = OnBench(pattern), Budget(time)
+    walk = Converge(measure, workers=workers, seeds=seeds, techniques=tried)
+    verdict, code = carry_out(session, settings, limit, measure, walk, target=target, console=console, quiet=quiet)
+    (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    plot = draw(verdict, session.record, script) if verdict.rows else None
+    show_verdict(console, verdict, quiet=quiet)
+    if not quiet:
+        console.print()
+        if plot:
+            console.print(f"plot:   {plot}", soft_wrap=True)
+        console.print(f"record: {session.record}", soft_wrap=True)
+    if json:
+        session.print_document(document(verdict, session.record, plot, code))
+    raise typer.Exit(code)
+
+
+def parse_mods(texts: list[str]) -> tuple[str, ...]:
+    """What goes with every trial."""
+    asked = catalog.parse(texts)
+    if any(one.entry.name in ("batch", "emulate", "workers") for one in asked):
+        raise UsageError("The batch is what converge changes by itself.", advice="Use --workers.")
+    return tuple(str(one) for one in asked)
+
+
+def carry_out(
+    session: Session,
+    settings: RunSettings,
+    budget: Budget,
+    measure: OnBench,
+    walk: Converge,
+    *,
+    target: float | None,
+    console: Console,
+    quiet: bool,
+) -> tuple[Verdict, int]:
+    """Runs the trials; leaves run.json whatever happens. Gives the verdict and the exit code."""
+    assert session.record is not None
+    line = series.Line(console, budget, quiet=quiet)
+
+    def on_event(event: Event) -> None:
+        measure.event(event)
+        if not isinstance(event, Notice):  # what mods say at every trial is in the trials' records
+            line.event(event)
+
+    def told(name: str, mods: tuple[str, ...], seed: int) -> Any:
+        trial = measure(name, mods, seed)
+        if not trial.unfinished:
+            said = "no accuracy" if trial.accuracy is None else percent(trial.accuracy)
+            said += f", diverged at step {trial.diverged}" if trial.diverged is not None else ""
+            line.say(f"{name}: {trial.trouble or said}")
+        return trial
+
+    measure.bench = Bench(
+        settings,
+        zygote=session.workers(),
+        record=session.record,
+        budget=budget,
+        verb="converge",
+        on_event=on_event,
+        on_start=lambda name: line.start(name.replace(".seed", ", seed ")),
+    )
+    walk.measure = told
+    with series.recorded(session.record, "converge", settings) as outcome:
+        with line:
+            walk.run()
+        alone = walk.trials.get(ALONE, [])
+        outcome.exit_code = int(not alone or bool(alone[0].trouble))
+    if walk.trials.get(ALONE) and walk.trials[ALONE][0].trouble:
+        raise ScriptError(
+            f"The script did not run to its end as it is: {failure(measure.bench, 'oneworker.seed0')}",
+            advice="See that it runs: paceline run -n 1 " + settings.script,
+        )
+    return judge(walk, target=target, interrupted=outcome.interrupted), outcome.exit_code
+
+
+def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
+    """The plot, in the record."""
+    from paceline.trials.converge_plot import draw as draw_plot
+
+    path = record / "plots" / "converge.svg"
+    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
+
+
+def document(verdict: Verdict, record: Path, plot: Path | None, code: int) -> dict[str, Any]:
+    """What --json prints."""
+    told: dict[str, Any] = msgspec.to_builtins(verdict)
+    for row, shown in zip(told["rows"], verdict.rows, strict=True):
+        row["shown"] = accuracy(shown)
+    told["plot"] = str(plot) if plot else None
+    if code:
+        told["error"] = {
+            "type": "Interrupted" if verdict.interrupted else "ScriptFailed",
+            "message": "interrupted before all trials were made" if verdict.interrupted else "nothing was measured",
+            "advice": f"Go on with it: --resume {record}",
+        }
+    return told

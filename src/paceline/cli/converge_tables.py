@@ -1,0 +1,85 @@
+"""What `paceline converge` shows a person."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.terminal import percent, rate, seconds
+from paceline.trials.converge import ALONE, Row, Verdict
+
+
+def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
+    """The table and the answer; with `quiet` only what is wrong."""
+    if not quiet:
+        console.print()
+        console.print(convergence_table(verdict))
+        console.print()
+        for line in answer(verdict):
+            console.print(line, soft_wrap=True)
+    for row in verdict.rows:
+        if row.trouble:
+            console.print(f"{row.technique}: {row.trouble}", style="yellow", soft_wrap=True)
+    if verdict.unfinished:
+        console.print("The budget ended before all trials were made.", style="yellow")
+
+
+def convergence_table(verdict: Verdict) -> Table:
+    """A line for each technique."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
+    table.add_column("workers", justify="right", no_wrap=True)
+    names = [len(row.technique) for row in verdict.rows]
+    table.add_column("technique", min_width=max((length for length in names if length < 20), default=0))
+    for name in ("accuracy", "samples/s", "to target", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for row in verdict.rows:
+        table.add_row(
+            str(row.workers),
+            row.technique,
+            accuracy(row),
+            rate(row.samples_per_s) if row.samples_per_s else "-",
+            "-" if row.epochs_to_target is None else f"{row.epochs_to_target:.3g} epochs",
+            "-" if row.seconds_to_target is None else seconds(row.seconds_to_target),
+            note(row, verdict),
+        )
+    return table
+
+
+def accuracy(row: Row) -> str:
+    """`71.2 ± 0.4 %`: the mean, and how far the seeds lie from it."""
+    found = row.accuracy
+    if found.mean is None or found.low is None or found.high is None:
+        return "-"
+    if found.seeds < 2:
+        return percent(found.mean)
+    return f"{found.mean * 100:.1f} ± {(found.high - found.low) * 50:.1f} %"
+
+
+def note(row: Row, verdict: Verdict) -> str:
+    said = []
+    if row.technique == verdict.chosen:
+        said.append("best")
+    if row.diverged is not None:
+        said.append(f"diverged at step {row.diverged:,}")
+    if row.trouble:
+        said.append("not measured")
+    return ", ".join(said)
+
+
+def answer(verdict: Verdict) -> list[str]:
+    """What the table says, in a line or two."""
+    rows = {row.technique: row for row in verdict.rows}
+    alone, best = rows.get(ALONE), rows.get(verdict.chosen or "")
+    if best is None or best.accuracy.mean is None:
+        return ["No technique gave an accuracy."]
+    lines = [f"best of {verdict.workers} workers: {best.technique}, {percent(best.accuracy.mean)}"]
+    if alone is not None and alone.accuracy.mean is not None:
+        apart = (best.accuracy.mean - alone.accuracy.mean) * 100
+        lines[0] += f"; {abs(apart):.1f} points {'above' if apart >= 0 else 'below'} one worker"
+    mods = [mod for mod in best.mods if not mod.startswith(("emulate=", "accumulate="))]
+    if mods:
+        lines.append("With workers that are there: paceline run --batch scale " + " ".join(f"--mod {m}" for m in mods))
+    if verdict.target is not None:
+        lines.append(f"target: {percent(verdict.target)}. Times are of this machine, not of {verdict.workers} workers.")
+    return lines

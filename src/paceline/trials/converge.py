@@ -1,0 +1,236 @@
+"""Accuracy of one worker, and of N emulated ones with each large-batch technique: same epochs, several seeds.
+
+A technique is mods; a trial is the whole script from one seed. All techniques are tried from one seed before the next
+seed is taken, so that a budget that ends early leaves a whole table. A loss that is no number is a result, not a
+failure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import msgspec
+
+from paceline.errors import UsageError
+from paceline.mods import catalog
+
+ALONE, NAIVE = "one worker", "naive"
+TECHNIQUES = ("lr_scale", "warmup", "ghost_bn", "lars", "lamb", "auto")
+GHOST = 32
+WARM_UP = 6  # a sixth of all steps
+
+
+class Trial(msgspec.Struct, kw_only=True):
+    """One run of the script to its end."""
+
+    accuracy: float | None  # the last one that it told; None: none, or no number
+    curve: list[tuple[float | None, float | None]] = []  # seconds since the start, accuracy
+    samples_per_s: float = 0.0
+    steps: int = 0
+    seconds: float = 0.0
+    diverged: int | None = None  # the first step whose loss is no number
+    trouble: str = ""  # why there is no result
+    out_of_memory: bool = False
+    unsupported: bool = False
+    unfinished: bool = False  # the budget was over
+
+
+class Spread(msgspec.Struct, kw_only=True):
+    """Accuracies over seeds. Those of runs that diverged without telling one count as nothing learned."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    seeds: int
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """One line of the table. `diverged` and `epochs`, `time` are of the seeds' mean; null where not reached."""
+
+    workers: int
+    technique: str
+    mods: list[str]
+    accuracy: Spread
+    samples_per_s: float = 0.0
+    diverged: int | None = None  # the earliest step at which a seed's loss was no number
+    steps: int = 0
+    epochs_to_target: float | None = None  # readings of the accuracy until the target was reached, by all seeds
+    seconds_to_target: float | None = None
+    curves: list[list[tuple[float | None, float | None]]] = []  # of each seed
+    trouble: str = ""
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What the trials showed."""
+
+    workers: int
+    seeds: int
+    target: float | None
+    rows: list[Row]
+    chosen: str | None  # the best technique of N workers
+    unfinished: bool = False
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    """A name, and the mods that it is on N emulated workers; these may ask for the steps of the whole run."""
+
+    name: str
+    mods: Callable[[int, int], tuple[str, ...]]  # workers, steps
+
+
+def _of(*mods: str) -> Callable[[int, int], tuple[str, ...]]:
+    return lambda workers, steps: tuple(
+        mod.format(n=workers, steps=steps, warm=max(2, steps // WARM_UP)) for mod in mods
+    )
+
+
+_KNOWN = {
+    "lr_scale": _of("lr_scale={n}"),
+    "warmup": _of("lr_scale={n}", "warmup={warm}"),
+    "ghost_bn": _of(f"ghost_bn={GHOST}"),
+    "lars": _of("optimizer=lars", "lr_scale={n}", "warmup={warm}", "decay={steps}"),
+    "lamb": _of("optimizer=lamb", "lr_scale={n}", "warmup={warm}", "decay={steps}"),
+    "auto": _of("large_batch=auto:{steps}"),
+}
+_NAMES = {"warmup": "lr_scale + warmup"}
+
+
+def parse_techniques(text: str | None) -> list[Technique]:
+    """`lamb,auto,ghost_bn=16+lr_scale=8:sqrt`: names, or mods of one's own joined by +."""
+    found = []
+    for part in (text or ",".join(TECHNIQUES)).split(","):
+        name = part.strip()
+        if name in _KNOWN:
+            found.append(Technique(_NAMES.get(name, name), _KNOWN[name]))
+            continue
+        mods = tuple(mod.strip() for mod in name.split("+"))
+        try:
+            catalog.parse([*mods, "emulate=2"])
+        except UsageError as error:
+            raise UsageError(
+                f"--techniques {name}: {error.message}",
+                advice=f"Names are {', '.join(_KNOWN)}; others are mods, joined by +: ghost_bn=16+lr_scale=8:sqrt",
+            ) from None
+        found.append(Technique(" + ".join(mods), lambda workers, steps, mods=mods: mods))  # type: ignore[misc]
+    return found
+
+
+Measure = Callable[[str, tuple[str, ...], int], Trial]  # name, mods, seed
+
+
+class Converge:
+    """One series: `run` it, then `judge` it, also after an interrupt."""
+
+    def __init__(
+        self,
+        measure: Measure,
+        *,
+        workers: int,
+        seeds: int,
+        techniques: Sequence[Technique],
+    ) -> None:
+        self.measure = measure
+        self.workers, self.seeds, self.techniques = workers, seeds, list(techniques)
+        self.trials: dict[str, list[Trial]] = {}
+        self.mods: dict[str, tuple[str, ...]] = {ALONE: ()}
+        self.unfinished = False
+        self._parts = 1  # micro-batches, where memory does not hold the batch
+
+    def run(self) -> None:
+        for seed in range(self.seeds):
+            for name, mods in self._plan():
+                known = self.trials.get(name, [])
+                if known and known[0].unsupported:
+                    continue
+                trial = self._take(name, mods, seed)
+                if trial.unfinished:
+                    self.unfinished = True
+                    return
+                self.trials.setdefault(name, []).append(trial)
+                if name == ALONE and trial.trouble:
+                    return  # nothing to compare with
+
+    def _plan(self) -> Sequence[tuple[str, Callable[[], tuple[str, ...]]]]:
+        def emulated(technique: Technique | None) -> tuple[str, ...]:
+            steps = self.trials[NAIVE][0].steps if technique else 0
+            return (f"emulate={self.workers}", *(technique.mods(self.workers, max(1, steps)) if technique else ()))
+
+        plan: list[tuple[str, Callable[[], tuple[str, ...]]]] = [(ALONE, lambda: ()), (NAIVE, lambda: emulated(None))]
+        plan += [(t.name, lambda t=t: emulated(t)) for t in self.techniques]  # type: ignore[misc]
+        return plan
+
+    def _take(self, name: str, mods: Callable[[], tuple[str, ...]], seed: int) -> Trial:
+        while True:
+            asked = mods()
+            if self._parts > 1 and name != ALONE:
+                asked = (*asked, f"accumulate={self._parts}")
+            self.mods[name] = asked
+            parts = f".in{self._parts}" if asked and self._parts > 1 else ""
+            trial = self.measure(f"{name.replace(' ', '')}.seed{seed}{parts}", asked, seed)
+            larger = next((p for p in range(self._parts + 1, self.workers + 1) if self.workers % p == 0), None)
+            if name == ALONE or not trial.out_of_memory or larger is None:
+                return trial
+            self._parts = larger
+
+
+def judge(series: Converge, *, target: float | None, interrupted: bool = False) -> Verdict:
+    """The table of what was measured, be it all or the part before an interrupt. Without a target it is what one worker
+    reached."""
+    alone = series.trials.get(ALONE, [])
+    if target is None and alone:
+        target = _spread(alone).mean
+    rows = [
+        _row(name, 1 if name == ALONE else series.workers, trials, series.mods[name], target)
+        for name, trials in series.trials.items()
+    ]
+    ours = [row for row in rows if row.technique != ALONE and row.accuracy.mean is not None]
+    best = max(ours, key=lambda row: row.accuracy.mean or 0.0, default=None)
+    return Verdict(
+        workers=series.workers,
+        seeds=series.seeds,
+        target=target,
+        rows=rows,
+        chosen=best.technique if best else None,
+        unfinished=series.unfinished,
+        interrupted=interrupted,
+    )
+
+
+def _row(name: str, workers: int, trials: Sequence[Trial], mods: Sequence[str], target: float | None) -> Row:
+    reached = [_reached(trial, target) for trial in trials]
+    epochs = [epoch for epoch, _ in reached if epoch is not None]
+    times = [seconds for _, seconds in reached if seconds is not None]
+    whole = len(trials)
+    return Row(
+        workers=workers,
+        technique=name,
+        mods=list(mods),
+        accuracy=_spread(trials),
+        samples_per_s=fmean(t.samples_per_s for t in trials) if trials else 0.0,
+        diverged=min((t.diverged for t in trials if t.diverged is not None), default=None),
+        steps=trials[0].steps if trials else 0,
+        epochs_to_target=fmean(epochs) if epochs and len(epochs) == whole else None,
+        seconds_to_target=fmean(times) if times and len(times) == whole else None,
+        curves=[trial.curve for trial in trials],
+        trouble=next((t.trouble for t in trials if t.trouble), ""),
+    )
+
+
+def _reached(trial: Trial, target: float | None) -> tuple[int | None, float | None]:
+    for number, (seconds, value) in enumerate(trial.curve, 1):
+        if target is not None and value is not None and value >= target:
+            return number, seconds
+    return None, None
+
+
+def _spread(trials: Sequence[Trial]) -> Spread:
+    values = [0.0 if t.accuracy is None else t.accuracy for t in trials if not t.trouble]
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return Spread(mean=None, low=None, high=None, seeds=0)
+    return Spread(mean=fmean(values), low=min(values), high=max(values), seeds=len(values))

@@ -1,0 +1,117 @@
+"""One trial of `converge` on a real bench: the script to its end, and the accuracy that it told."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from paceline.errors import UsageError
+from paceline.launch import Event, Output
+from paceline.record import read_run, read_steps
+from paceline.record.folder import last_lines, log_path
+from paceline.record.logged import read_logged
+from paceline.record.schema import Step
+from paceline.trials.accuracy import Reading, find, find_logged
+from paceline.trials.bench import Bench, Measured, details
+from paceline.trials.converge import Trial
+
+FILE = "accuracy.json"  # in a trial's record
+
+
+class OnBench:
+    """Measures trials. Give `event` every event of the bench: it knows when a line was printed."""
+
+    def __init__(self, metric: re.Pattern[str] | None, bench: Bench | None = None) -> None:
+        self.bench, self._metric = bench, metric
+        self._lines: list[tuple[str, float | None]] = []
+        self._rest, self._began = "", 0.0
+        self.found = False  # an accuracy, in any trial
+
+    def event(self, event: Event) -> None:
+        if not isinstance(event, Output):
+            return
+        *lines, self._rest = (self._rest + event.data.decode(errors="replace")).replace("\r", "\n").split("\n")
+        self._lines += [(line, time.monotonic() - self._began) for line in lines]
+
+    def __call__(self, name: str, mods: tuple[str, ...], seed: int) -> Trial:
+        assert self.bench is not None
+        self._lines, self._rest, self._began = [], "", time.monotonic()
+        all_mods = (*self.bench.settings.mods, *mods)
+        measured = self.bench.measure(name, mods=all_mods, seed_shift=seed)
+        if not measured.record:
+            return Trial(accuracy=None, unfinished=True, trouble=measured.message)
+        path = Path(measured.record) / FILE
+        if path.exists():  # a trial of the series that this one goes on with
+            trial = msgspec.json.decode(path.read_bytes(), type=Trial)
+        else:
+            trial = self._read(measured)
+            path.write_bytes(msgspec.json.encode(trial))
+        self.found = self.found or bool(trial.curve)
+        if not self.found and not trial.trouble and trial.diverged is None:
+            raise self._nothing_found(measured)
+        return trial
+
+    def _read(self, measured: Measured) -> Trial:
+        folder = Path(measured.record)
+        steps = read_steps(folder, 0)
+        run = read_run(folder)
+        diverged = next((step.step for step in steps if not step.finite), None)
+        failed = bool(run.outcome and run.outcome.exit_code)
+        readings = self._readings(folder, run.started)
+        last = readings[-1].value if readings else math.nan
+        # A script that ends by an error of its own because its loss was no number has told its result.
+        trouble = measured.message if failed and diverged is None else ""
+        if measured.status == "too short" and not steps:
+            trouble = measured.message
+        return Trial(
+            accuracy=last if math.isfinite(last) else None,
+            curve=[(r.seconds, r.value if math.isfinite(r.value) else None) for r in readings],
+            samples_per_s=_speed(measured, steps),
+            steps=len(steps),
+            seconds=measured.seconds,
+            diverged=diverged,
+            trouble=trouble,
+            out_of_memory=measured.status == "memory",
+            unsupported=measured.status == "unsupported",
+        )
+
+    def _readings(self, folder: Path, began: float) -> list[Reading]:
+        logged = find_logged(read_logged(folder), began) if self._metric is None else []
+        if logged:
+            return logged
+        lines = [*self._lines, (self._rest, None)] if self._lines else []
+        if not lines and log_path(folder, 0).exists():
+            text = log_path(folder, 0).read_text(errors="replace")
+            lines = [(line, None) for line in text.replace("\r", "\n").splitlines()]
+        return find(lines, self._metric)
+
+    def _nothing_found(self, measured: Measured) -> UsageError:
+        said = "\n".join(f"    {line}" for line in last_lines(measured.record, 0)) or "    (nothing)"
+        if self._metric is not None:
+            what = f"--metric {self._metric.pattern!r} matches nothing that the script printed."
+        else:
+            what = "No accuracy was found in what the script printed."
+        return UsageError(
+            f"{what} Its last lines:\n{said}",
+            advice=r"Give a pattern whose first group is the number: --metric 'top1 ([\d.]+)', or log it in the "
+            "script: paceline.log(accuracy=…)",
+        )
+
+
+def failure(bench: Bench, name: str) -> str:
+    """All that there is to read about a trial that failed."""
+    measured = bench.journal.trials.get(name)
+    return details(measured) if measured is not None else ""
+
+
+def _speed(measured: Measured, steps: list[Step]) -> float:
+    """Of the settled steps; where there are too few of them, of all but the first."""
+    if measured.samples_per_s:
+        return measured.samples_per_s
+    rest = steps[1:] or steps
+    seconds = sum(step.total for step in rest)
+    return sum(step.samples for step in rest) / seconds if seconds > 0 else 0.0

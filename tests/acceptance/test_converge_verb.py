@@ -1,0 +1,91 @@
+"""`paceline converge` as a person would type it: real workers, a small script that learns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TRAIN = """
+import argparse
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--lr", type=float, default=0.05)
+parser.add_argument("--say", default="test accuracy")
+args = parser.parse_args()
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(1200, 8)
+y = torch.stack([x[:, 0] * x[:, 1], x[:, 2], x[:, 3] + x[:, 4]]).argmax(0)
+loader = DataLoader(TensorDataset(x[:960], y[:960]), batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+for epoch in range(args.epochs):
+    model.train()
+    for inputs, labels in loader:
+        loss = F.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        right = (model(x[960:]).argmax(1) == y[960:]).float().mean().item()
+    print(f"epoch {epoch} {args.say} {right:.4f}")
+"""
+
+
+def converge(folder: Path, *options: str, script: tuple[str, ...] = ("train.py",)) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "paceline", "converge", "--seed", "3", *options, *script]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_the_table_of_all_techniques(tmp_path: Path) -> None:
+    done = converge(tmp_path, "--workers", "8", "--seeds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    rows = {row["technique"]: row for row in document["rows"]}
+    assert list(rows) == ["one worker", "naive", "lr_scale", "lr_scale + warmup", "ghost_bn", "lars", "lamb", "auto"]
+    assert (document["verb"], document["workers"]) == ("converge", 8)
+    for name, row in rows.items():
+        assert row["workers"] == (1 if name == "one worker" else 8)
+        assert row["diverged"] is None
+        assert 0 <= row["accuracy"]["low"] <= row["accuracy"]["mean"] <= row["accuracy"]["high"] <= 1
+        assert row["accuracy"]["seeds"] == 1
+        assert row["samples_per_s"] > 0
+        assert all(len(curve) == 3 and curve[-1][0] > curve[0][0] > 0 for curve in row["curves"])
+    assert rows["one worker"]["steps"] == 3 * 60
+    assert rows["naive"]["steps"] == 3 * 8
+    assert rows["naive"]["mods"] == ["emulate=8"]
+    assert rows["lamb"]["mods"] == ["emulate=8", "optimizer=lamb", "lr_scale=8", "warmup=4", "decay=24"]
+    assert rows["auto"]["mods"] == ["emulate=8", "large_batch=auto:24"]
+    means = {name: row["accuracy"]["mean"] for name, row in rows.items()}
+    assert means["one worker"] > means["naive"] + 0.05, "fewer steps learn less"
+    assert means[document["chosen"]] == max(mean for name, mean in means.items() if name != "one worker")
+    record = tmp_path / document["record"]
+    assert (record / "plots" / "converge.svg").read_text().count("<path") > 8
+    assert json.loads((record / "verdict.json").read_text())["chosen"] == document["chosen"]
+    for word in ("technique", "samples/s", "to target", "best of 8 workers", document["chosen"]):
+        assert word in done.stderr
+
+
+@pytest.mark.slow
+def test_the_order_of_techniques_on_drawn_pictures(tmp_path: Path) -> None:
+    """Five minutes on two cores: many workers learn least, and what is chosen by itself is near the best."""
+    sizes = ("--train-size", "4096", "--test-size", "1000", "--batch-size", "64", "--epochs", "4")
+    options = ("--workers", "8", "--seeds", "1", "--techniques", "lr_scale,warmup,lamb,auto")
+    done = converge(tmp_path, *options, "--json", script=(str(EXAMPLES / "cnn.py"), *sizes))
+    assert done.returncode == 0, done.stderr
+    means = {row["technique"]: row["accuracy"]["mean"] for row in json.loads(done.stdout)["rows"]}
+    assert means["naive"] == min(means.values())
+    assert means["lamb"] > means["naive"] + 0.1
+    assert means["auto"] > means["naive"] + 0.1
