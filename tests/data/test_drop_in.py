@@ -75,6 +75,7 @@ LOADERS: dict[str, Any] = {
     "slow": lambda: DataLoader(Slow(), 8, shuffle=True),
     "own collate": lambda: DataLoader(Own(), 8, collate_fn=lambda samples: [s["y"] for s in samples]),
     "generator": lambda: DataLoader(Own(), 8, shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "generator, whole batches": lambda: DataLoader(Own(), 10, shuffle=True, generator=torch.Generator().manual_seed(3)),
     "weighted": lambda: DataLoader(Own(), 8, sampler=WeightedRandomSampler(torch.arange(50.0), 30)),
     "twice": lambda: DataLoader(TENSORS, 8, sampler=RandomSampler(TENSORS, num_samples=80)),
     "own sampler": lambda: DataLoader(Own(), 8, sampler=Backwards()),

@@ -157,6 +157,27 @@ def test_one_workers_state_is_enough_where_all_stand_alike(name: str, data: Any)
     assert sorted(found) == sorted(PIPELINES[name](length))
 
 
+def test_a_worker_whose_last_batch_is_smaller_speaks_for_all_too() -> None:
+    """Ten samples on three workers: parts of 4, 3 and 3. After two batches all are given, whoever is asked."""
+    for speaks in range(3):
+        workers = [indexed(10).batch(2).shard(rank, 3) for rank in range(3)]
+        found = [sample for worker in workers for batch in listed(itertools.islice(worker, 2)) for sample in batch]
+        assert len(found) == 10
+        rest = indexed(10).batch(2).shard(0, 1)
+        rest.restore(saved(workers[speaks]))
+        assert listed(rest) == []
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_a_number_to_take_or_to_skip_counts_over_all_workers(world: int) -> None:
+    def total(pipeline: pd.Pipeline) -> int:
+        return sum(len(list(pipeline.shard(rank, world))) for rank in range(world))
+
+    assert total(indexed(40).filter(lambda _: True).take(11)) == 11
+    assert total(indexed(40).filter(lambda _: True).skip(11)) == 29
+    assert total(indexed(40).take(11)) == 11
+
+
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 5), st.integers(0, 40))
 def test_a_global_batch_is_the_same_for_any_number_of_workers(length: int, size: int, world: int, step: int) -> None:
     """Step s of N workers with batch b holds the samples that step s of one worker with batch N·b holds."""

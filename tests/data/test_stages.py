@@ -83,6 +83,20 @@ def test_a_stream_is_shuffled_in_windows() -> None:
     assert [sorted(found[at : at + 10]) for at in range(0, 40, 10)] == [list(range(a, a + 10)) for a in (0, 10, 20, 30)]
 
 
+def test_the_next_window_fills_while_this_one_is_used() -> None:
+    read: list[int] = []
+
+    def source() -> Any:
+        for number in range(400):
+            read.append(number)
+            yield number
+
+    stream = iter(pd.stream(source).shuffle(100))
+    for _ in range(50):
+        next(stream)
+    assert 150 <= len(read) <= 220  # in chunks
+
+
 def test_a_map_is_called_once_a_sample_and_not_before_it_is_needed() -> None:
     calls: list[int] = []
     pipeline = numbers(1000).shuffle().map(lambda x: calls.append(x) or x).batch(10)
