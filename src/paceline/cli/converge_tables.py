@@ -39,7 +39,9 @@ def convergence_table(verdict: Verdict) -> Table:
             row.technique,
             accuracy(row),
             rate(row.samples_per_s) if row.samples_per_s else "-",
-            "-" if row.epochs_to_target is None else f"{row.epochs_to_target:.3g} epochs",
+            "-"
+            if row.epochs_to_target is None
+            else f"{row.epochs_to_target:.3g} epoch{'s' * (row.epochs_to_target > 1)}",
             "-" if row.seconds_to_target is None else seconds(row.seconds_to_target),
             note(row, verdict),
         )

@@ -1,0 +1,93 @@
+"""The network of the accuracy table, as a person would write it for one worker.
+
+A 7×7 convolution, a max-pool, two bottleneck blocks, an average pool and a linear layer; Adam at 1e-3. Prints the
+training and the test accuracy of each epoch.
+
+    python benchmarks/residual_net.py --data DIR --norm
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import pictures
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inside: int, middle: int, outside: int, stride: int, norm: bool) -> None:
+        super().__init__()
+        made = [(inside, middle, 1, stride), (middle, middle, 3, 1), (middle, outside, 1, 1)]
+        made.append((inside, outside, 1, stride))  # the shortcut
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, size, step, size // 2) for a, b, size, step in made)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) if norm else nn.Identity() for _, b, _, _ in made)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x
+        for number in range(3):
+            y = self.norms[number](self.convs[number](y))
+            y = F.relu(y) if number < 2 else y
+        return F.relu(y + self.norms[3](self.convs[3](x)))
+
+
+class Net(nn.Module):
+    def __init__(self, channels: int, norm: bool) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(channels, 64, 7, 2, 3), nn.BatchNorm2d(64) if norm else nn.Identity()
+        self.blocks = nn.Sequential(Bottleneck(64, 64, 256, 1, norm), Bottleneck(256, 128, 512, 2, norm))
+        self.last = nn.Linear(512 * 2 * 2, 10)  # of pictures of 28 × 28 as of 32 × 32
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.first(x))), 3, 2, 1)
+        return self.last(F.avg_pool2d(self.blocks(x), 2).flatten(1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", help="folder of the real sets; pictures are drawn without")
+    parser.add_argument("--shape", choices=("cifar", "fashion"), default="cifar")
+    parser.add_argument("--train-size", type=int, default=30_000)
+    parser.add_argument("--test-size", type=int, default=2_000)
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--norm", action="store_true", help="with batch norm")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    x, y, x_test, y_test = pictures.load(args.shape, args.data, args.train_size, args.test_size)
+    loader = DataLoader(TensorDataset(x, y), args.batch_size, shuffle=True)
+    model = Net(x.shape[1], args.norm).to(args.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
+    for epoch in range(1, args.epochs + 1):
+        model.train()
+        right = torch.zeros((), device=args.device)
+        for images, labels in loader:
+            images, labels = images.to(args.device), labels.to(args.device)
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            right += (logits.argmax(1) == labels).sum()
+        model.eval()
+        with torch.no_grad():
+            parts = zip(x_test.split(500), y_test.split(500), strict=True)
+            tested = sum((model(a.to(args.device)).argmax(1).cpu() == b).sum().item() for a, b in parts)
+        print(f"epoch {epoch} train accuracy {right.item() / len(x):.4f} test accuracy {tested / len(x_test):.4f}")
+
+
+if __name__ == "__main__":
+    main()
