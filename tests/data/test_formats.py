@@ -179,6 +179,34 @@ def test_a_jpeg_may_be_decoded_smaller() -> None:
     assert pd.decode_image(raw.getvalue(), mode="L").shape == (480, 640)
 
 
+@pytest.mark.parametrize("by_torch", [True, False])
+@pytest.mark.parametrize(("size", "mode"), [((500, 375), "RGB"), ((320, 400), "RGB"), ((300, 256), "L")])
+def test_decoded_resized_and_cropped_as_pillow_does_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], mode: str, by_torch: bool
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr("paceline.data.pictures._torch_resizes_faster", lambda: by_torch)
+    small = image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
+    raw = io.BytesIO()
+    small.resize(size, image.Resampling.BICUBIC).save(raw, "jpeg", quality=95)
+    picture = image.open(io.BytesIO(raw.getvalue())).convert(mode)
+    scale = 256 / min(size)
+    whole = picture.resize((round(size[0] * scale), round(size[1] * scale)), image.Resampling.BILINEAR)
+    left, top = (whole.width - 224) // 2, (whole.height - 224) // 2
+    expected = np.asarray(whole.crop((left, top, left + 224, top + 224))).astype(int)
+    found = pd.decode_image(raw.getvalue(), mode=mode, shorter=256, crop=224)
+    assert found.shape == expected.shape
+    off = np.abs(found.astype(int) - expected)
+    assert np.mean(off > 1) < 0.02  # at the edges Pillow looks beyond what is kept
+    assert off.max() < 30
+    assert pd.decode_image(raw.getvalue(), mode=mode, shorter=100).shape[:2] == (
+        round(size[1] * 100 / min(size)),
+        round(size[0] * 100 / min(size)),
+    )
+    with pytest.raises(DataError, match="fewer than the 300 to be kept"):
+        pd.decode_image(raw.getvalue(), shorter=256, crop=300)
+
+
 def test_texts_that_are_packed(tmp_path: Path) -> None:
     lines = [f"line {number} " + "x" * (number * 37 % 5000) for number in range(500)]
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
