@@ -483,12 +483,12 @@ def test_with_view_auto_large_outputs_lead_to_the_slice_view_with_a_notice(play:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
         torch.manual_seed(0)
-        data = TensorDataset(torch.randn(320, 2))
-        model = torch.nn.Linear(2, 20_000)
+        data = TensorDataset(torch.randn(320, 1))
+        model = torch.nn.Linear(1, 60_000)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for (x,) in DataLoader(data, batch_size=32):
             optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
+            model(x).mean().backward()
             optimizer.step()
             print(len(x))
         """
