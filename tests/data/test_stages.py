@@ -236,6 +236,11 @@ def test_a_function_that_raises_names_the_sample() -> None:
         list(streamed().map(invert).batch(4))
     with pytest.raises(DataError, match="sample 5"):
         list(numbers().filter(invert))
+    for window in (streamed().shuffle(7), streamed().shuffle_and_repeat(9, 2), streamed().repeat(2)):
+        with pytest.raises(DataError, match=r"record 5 of the stream\."):
+            list(window.map_and_batch(invert, 6))
+        with pytest.raises(DataError, match=r"record 5 of the stream\."):
+            list(window.filter(lambda x: x > 2).map(invert))
     with pytest.raises(DataError, match="the batch that begins with sample 4"):
         list(numbers().batch(2).map(lambda b: 1 / 0 if b[0] == 4 else b))
 

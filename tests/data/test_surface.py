@@ -37,6 +37,7 @@ NAMES = [
     "items",
     "lines",
     "mix",
+    "pack",
     "stream",
 ]
 

@@ -169,6 +169,17 @@ def test_records_by_their_number(tmp_path: Path, index: bool) -> None:
         list(pd.indexed(str(tmp_path / "*.tfrecord")))
 
 
+def test_a_dataset_is_packed_and_read_back(tmp_path: Path) -> None:
+    samples = [(np.full(2, number, np.float32), f"n{number}") for number in range(30)]
+    packed = pd.pack(samples, tmp_path / "packed", shards=4)
+    assert (packed.records, len(packed.files)) == (30, 4)
+    found = list(pd.files(str(tmp_path / "packed" / "*.tfrecord")).records().map(pd.decode_sample))
+    assert sorted(name for _, name in found) == sorted(name for _, name in samples)
+    assert all(f"n{int(row[0])}" == name for row, name in found)
+    with pytest.raises(UsageError, match="holds something"):
+        pd.pack(samples, tmp_path / "packed")
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from paceline.data.nests import decode as decode_sample
     from paceline.data.nests import encode as encode_sample
+    from paceline.data.packing import pack
     from paceline.data.pictures import decode_image
     from paceline.data.pipeline import Pipeline
     from paceline.data.tfrecord import Writer
@@ -63,6 +64,7 @@ __all__ = [
     "items",
     "lines",
     "mix",
+    "pack",
     "stream",
 ]
 
@@ -75,6 +77,7 @@ _HOMES = {
     "encode_example": "example.encode_example",
     "decode_image": "pictures.decode_image",
     "decode_sample": "nests.decode",
+    "pack": "packing.pack",
     "encode_sample": "nests.encode",
 }
 

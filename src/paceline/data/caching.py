@@ -151,6 +151,9 @@ class CachedCursor(Cursor):
         self._at += len(got)
         return got
 
+    def where(self) -> Callable[[int], str]:
+        return Cursor.where(self) if self._up is None else self._up.where()
+
     def mark(self) -> Mark:
         return {"at": self._at, "up": None if self._up is None else self._up.mark()}
 

@@ -40,11 +40,18 @@ class Cursor:
 
     def where(self) -> Callable[[int], str]:
         """Names for what was taken last, for errors: the first is number 0."""
-        return lambda number: f"sample {number} of the last {number + 1} or more"
+        return lambda number: "a sample"
 
     def close(self, *, wait: bool = True) -> None:
         """Ends its threads and processes, and those before it. May be called twice. Without `wait` they are told to
         end, and no lock is taken: the garbage collector calls it so, in the middle of anything."""
+
+
+Names = list[tuple[Callable[[int], str], int]]  # of single samples: who names them, and under which number
+
+
+def named_by(names: Names) -> Callable[[int], str]:
+    return lambda number: names[number][0](names[number][1])
 
 
 Opener = Callable[[Context, Mark | None], Cursor]  # a stage's input, from the start or from a mark

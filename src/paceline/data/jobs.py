@@ -176,6 +176,7 @@ class JobsCursor(Cursor):
             result = flying.ticket.result()
         del self._flying[number]
         self._meter.given += 1
+        self._where = None
         self._note(flying)
         pool.given([other.ticket for other in self._flying])
         return None if result is NOTHING else result

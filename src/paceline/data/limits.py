@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.data.cursor import Context, Cursor, Mark, Opener
+from paceline.data.cursor import Context, Cursor, Mark, Names, Opener, named_by
 from paceline.data.losses import Losses
 from paceline.data.nodes import Settle, Settled, Through
 from paceline.data.work import NOTHING, Step
@@ -26,10 +26,12 @@ class Filtered(Through):
 class FilteredCursor(Cursor):
     def __init__(self, node: Filtered, up: Cursor) -> None:
         self._step, self._losses, self._up = node.step, node.losses, up
+        self._names: Names = []
         self.mark, self.close = up.mark, up.close  # type: ignore[method-assign]
 
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
+        self._names = []
         while len(found) < count:
             asked = count - len(found)
             got = self._up.take(asked)
@@ -38,9 +40,13 @@ class FilteredCursor(Cursor):
                 verdict = self._step(sample, where, number, self._losses)
                 if verdict is not NOTHING and verdict:
                     found.append(sample)
+                    self._names.append((where, number))
             if len(got) < asked:
                 break
         return found
+
+    def where(self) -> Callable[[int], str]:
+        return named_by(self._names)
 
 
 def share(count: int, context: Context) -> int:
@@ -165,7 +171,7 @@ class RoundsCursor(Cursor):
         self._ended = self.round is None or self.round == times
         self._up = None if self._ended else up(context.in_round(self.round), mark["up"])
         self._barren = 0  # rounds in a row that gave nothing: one may hold nothing for this worker, not all
-        self.where: Callable[[], Any] = lambda: self._up.where() if self._up else Cursor.where(self)
+        self._names: Names = []
 
     def take_within(self, count: int) -> tuple[list[Any], bool]:
         """What is left of this round, `count` at most, and whether the round ended with it."""
@@ -174,6 +180,8 @@ class RoundsCursor(Cursor):
         got = self._up.take(count)
         if len(got):
             self._barren = -1
+            where = self._up.where()
+            self._names = [(where, number) for number in range(len(got))]
         return got, len(got) < count
 
     def next_round(self) -> bool:
@@ -192,10 +200,16 @@ class RoundsCursor(Cursor):
 
     def take(self, count: int) -> list[Any]:
         got, ended = self.take_within(count)
+        names = self._names
         while ended and len(got) < count and self.next_round():
             more, ended = self.take_within(count - len(got))
             got = [*got, *more]
+            names = [*names, *self._names]
+        self._names = names
         return got
+
+    def where(self) -> Callable[[int], str]:
+        return named_by(self._names)
 
     def mark(self) -> Mark:
         up = self._up.mark() if self._up is not None else None

@@ -63,7 +63,13 @@ def pack_pictures(
 
 
 def pack_samples(
-    samples: Sequence[Any], out: str, *, shards: int | None, shuffle: bool, seed: int, said: Callable[[int, int], None]
+    samples: Sequence[Any],
+    out: str,
+    *,
+    shards: int | None,
+    shuffle: bool,
+    seed: int,
+    said: Callable[[int, int], None] = lambda done, total: None,
 ) -> Packed:
     """Anything with a length and indices."""
     from paceline.data.nests import encode
@@ -74,6 +80,19 @@ def pack_samples(
     count = shards or files_for(len(samples), total)
     written = _write(lambda index: encode(samples[index]), len(samples), out, count, shuffle, seed, said)
     return _tell(Packed(folder=out, kind="samples", **written))
+
+
+def pack(
+    samples: Sequence[Any],
+    folder: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+) -> Packed:
+    """Writes a dataset's samples into TFRecord files with an index, in a new folder. They are read again by
+    `pd.files("FOLDER/*.tfrecord").records().map(pd.decode_sample)`."""
+    return pack_samples(samples, os.fspath(folder), shards=shards, shuffle=shuffle, seed=seed)
 
 
 def files_for(records: int, size: int) -> int:

@@ -7,13 +7,15 @@ two windows are in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.data.cursor import Context, Cursor, Mark, Opener
+from paceline.data.cursor import Context, Cursor, Mark, Names, Opener, named_by
 from paceline.data.limits import Rounds, RoundsCursor
 from paceline.data.nodes import Settle, Settled
 from paceline.data.seeds import generator
+
+Named = list[tuple[Any, tuple[Callable[[int], str], int]]]  # samples, each with its name
 
 
 class Windows:
@@ -66,18 +68,27 @@ class WindowsCursor(Cursor):
         self._node, self._open, self._context = node, up, context
         mark = mark or {"rest": [], "number": 0, "given": 0, "begin": None}
         self._rest: list[Mark] = [dict(window) for window in mark["rest"]]  # windows of workers that are no more
-        self._rest_items: list[Any] | None = None
+        self._rest_items: Named | None = None
         self._up: RoundsCursor = node.rounds.open(up, context, mark["begin"])
         self._begin, self._number, self._given = self._up.mark(), mark["number"], 0
         self._after = self._begin
-        self._items: list[Any] = []
-        self._filling: list[Any] = []
+        self._items: Named = []
+        self._filling: Named = []
+        self._names: Names = []  # of what was taken last
         self._filling_begin, self._filling_ended = self._begin, False
         if mark["given"]:
             self._turn_over()
             self._given = mark["given"]
 
     def take(self, count: int) -> list[Any]:
+        found = self._take_named(count)
+        self._names = [name for _, name in found]
+        return [sample for sample, _ in found]
+
+    def where(self) -> Callable[[int], str]:
+        return named_by(self._names)
+
+    def _take_named(self, count: int) -> Named:
         found = self._take_rest(count) if self._rest else []
         while len(found) < count:
             if self._given == len(self._items) and not self._turn_over():
@@ -91,8 +102,13 @@ class WindowsCursor(Cursor):
     def _fill(self, count: int) -> None:
         count = min(count, self._node.size - len(self._filling))
         if count > 0 and not self._filling_ended:
-            got, self._filling_ended = self._up.take_within(count)
+            got, self._filling_ended = self._read(self._up, count)
             self._filling += got
+
+    def _read(self, up: RoundsCursor, count: int) -> tuple[Named, bool]:
+        got, ended = up.take_within(count)
+        where = up.where()
+        return [(sample, (where, number)) for number, sample in enumerate(got)], ended
 
     def _turn_over(self) -> bool:
         """The window that was filled becomes the one that is given out. False at the end of the stream."""
@@ -111,12 +127,12 @@ class WindowsCursor(Cursor):
         self._after = self._filling_begin
         return bool(items)
 
-    def _permuted(self, items: list[Any], rank: int, number: int) -> list[Any]:
+    def _permuted(self, items: Named, rank: int, number: int) -> Named:
         order = generator(self._node.seed, *self._context.epoch, rank, number).permutation(len(items))
         return [items[index] for index in order.tolist()]
 
-    def _take_rest(self, count: int) -> list[Any]:
-        found: list[Any] = []
+    def _take_rest(self, count: int) -> Named:
+        found: Named = []
         while self._rest and len(found) < count:
             window = self._rest[0]
             if self._rest_items is None:
@@ -128,10 +144,10 @@ class WindowsCursor(Cursor):
                 self._rest, self._rest_items = self._rest[1:], None
         return found
 
-    def _read_again(self, window: Mark) -> list[Any]:
+    def _read_again(self, window: Mark) -> Named:
         context = Context(rank=window["rank"], world=window["world"], epoch=self._context.epoch)
         up = self._node.rounds.open(self._open, context, window["begin"])
-        items, _ = up.take_within(self._node.size)
+        items, _ = self._read(up, self._node.size)
         up.close()
         return self._permuted(items, window["rank"], window["number"])
 
