@@ -24,7 +24,6 @@ from paceline.converge.schedules import scale_rate
 from paceline.errors import ScriptError
 from paceline.mods import regrouping
 from paceline.mods.rates import Rates, usual_rule
-from paceline.script import loading
 from paceline.script.stage import Stage
 
 ADVICE = "Change the batch in the script, or leave the mod out."
@@ -58,7 +57,7 @@ class Mod:
     def around_batch(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def following(iterator: Any) -> Any:
             batch = plain(iterator)
-            if iterator._auto_collation or not self.growth.is_due(self.growth.known(loading.loader_of(iterator))):
+            if iterator._auto_collation or not self.growth.is_due(self.growth.known(iterator)):
                 return batch  # of the sampler's size
             return regrouping.join_more(batch, lambda: plain(iterator), self.growth, self.stage.run.batch_dim)
 

@@ -31,8 +31,8 @@ class Growth:
         self._known: weakref.WeakKeyDictionary[Any, set[bool]] = weakref.WeakKeyDictionary()
 
     def known(self, loader: Any) -> set[bool]:
-        """Whether a loader was trained on, so far: always, never, now and then."""
-        return self._known.setdefault(loader, set())
+        """Whether a loader, or the one that an iterator is of, was trained on so far: always, never, now and then."""
+        return self._known.setdefault(loading.known_of(loader), set())
 
     def is_due(self, known: set[bool]) -> bool:
         """Whether what is iterated now is trained on. A loader that was is again, even if the model is told to train

@@ -18,7 +18,6 @@ import os
 import random
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,9 +67,10 @@ NO, PROOF, ALWAYS = 0, 1, 2  # whether everything was fetched
 PLAIN = (bool, int, float, str, type(None))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Known:
-    """What is known of a loader."""
+    """What is known of a loader. Its iterators share it: the loader itself may be gone before they are (`for x in
+    DataLoader(…)`), and sooner on one worker than on another."""
 
     whole: bool | None = None  # every worker must load everything
     proven: bool = False  # loading does nothing but load
@@ -109,10 +109,11 @@ def find(stage: Stage) -> Callable[[], None]:
     def __iter__(self: Any) -> Any:
         if self not in stage.loaders:
             stage.loaders.add(self)
+            stage.has_loader = True
             stage.emit("on_loader", self)
         iterator = stage.around("around_iteration", begin)(self)
-        # Not held: in a circle with its loader, processes would be let go late, and in an order that makes them wait.
-        iterator._paceline_loader = weakref.ref(self)
+        # Not the loader: in a circle with it, processes would be let go late, and in an order that makes them wait.
+        iterator._paceline = known_of(self)
         return iterator
 
     def __len__(self: Any) -> int:
@@ -215,7 +216,7 @@ class Dealer:
         dealt.use = "slice" if slices else "share"
         # The first batch of each process that loads; what is known of a loader is known of its later iterators.
         count = iterator.__dict__["_paceline_dealt"] = iterator.__dict__.get("_paceline_dealt", 0) + 1
-        dealt.proves = not self._known(iterator).proven and count <= max(1, iterator._num_workers)
+        dealt.proves = not known_of(iterator).proven and count <= max(1, iterator._num_workers)
         return dealt
 
     def receive(self, iterator: Any, following: Callable[[], Any]) -> Any:
@@ -245,7 +246,7 @@ class Dealer:
         data = None if part.whole else part.data
         parts, whole = self._segments.exchange(data, part.whole, "the samples of a batch")
         if ALWAYS in whole:
-            self._known(iterator).whole = True
+            known_of(iterator).whole = True
             if NO in whole and iterator._num_workers:
                 raise ScriptError(
                     "The dataset draws random numbers for some samples and not for others, in the loader's processes, "
@@ -257,7 +258,7 @@ class Dealer:
                 streams.restore(part.before)
                 return self._fetch(iterator._dataset_fetcher, list(part.dealt))
         if part.whole:
-            self._known(iterator).proven = True
+            known_of(iterator).proven = True
             return part.data
         return join([piece for piece, size in zip(parts, split.sizes, strict=True) if size])
 
@@ -297,26 +298,20 @@ class Dealer:
         return join(batches)
 
     def _must_load_whole(self, iterator: Any) -> bool:
-        known = self._known(iterator)
+        known = known_of(iterator)
         if known.whole is None:
             own_collate = iterator._collate_fn is not default_collate
             known.whole = own_collate or keeps_generator(iterator._dataset)
         return known.whole
 
-    def _known(self, iterator: Any) -> Known:
-        """Kept in the loader itself, so that it goes with it."""
-        home: Any = loader_of(iterator)
-        known: Known = home.__dict__.setdefault("_paceline", Known())
-        return known
-
     def _pinned(self, iterator: Any, batch: Any) -> Any:
         return pin_memory.pin_memory(batch) if iterator._pin_memory else batch
 
 
-def loader_of(iterator: Any) -> Any:
-    """The loader that is iterated; where it is gone already (`for x in DataLoader(…)`), the iterator stands for it."""
-    loader = getattr(iterator, "_paceline_loader", lambda: None)()
-    return iterator if loader is None else loader
+def known_of(loader: Any) -> Known:
+    """Of a loader, or of the one that an iterator is of."""
+    known: Known = loader.__dict__.setdefault("_paceline", Known())
+    return known
 
 
 def _rows(leaf: Any, split: Split) -> Any:

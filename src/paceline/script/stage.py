@@ -77,7 +77,8 @@ class Stage:
         self.backward_depth = 0
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # met by a call
         self.trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # … with gradients, in training mode
-        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # met, and still there
+        self.has_loader = False  # one was met: `for x in DataLoader(…)` keeps none
         self.has_optimizer = False
         self.views = Views(self)
         self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}

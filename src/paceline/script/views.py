@@ -84,7 +84,7 @@ class Views:
 
     def expect(self, args: Any, kwargs: Any) -> None:
         """A call is about to be made with these arguments."""
-        if not self.stage.loaders:  # else the loader counts
+        if not self.stage.has_loader:  # else the loader counts
             self.rows = self._size((args, kwargs))
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ class Views:
                 self._warn("A call in eval mode inside the training loop saw its worker's slice only (slice view).")
             with self._own_stream():
                 return plain(module, *args, **kwargs)
-        if self.stage.run.view == "slice" and not self.stage.loaders and torch.is_grad_enabled() and module.training:
+        if self.stage.run.view == "slice" and not self.stage.has_loader and torch.is_grad_enabled() and module.training:
             raise ScriptError(
                 "The slice view was asked for, and the script trains without a DataLoader: there is nothing that hands "
                 "out slices.",
@@ -155,7 +155,7 @@ class Views:
         now, self._step = time.perf_counter(), self._step + 1
         if self._step in MEASURED_STEPS:
             self._costs.append((self._calls.seconds, now - self._since, self._calls.gathered))
-        if self._step == MEASURED_STEPS[-1] and self.stage.loaders:
+        if self._step == MEASURED_STEPS[-1] and self.stage.has_loader:
             gathering, step, size = (sum(column) for column in zip(*self._costs, strict=True))
             mine = torch.tensor([gathering, step, size], dtype=torch.float64)
             # The worker that came last waited least: its time is the cost of moving the rows, not of waiting.
