@@ -46,7 +46,7 @@ for epoch in range(args.epochs):
 def converge(folder: Path, *options: str, script: tuple[str, ...] = ("train.py",)) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(TRAIN)
     command = [sys.executable, "-m", "paceline", "converge", "--seed", "3", *options, *script]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_the_table_of_all_techniques(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_table_of_all_techniques(tmp_path: Path) -> None:
     assert rows["one worker"]["steps"] == 3 * 60
     assert rows["naive"]["steps"] == 3 * 8
     assert rows["naive"]["mods"] == ["emulate=8"]
-    assert rows["lamb"]["mods"] == ["emulate=8", "optimizer=lamb", "lr_scale=8", "warmup=4", "decay=24"]
+    assert rows["lamb"]["mods"] == ["emulate=8", "optimizer=lamb", "warmup=4", "decay=24"]
     assert rows["auto"]["mods"] == ["emulate=8", "large_batch=auto:24"]
     means = {name: row["accuracy"]["mean"] for name, row in rows.items()}
     assert means["one worker"] > means["naive"] + 0.05, "fewer steps learn less"
@@ -79,13 +79,18 @@ def test_the_table_of_all_techniques(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_order_of_techniques_on_drawn_pictures(tmp_path: Path) -> None:
-    """Five minutes on two cores: many workers learn least, and what is chosen by itself is near the best."""
+    """Minutes on two cores. Eight workers learn less in as many epochs; LAMB gets most of it back, and what is chosen
+    by itself is near it. (Eight times this script's rate is too high for it, warm-up or not: that is below naive.)"""
     sizes = ("--train-size", "4096", "--test-size", "1000", "--batch-size", "64", "--epochs", "4")
     options = ("--workers", "8", "--seeds", "1", "--techniques", "lr_scale,warmup,lamb,auto")
     done = converge(tmp_path, *options, "--json", script=(str(EXAMPLES / "cnn.py"), *sizes))
     assert done.returncode == 0, done.stderr
-    means = {row["technique"]: row["accuracy"]["mean"] for row in json.loads(done.stdout)["rows"]}
-    assert means["naive"] == min(means.values())
+    document = json.loads(done.stdout)
+    means = {row["technique"]: row["accuracy"]["mean"] for row in document["rows"]}
+    assert means["one worker"] > means["naive"] + 0.2
+    assert document["chosen"] in ("lamb", "auto")
     assert means["lamb"] > means["naive"] + 0.1
     assert means["auto"] > means["naive"] + 0.1
+    assert means["auto"] > means["lamb"] - 0.05

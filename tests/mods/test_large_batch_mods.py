@@ -284,6 +284,13 @@ def test_a_rate_that_fits_makes_first_steps_as_long_as_the_scripts_own_within_re
     assert moved([f"optimizer={name}"]) == pytest.approx(min(0.02, max(0.005, moved([]))) * slack, rel=1e-3)
 
 
+def test_with_few_steps_in_all_layers_move_further() -> None:
+    short = trained(lone_group(), ["optimizer=lamb", "decay=60"], plain=True, lr=1e-5)
+    assert any("its layers' rate is 0.05 where" in notice for notice in short["notices"])
+    long = trained(lone_group(), ["optimizer=lamb", "decay=60000"], plain=True, lr=1e-5)
+    assert any("its layers' rate is 0.005 where" in notice for notice in long["notices"])
+
+
 @pytest.mark.parametrize(("name", "how"), [("lamb", "SGD"), ("lars", "Adam"), ("lamb", "AdamW"), ("lars", "SGD")])
 def test_a_state_is_saved_and_loaded_by_the_scripts_own_optimizer(name: str, how: str) -> None:
     def made(mods: list[str]) -> Any:
@@ -368,7 +375,10 @@ def test_weights_in_float16_are_refused() -> None:
     ],
 )
 def test_what_is_chosen(noise: float | None, can: bool, lamb: bool, scale: float, says: str) -> None:
-    made = choose(noise=noise, batch=4096, times=8, rule="linear", steps=88, warm_up=14, can_lamb=can, ghosts=32)
+    wanted: dict[str, Any] = {"batch": 4096, "times": 8, "rule": "linear", "steps": 88, "warm_up": 14, "ghosts": 32}
+    made = choose(noise=noise, can_lamb=can, known=False, **wanted)
+    if lamb:
+        assert choose(noise=noise, can_lamb=can, known=True, **wanted).scale == 1.0
     assert (made.lamb, made.scale) == (lamb, pytest.approx(scale))
     assert says in made.why
     assert "ghosts of 32, warm-up over 14 steps, cosine to step 88" in made.why

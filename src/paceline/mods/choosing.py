@@ -80,11 +80,13 @@ def choose(
     warm_up: int,
     can_lamb: bool,
     ghosts: int,
+    known: bool,
 ) -> Choice:
-    """From the noise scale to rule, warm-up and optimizer. Pure."""
+    """From the noise scale to rule, warm-up and optimizer. `known`: the steps of the whole run are. Pure."""
     below = noise is not None and noise >= BELOW * batch
     lamb = can_lamb and not below
-    scale = scale_rate(rule if below else "sqrt", times)
+    # How far LAMB's layers go is known where the number of steps is.
+    scale = 1.0 if lamb and known else scale_rate(rule if below else "sqrt", times)
     found = "unknown" if noise is None else "beyond measure" if math.isinf(noise) else f"about {noise:,.0f} samples"
     if below:
         why = f"gradients are mostly noise at this batch, so the rate is scaled × {scale:.3g} ({rule} rule)"

@@ -63,7 +63,7 @@ class Mod:
         halves = any(p.dtype is torch.float16 for group in optimizer.param_groups for p in group["params"])
         if type(optimizer) not in KINDS or optimizer.defaults.get("differentiable") or halves or self.stage.aside:
             return
-        redirected = self._redirected[id(optimizer)] = Redirected(optimizer, "lamb", None, self.stage)
+        redirected = self._redirected[id(optimizer)] = Redirected(optimizer, "lamb", None, self.stage, steps=self.steps)
         plain = type(optimizer).step.__wrapped__
 
         def step(own: Any, closure: Any = None) -> Any:
@@ -91,6 +91,7 @@ class Mod:
                 warm_up=max(5, self.steps // 6) if self.steps else 100,
                 can_lamb=id(optimizer) in self._redirected,
                 ghosts=self._ghosts,
+                known=bool(self.steps),
             )
             self.rates.start = 0.0 if self._choice.lamb else None
             self.stage.pulse.notice(self._choice.why)

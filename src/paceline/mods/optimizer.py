@@ -58,7 +58,8 @@ class Mod:
 
     def put_into(self, optimizer: Any) -> None:
         """From now on its steps are the other's."""
-        redirected = Redirected(optimizer, self.name, self.rate, self.stage)
+        told = [int(mod.partition("=")[2]) for mod in self.stage.run.mods if mod.startswith("decay=")]
+        redirected = Redirected(optimizer, self.name, self.rate, self.stage, steps=told[0] if told else 0)
         step = Optimizer.profile_hook_step(lambda self, closure=None: redirected.step(self, closure))
         optimizer.step = types.MethodType(step, optimizer)
         self._met.add(optimizer)

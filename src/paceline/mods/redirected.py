@@ -11,6 +11,8 @@ script's own optimizer would have made them (μ' = √(1 − μ²), for momentum
     SGD ‖g‖ / μ'     Adam √n     LAMB ‖w‖, and √n where not adapted     LARS η‖w‖ / μ', and as SGD where not adapted
 
 and layers move by no less than 5 and no more than 20 thousandths of their norm: a first gradient is a poor witness.
+Where the number of steps of the whole run is known and small, they move by 3 norms over it, at the full rate: what was
+best where that was tried.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from paceline.script.stage import Stage
 
 NAMES: dict[str, Any] = {"lamb": LAMB, "lars": LARS}
 LEAST, MOST = 0.005, 0.02  # of a layer's norm, by which it moves at a step: where these optimizers are known to work
+TRAVEL, FURTHEST = 3.0, 0.2  # … and with so many steps in all, they can move by so many norms (at the full rate)
 MOMENTUM = 0.9  # where the script has none
 TIMES = "paceline_times"  # in the script's group, and so in its state_dict: what its rate is multiplied by, if adapted
 
@@ -36,8 +39,9 @@ TIMES = "paceline_times"  # in the script's group, and so in its state_dict: wha
 class Redirected:
     """Makes the steps of one optimizer of the script's."""
 
-    def __init__(self, optimizer: Any, name: str, rate: float | None, stage: Stage) -> None:
+    def __init__(self, optimizer: Any, name: str, rate: float | None, stage: Stage, *, steps: int = 0) -> None:
         self.name, self.rate, self.stage = name, rate, stage
+        self.least = min(FURTHEST, max(LEAST, TRAVEL / steps)) if steps else LEAST
         self.other = _made(NAMES[name])
         self._parts: list[tuple[int, bool, list[Any]]] = []  # number of the script's group, adapted, parameters
         self._of: Any = None  # the parameters that they were made of
@@ -126,7 +130,7 @@ class Redirected:
         else:
             theirs = ours["trust"] * w * longer if adapted else g * longer
         if adapted and w > 0 and rate > 0:
-            own = w / rate * min(MOST, max(LEAST, rate * own / w))
+            own = w / rate * max(self.least, min(MOST, rate * own / w))
         return own / theirs if own > 0 and theirs > 0 and math.isfinite(own / theirs) else 1.0
 
 

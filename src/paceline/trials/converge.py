@@ -93,8 +93,8 @@ _KNOWN = {
     "lr_scale": _of("lr_scale={n}"),
     "warmup": _of("lr_scale={n}", "warmup={warm}"),
     "ghost_bn": _of(f"ghost_bn={GHOST}"),
-    "lars": _of("optimizer=lars", "lr_scale={n}", "warmup={warm}", "decay={steps}"),
-    "lamb": _of("optimizer=lamb", "lr_scale={n}", "warmup={warm}", "decay={steps}"),
+    "lars": _of("optimizer=lars", "warmup={warm}", "decay={steps}"),
+    "lamb": _of("optimizer=lamb", "warmup={warm}", "decay={steps}"),
     "auto": _of("large_batch=auto:{steps}"),
 }
 _NAMES = {"warmup": "lr_scale + warmup"}
