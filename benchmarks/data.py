@@ -6,7 +6,8 @@
     pip install tensorflow webdataset tfrecord        # the peers; those that are missing are left out
 
     arrays     shuffled batches of 256 of 60,000 pictures in memory          aim: 20 × DataLoader, 10 × tf.data
-    records    TFRecord files of 4 KiB records, checksums checked            aim: 2 × tfrecord, 0.8 × tf.data
+    records    TFRecord files of 4 KiB records, raw, checksums checked (tfrecord does not check them)
+    examples   the same with Examples in them, decoded                       aim: 2 × tfrecord, 0.8 × tf.data
     pictures   JPEG from shards, decoded, resized and cropped                aim: 1.3 × DataLoader, 1.0 × tf.data,
                                                                              1.5 × WebDataset
     overlap    a step of T ms, and 0.9 T ms of preparation for it            aim: 1.05 T a step
@@ -29,7 +30,7 @@ from typing import Any
 import data_sides
 import numpy as np
 import torch
-from data_sides import Loop, endlessly, rate
+from data_sides import endlessly, rate
 from side_by_side import in_turn, ratio
 
 import paceline.data as pd
@@ -37,10 +38,12 @@ import paceline.data as pd
 Figures = dict[str, list[float]]
 
 
-def compare(sides: dict[str, Loop], args: argparse.Namespace, unit: str) -> Figures:
+def compare(sides: dict[str, Any], args: argparse.Namespace, unit: str) -> Figures:
     loops: dict[str, Iterator[int]] = {}
 
-    def measured(name: str, loop: Loop) -> Callable[[], float]:
+    def measured(name: str, loop: Any) -> Callable[[], float]:
+        if isinstance(loop, data_sides.Elsewhere):
+            return lambda: loop.rate(args.warm_up, args.seconds)
         return lambda: rate(loops, name, loop, args.warm_up, args.seconds)
 
     figures = in_turn({name: measured(name, loop) for name, loop in sides.items()}, args.rounds, unit)
@@ -71,6 +74,11 @@ def arrays(args: argparse.Namespace, folder: Path) -> Figures:
 def records(args: argparse.Namespace, folder: Path) -> Figures:
     pattern = data_sides.write_records(folder, files=8, records=args.records, size=4096)
     return compare(data_sides.records(pattern, 256), args, "records/s")
+
+
+def examples(args: argparse.Namespace, folder: Path) -> Figures:
+    pattern = data_sides.write_examples(folder, files=8, records=args.records, size=4096)
+    return compare(data_sides.examples(pattern, 256), args, "records/s")
 
 
 def pictures(args: argparse.Namespace, folder: Path) -> Figures:
@@ -188,6 +196,7 @@ def autotune(args: argparse.Namespace, folder: Path) -> Figures:
 SECTIONS = {
     "arrays": arrays,
     "records": records,
+    "examples": examples,
     "pictures": pictures,
     "overlap": overlap,
     "autotune": autotune,

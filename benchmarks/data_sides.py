@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import multiprocessing
 import os
 import sys
 import tarfile
@@ -54,6 +55,30 @@ def rate(loops: dict[str, Iterator[int]], name: str, loop: Loop, warm_up: float,
     while (passed := time.perf_counter() - began) < seconds:
         samples += next(stream)
     return samples / passed
+
+
+class Elsewhere:
+    """A side in a process of its own, which works only when it is asked to: for packages that exclude each other."""
+
+    def __init__(self, make: Callable[..., Loop], *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, its = context.Pipe()
+        self._process = context.Process(target=_serve, args=(its, make, args), daemon=True)
+        self._process.start()
+
+    def rate(self, warm_up: float, seconds: float) -> float:
+        self._pipe.send((warm_up, seconds))
+        return self._pipe.recv()
+
+
+def _serve(pipe: Any, make: Callable[..., Loop], args: tuple[Any, ...]) -> None:
+    loops: dict[str, Iterator[int]] = {}
+    while True:
+        try:
+            warm_up, seconds = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(rate(loops, "it", make(*args), warm_up, seconds))
 
 
 # -- arrays in memory --------------------------------------------------------------------------------------------------
@@ -137,6 +162,60 @@ def _tf_records(pattern: str, batch: int) -> Any:
     names = tf.data.Dataset.list_files(pattern, shuffle=False)
     read = names.interleave(tf.data.TFRecordDataset, cycle_length=4, num_parallel_calls=tf.data.AUTOTUNE)
     return read.batch(batch).prefetch(tf.data.AUTOTUNE)
+
+
+def write_examples(folder: Path, files: int, records: int, size: int) -> str:
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        with pd.Writer(folder / f"examples-{number:02}.tfrecord") as writer:
+            for label in range(records):
+                writer.write(pd.encode_example({"image/encoded": rng.bytes(size), "image/class/label": label}))
+    return str(folder / "examples-*.tfrecord")
+
+
+def decode(record: bytes) -> Any:
+    features = pd.decode_example(record)
+    return features["image/encoded"][0], int(features["image/class/label"][0])
+
+
+def examples(pattern: str, batch: int) -> dict[str, Any]:
+    def ours() -> Any:
+        return pd.files(pattern).records().map_and_batch(decode, batch).prefetch()
+
+    sides: dict[str, Any] = {"paceline": endlessly(ours, lambda b: len(b[1]))}
+    if installed("tfrecord"):
+        sides["tfrecord"] = Elsewhere(_tfrecord_examples, pattern)
+    if installed("tensorflow"):
+        sides["tf.data"] = endlessly(
+            lambda: _tf_examples(pattern, batch), lambda b: int(b["image/class/label"].shape[0])
+        )
+    return sides
+
+
+def _tfrecord_examples(pattern: str) -> Loop:
+    import tfrecord
+
+    paths = sorted(str(path) for path in Path(pattern).parent.glob(Path(pattern).name))
+    wanted = {"image/encoded": "byte", "image/class/label": "int"}
+
+    def loop() -> Iterator[int]:
+        while True:
+            for path in paths:
+                for _ in tfrecord.tfrecord_loader(path, None, wanted):
+                    yield 1
+
+    return loop
+
+
+def _tf_examples(pattern: str, batch: int) -> Any:
+    import tensorflow as tf
+
+    wanted = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    }
+    batches = _tf_records(pattern, batch)
+    return batches.map(lambda raw: tf.io.parse_example(raw, wanted), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------

@@ -298,6 +298,24 @@ def test_an_example_byte_by_byte() -> None:
         encode_example({"o": object()})
 
 
+def test_numbers_that_are_too_long_are_no_crash() -> None:
+    for tail in ("ffffffffffffffffff7f", "ffffffffffffffffffff01"):
+        packed = bytes.fromhex(tail)
+        feature = b"\x1a" + bytes([len(packed) + 2]) + b"\x0a" + bytes([len(packed)]) + packed
+        entry = b"\x0a\x01a\x12" + bytes([len(feature)]) + feature
+        raw = b"\x0a" + bytes([len(entry) + 2]) + b"\x0a" + bytes([len(entry)]) + entry
+        assert "no Example" in said_by(lambda raw=raw: decode_example(raw), "no Example")
+
+
+@given(features_strategy)
+def test_both_ways_of_reading_an_example_agree(features: dict[str, Any]) -> None:
+    """The usual one, and the one for whatever the wire format allows: here a field at the end that nobody knows."""
+    raw = encode_example(features)
+    usual, other = decode_example(raw), decode_example(raw + b"\x50\x01")
+    assert {name: list(values) for name, values in usual.items()} == {n: list(v) for n, v in other.items()}
+    assert [type(values) for values in usual.values()] == [type(values) for values in other.values()]
+
+
 @given(st.binary(max_size=80), st.lists(st.tuples(st.integers(0, 99), st.integers(0, 255)), max_size=3))
 @settings(max_examples=200)
 def test_fuzzed_examples_never_crash(raw: bytes, changes: list[tuple[int, int]]) -> None:

@@ -14,8 +14,8 @@ from paceline.data.nodes import Through
 DEPTH = 2  # results in advance, where nobody says how many
 DEPTHS = 16  # … at most, when they are found missing
 LOOK = 8  # results after which it is known whether a thread is worth it
-ALWAYS = 300e-6  # seconds: making a result takes so long that a thread is worth it in any case
-EVER = 30e-6  # … so short that a thread costs more
+HANDED = 30e-6  # seconds that it costs to hand a result from thread to thread, about
+WORTH = 0.05  # of the time that must be won
 STOP = object()
 
 
@@ -81,7 +81,8 @@ class AheadCursor(Cursor):
         self._seen += 1
         if self._seen >= LOOK:
             made, used = self._made / self._seen, self._used / (self._seen - 1)
-            if made > ALWAYS or (made > EVER and used > 3 * made):
+            won = min(made, used)  # what can go on at the same time
+            if won > HANDED and won > WORTH * (made + used):
                 self._meter.notes.append(f"a thread: {made * 1e3:.2f} ms to make, {used * 1e3:.2f} ms to use")
                 self._start()
             self._made = self._used = 0.0

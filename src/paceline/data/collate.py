@@ -37,13 +37,20 @@ class Tray:
     def __init__(self, size: int, allocate: Allocate = empty) -> None:
         self.size, self.count = size, 0
         self._allocate, self._nest = allocate, None
+        self._flat = False  # a plain tuple, most often: there is nothing to take apart
         self._columns: list[_Rows | _Numbers | _Things] = []
 
     def put(self, sample: Any) -> None:
         """The next row."""
-        leaves = tree.leaves(sample) if isinstance(sample, (tuple, list, Mapping)) or is_record(sample) else [sample]
+        if self._flat and type(sample) is tuple:
+            leaves: Any = sample
+        elif isinstance(sample, (tuple, list, Mapping)) or is_record(sample):
+            leaves = tree.leaves(sample)
+        else:
+            leaves = [sample]
         if not self.count:
             self._nest = sample
+            self._flat = type(sample) is tuple and not any(map(_is_nest, sample))
             self._columns = [_column(leaf, self.size, self._allocate) for leaf in leaves]
         elif len(leaves) != len(self._columns):
             raise DataError(
@@ -57,6 +64,10 @@ class Tray:
     def batch(self) -> Any:
         columns = iter([column.made(self.count) for column in self._columns])
         return tree.rebuild(self._nest, columns)
+
+
+def _is_nest(value: Any) -> bool:
+    return isinstance(value, (tuple, list, Mapping)) or is_record(value)
 
 
 def is_record(value: Any) -> bool:

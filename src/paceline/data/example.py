@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,16 @@ from paceline.errors import DataError, UsageError
 
 BYTES, FLOATS, INTEGERS = 1, 2, 3
 VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5
+ALL = (1 << 64) - 1
+BYTES_TAG, FLOATS_TAG, INTEGERS_TAG = KINDS = 0x0A, 0x12, 0x1A
 
 
 def decode_example(raw: bytes) -> dict[str, Any]:
     """Each feature's values: a list of bytes, or an array of float32 or int64."""
+    try:
+        return _as_usual(raw)
+    except (_UnusualError, IndexError, ValueError):
+        pass
     found: dict[str, Any] = {}
     view = memoryview(raw)
     try:
@@ -41,14 +48,102 @@ def decode_example(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+class _UnusualError(Exception):
+    """Written in a way that is allowed, and that nobody writes; or no Example at all."""
+
+
+def _as_usual(raw: bytes) -> dict[str, Any]:
+    """An Example as all known programs write it: names before values, numbers packed. In one go, without a call for
+    each field, because there are many."""
+    found: dict[str, Any] = {}
+    end = len(raw)
+    if not end:
+        return found
+    at = _into(raw, 0, end, 0x0A)
+    while at < end:
+        if raw[at] != 0x0A:
+            raise _UnusualError
+        size, at = raw[at + 1], at + 2
+        if size > 0x7F:
+            size, at = _longer(raw, at, size)
+        stop = at + size
+        if stop > end or raw[at] != 0x0A:
+            raise _UnusualError
+        size, at = raw[at + 1], at + 2
+        if size > 0x7F:
+            size, at = _longer(raw, at, size)
+        name = raw[at : at + size]
+        at = _into(raw, at + size, stop, 0x12)
+        kind = raw[at] if at < stop else 0
+        if kind not in KINDS:
+            raise _UnusualError
+        at = _into(raw, at, stop, kind)
+        values: list[bytes] = []
+        while at < stop:
+            if raw[at] != 0x0A:
+                raise _UnusualError
+            size, at = raw[at + 1], at + 2
+            if size > 0x7F:
+                size, at = _longer(raw, at, size)
+            if at + size > stop:
+                raise _UnusualError
+            values.append(raw[at : at + size])
+            at += size
+        if kind == BYTES_TAG:
+            found[_text(name)] = values
+        elif len(values) != 1:
+            raise _UnusualError
+        elif kind == FLOATS_TAG:
+            if len(values[0]) % 4:
+                raise _UnusualError
+            found[_text(name)] = np.frombuffer(bytearray(values[0]), "<f4")
+        else:
+            numbers = _varints(values[0])
+            if max(numbers, default=0) >> 63:
+                numbers = [value - (1 << 64) if value >> 63 else value for value in numbers]
+            found[_text(name)] = np.array(numbers, np.int64)
+    return found
+
+
+def _into(raw: bytes, at: int, stop: int, tag: int) -> int:
+    """Where a field with this tag begins, which must end where everything around it does."""
+    if raw[at] != tag:
+        raise _UnusualError
+    size, at = raw[at + 1], at + 2
+    if size > 0x7F:
+        size, at = _longer(raw, at, size)
+    if at + size != stop:
+        raise _UnusualError
+    return at
+
+
+def _longer(raw: bytes, at: int, first: int) -> tuple[int, int]:
+    """A number whose first byte says that there are more."""
+    second = raw[at]
+    if second < 0x80:
+        return first & 0x7F | second << 7, at + 1
+    third = raw[at + 1]
+    if third < 0x80:
+        return first & 0x7F | (second & 0x7F) << 7 | third << 14, at + 2
+    return _varint(raw, at - 1)
+
+
+@lru_cache(maxsize=1024)
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise _UnusualError from None
+
+
+def _varint(view: bytes | memoryview, at: int) -> tuple[int, int]:
     found = shift = 0
     while True:
         byte = view[at]
         at += 1
         found |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return found, at
+            return found & ALL, at
         shift += 7
         if shift > 63:
             raise ValueError("a number of more than 64 bits")
@@ -95,19 +190,22 @@ def _values(feature: memoryview) -> Any:
     return []
 
 
-def _varints(view: memoryview) -> list[int]:
-    if len(view) == 1 and view[0] < 0x80:  # a label, most often
-        return [view[0]]
-    if len(view) > 64:
-        return _many_varints(view)
-    found, at = [], 0
-    while at < len(view):
-        value, at = _varint(view, at)
-        found.append(value)
+def _varints(raw: bytes | memoryview) -> list[int]:
+    if len(raw) > 64:
+        return _many_varints(raw)
+    found, at, end = [], 0, len(raw)
+    while at < end:
+        byte = raw[at]
+        if byte < 0x80:
+            found.append(byte)
+            at += 1
+        else:
+            value, at = _varint(raw, at)
+            found.append(value)
     return found
 
 
-def _many_varints(view: memoryview) -> list[int]:
+def _many_varints(view: bytes | memoryview) -> list[int]:
     """The same for long lists, by numpy."""
     raw = np.frombuffer(view, np.uint8)
     last = raw < 0x80

@@ -82,6 +82,34 @@ class ThreadEngine:
         self._threads.close(wait=wait)
 
 
+class HereEngine:
+    """Does a job when it is handed over: for work that is done sooner than it is passed around."""
+
+    kind = "here"
+    size = 1
+
+    def __init__(self, work: Work, losses: Losses, meter: Meter) -> None:
+        self.work, self.losses, self.meter = work, losses, meter
+
+    def room(self) -> int:
+        return 1
+
+    def submit(self, keys: Any, where: Where, token: Token) -> Task:
+        def job() -> Any:
+            with self.meter.working(len(keys)):
+                return self.work.do(keys, where, self.losses, token=token)
+
+        task = Task(job)
+        task.run()
+        return task
+
+    def wait_any(self, tickets: Sequence[Any]) -> int:
+        return 0
+
+    def close(self, *, wait: bool) -> None:
+        pass
+
+
 class TunedPool:
     """Jobs of one stage, of all its epochs. Used by one thread at a time."""
 
@@ -94,6 +122,8 @@ class TunedPool:
         self._outstanding = 0  # … at most so many
 
     def room(self, waiting: int) -> int:
+        if self._setting.kind == "here":
+            return 1 - waiting
         most = self._setting.size + max(2, self._setting.size)
         if self._meter.bytes > 0:
             most = max(2, min(most, int(MEMORY * _free_memory() // self._meter.bytes)))
@@ -103,14 +133,15 @@ class TunedPool:
         return self._engine.submit(keys, where, token)
 
     def wait_any(self, tickets: Sequence[Any]) -> int:
-        own = [ticket for ticket in tickets if isinstance(ticket, Task) == isinstance(self._engine, ThreadEngine)]
+        own = [ticket for ticket in tickets if isinstance(ticket, Task) != isinstance(self._engine, ProcessEngine)]
         if len(own) < len(tickets):
             return 0  # some are of another kind, from before: one after the other
         return self._engine.wait_any(tickets)
 
     def given(self, flying: Sequence[Ticket]) -> None:
-        ready = sum(ticket.done() for ticket in list(flying)[:8])
-        self._meter.fill = ready, self._setting.size + max(2, self._setting.size)
+        if self._setting.kind != "here":
+            ready = sum(ticket.done() for ticket in list(flying)[:8])
+            self._meter.fill = ready, self._setting.size + max(2, self._setting.size)
         self._outstanding -= 1
         if self._old and self._outstanding < 0:
             self._close_old(wait=True)
@@ -130,6 +161,9 @@ class TunedPool:
     def _start(self, setting: Setting) -> Engine:
         jobs, meter = self._jobs, self._meter
         meter.kind, meter.parallel = setting.kind, setting.size
+        if setting.kind == "here":
+            meter.kind, meter.fill = "", None
+            return HereEngine(jobs.work, jobs.losses, meter)
         if setting.kind == "processes":
             return ProcessEngine(jobs.work, jobs.losses, meter, setting.size, max(0, meter.bytes))
         return ThreadEngine(jobs.work, jobs.losses, meter, setting.size)

@@ -7,6 +7,7 @@ k + K, k + 2K …, so that all workers read all files and each keeps its own rec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ from paceline.data.order import Epoch, Order, Pieces
 from paceline.data.threads import Task, Threads
 from paceline.data.work import Where
 
+LOOK, SLOW = 4, 1e-3  # chunks that are looked at, and the seconds for one from which on threads read ahead
 ENOUGH = 4  # units for each worker, so that one more or less makes no great difference
 Read = Callable[[Any, int], Iterator[Sequence[Any]]]  # a unit's records from this one on, in chunks
 
 
 class Interleaved:
     """`unit` gives the unit at an index; `read` its records. `cycle` are open at a time, `block` records of each in
-    turn; `ahead`: their next chunks are read in threads."""
+    turn; `ahead`: their next chunks are read in threads, always, never, or (None) where reading takes time."""
 
     even = False  # units differ in length
 
@@ -38,12 +40,13 @@ class Interleaved:
         *,
         cycle: int,
         block: int,
-        ahead: bool,
+        ahead: bool | None,
         meter: Meter,
     ) -> None:
         self.meter = meter
         self.order, self.unit, self.name, self.read = order, unit, name, read
         self.cycle, self.block, self.ahead = cycle, block, ahead
+        self.chunks, self.reading = 0, 0.0  # that were read here, and the seconds that took
 
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
         return InterleavedCursor(self, context, mark)
@@ -107,6 +110,7 @@ class Piece:
     """An open piece of a unit: gives its records from number `count` on."""
 
     def __init__(self, node: Interleaved, position: int, epoch: Epoch, parts: Sequence[int], count: int) -> None:
+        self._node = node
         self.position, self.count, self._every = position, count, int(np.prod(parts))
         self._rest = residue(position, parts)
         self.index = int(node.order.at(np.asarray([position // self._every], np.int64), epoch)[0])
@@ -140,7 +144,7 @@ class Piece:
 
     def _receive(self) -> Sequence[Any] | None:
         if self._pool is None or self._coming is None:
-            return self._next_chunk()
+            return self._read_here()
         chunk = self._coming.result()
         if chunk is not None:
             self._coming = self._pool.submit(self._next_chunk)
@@ -148,6 +152,13 @@ class Piece:
 
     def _next_chunk(self) -> Sequence[Any] | None:
         return next(self._chunks, None)
+
+    def _read_here(self) -> Sequence[Any] | None:
+        began = perf_counter()
+        chunk = self._next_chunk()
+        self._node.chunks += 1
+        self._node.reading += perf_counter() - began
+        return chunk
 
     def close(self, *, wait: bool = True) -> None:
         if wait and self._coming is not None:
@@ -166,13 +177,28 @@ class InterleavedCursor(Cursor):
         self._deal = Deal(Pieces(node.order, every).length, context, mark)
         self._begun = [tuple(piece) for piece in mark.get("begun", [])]  # pieces that another worker began
         self._slot, self._given = mark.get("slot", 0), mark.get("given", 0)
-        self._pool = Threads(node.cycle, "paceline-read") if node.ahead else None
+        self._pool: Threads | None = None
+        if node.ahead:
+            self._pool = Threads(node.cycle, "paceline-read")
         self._open: list[Piece | None] = [None if piece is None else self._piece(*piece) for piece in mark["open"]]
         self._open += [None] * (node.cycle - len(self._open))
         self._dry = False  # no more pieces
         self._names: list[tuple[int, int, range]] = []  # of what was taken last: how many, unit, which records of it
 
+    def _look(self) -> None:
+        """Reading that takes time (a disk, a network, a compressed file) goes to threads."""
+        node = self._node
+        if node.ahead is None and node.chunks >= LOOK:
+            node.ahead = node.reading / node.chunks > SLOW
+            if node.ahead:
+                self._pool = Threads(node.cycle, "paceline-read")
+                for piece in self._open:
+                    if piece is not None:
+                        piece.read_ahead(self._pool)
+
     def take(self, count: int) -> list[Any]:
+        if self._node.ahead is None:
+            self._look()
         with self._node.meter.working(count):
             return self._take(count)
 

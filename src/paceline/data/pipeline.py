@@ -169,7 +169,7 @@ class Pipeline:
         def policed(losses: Losses) -> Any:
             return reader_of(format, policy, losses)
 
-        return self._with(s.Interleave(policed, cycle, block, True, "records"))
+        return self._with(s.Interleave(policed, cycle, block, None, "records"))
 
     def lines(self, *, parallel: int = 1, block: int = 1) -> Pipeline:
         """The lines of text files, without their ends."""

@@ -79,7 +79,7 @@ class Interleave:
     policed: Callable[[Any], Read]
     cycle: int
     block: int
-    ahead: bool
+    ahead: bool | None
     name: str
 
 

@@ -119,35 +119,30 @@ class Reader:
 
     def _parse(self, buffer: bytes) -> tuple[list[bytes], int | None]:
         """The whole records at the buffer's start, and how many bytes they take; None where the rest is lost."""
-        starts, at, end = [], 0, len(buffer)
-        unpack = LENGTH.unpack_from
+        starts, heads, at, end = [], [], 0, len(buffer)
+        number_of = int.from_bytes
         while at + HEAD <= end:
-            after = at + HEAD + unpack(buffer, at)[0] + TAIL
+            head = buffer[at : at + 8]
+            after = at + HEAD + TAIL + number_of(head, "little")
             if after > end:
                 break
             starts.append(at)
+            heads.append(head)
             at = after
         if not starts:
             return [], 0
-        view = np.frombuffer(buffer, np.uint8)
-        first = np.asarray(starts)
-        good = len(starts)
-        heads = view[first[:, None] + np.arange(HEAD)]
-        wrong = np.flatnonzero(crc32c.masked_all(crc32c.of_rows(heads[:, :8])) != heads[:, 8:].copy().view("<u4")[:, 0])
-        if len(wrong):
-            good = int(wrong[0])
+        value, view = self._value, np.frombuffer(buffer, np.uint8)
+        wrong = _differ([value(head) for head in heads], view, np.asarray(starts) + 8)
+        good = wrong[0] if wrong else len(starts)
         ends = [*starts[1:], at][:good]
-        value = self._value
         records = [buffer[begin + HEAD : finish - TAIL] for begin, finish in zip(starts[:good], ends, strict=True)]
-        tails = view[np.asarray(ends, np.int64)[:, None] - TAIL + np.arange(TAIL)] if good else heads[:0, :4]
-        stored = np.ascontiguousarray(tails).view("<u4")[:, 0] if good else np.empty(0, np.uint32)
-        bad = np.flatnonzero(crc32c.masked_all([value(record) for record in records]) != stored).tolist()
+        bad = _differ([value(record) for record in records], view, np.asarray(ends, np.int64) - TAIL)
         for number in bad:
             self._lose("its checksum is wrong", number=number, offset=starts[number])
         lost = set(bad)
         kept = [record for number, record in enumerate(records) if number not in lost] if lost else records
         self.number += good
-        if len(wrong):
+        if wrong:
             self._lose(NO_LENGTH, offset=starts[good], rest_too=True)
             return kept, None
         return kept, at
@@ -188,6 +183,14 @@ class Reader:
     def close(self) -> None:
         self._file.close()
         self._raw.close()
+
+
+def _differ(crcs: list[int], view: np.ndarray[Any, np.dtype[np.uint8]], places: Any) -> list[int]:
+    """The numbers of those that are not what is written, masked, at these places."""
+    if not crcs:
+        return []
+    stored = view[places[:, None] + np.arange(4)].view("<u4")[:, 0]
+    return np.flatnonzero(crc32c.masked_all(crcs) != stored).tolist()
 
 
 def _length_is_right(head: bytes) -> bool:

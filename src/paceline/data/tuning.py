@@ -31,10 +31,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    kind: Literal["threads", "processes"]
+    kind: Literal["here", "threads", "processes"]
     size: int
 
     def __str__(self) -> str:
+        if self.kind == "here":
+            return "here"
         return f"{self.size} {self.kind if self.size > 1 else self.kind.removesuffix('es').removesuffix('s')}"
 
 
@@ -47,7 +49,9 @@ class Tuner:
         self.setting = Setting(kind, how.parallel or cores)
         self.fixed = how.parallel is not None and how.kind in ("threads", "processes")
         self._seen: dict[Setting, Seen] = {}
-        self._begin: tuple[float, int, float, float] | None = None
+        self._begin: tuple[float, int, float, float, float] | None = None
+        # What a result costs where it is asked for, as seen before there was a pool.
+        self._here = (meter.work + meter.wait) / meter.jobs if meter.jobs and how == How() else None
         self._pass = 0  # results since the last change
 
     def look(self, now: float) -> Setting | None:
@@ -55,13 +59,13 @@ class Tuner:
         if self.fixed:
             return None
         meter = self._meter
-        here = now, meter.given, meter.idle, meter.cpu
+        here = now, meter.given, meter.idle, meter.cpu, meter.wait
         if self._begin is None:
             self._pass += 1
             if self._pass > 2 * self.setting.size:
                 self._begin = here
             return None
-        passed, given, idle, cpu = (new - old for new, old in zip(here, self._begin, strict=True))
+        passed, given, idle, cpu, wait = (new - old for new, old in zip(here, self._begin, strict=True))
         if given < max(WINDOW, 3 * self.setting.size) or passed < TIME:
             return None
         self._begin = here
@@ -72,6 +76,12 @@ class Tuner:
         if wanted is None:
             self.fixed = True
             wanted = self._best()
+            if self._here is not None:
+                # Done here, nothing goes on beside the consumer's own work.
+                alone = 1 / (self._here + max(0.0, passed - idle - wait) / given)
+                if alone >= self._seen[wanted].rate:
+                    wanted = Setting("here", 1)
+                    self._seen[wanted] = Seen(alone, 1.0)
             told = ", ".join(f"{setting} {seen.rate:.3g}/s" for setting, seen in self._seen.items())
             self._meter.notes.append(f"{wanted}: the best of {told}")
         changed = wanted != self.setting
