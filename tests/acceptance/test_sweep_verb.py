@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from paceline.record import read_run
 
 TRAIN = """
@@ -39,6 +41,7 @@ def sweep(folder: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     first = sweep(tmp_path, "--json")

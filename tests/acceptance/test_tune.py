@@ -127,6 +127,7 @@ def test_a_script_that_cannot_be_tuned_is_told_why(tune, script, says):
     assert len(done.stderr.splitlines()) < 30
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_repeat_itself_is_told_where_two_equal_runs_part(tune):
     unseeded = TUNED.replace("torch.manual_seed(0)", "torch.manual_seed(time.time_ns() % 2**31)")
     done = tune(unseeded, *QUICK, "--only", "fused_optimizer", "--json")

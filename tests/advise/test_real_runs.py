@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from paceline.advise import read_findings
 
 SCRIPT = """
@@ -61,6 +63,7 @@ def run(folder: Path, *options: str) -> tuple[dict, Path]:
     return json.loads(done.stdout), next(iter((folder / "paceline-runs").iterdir()))
 
 
+@pytest.mark.slow
 def test_troubles_of_a_real_script_are_named_and_the_mod_is_proven(tmp_path):
     told, record = run(tmp_path, "-n", "1", "--steps", "3", "--whole-run", "--prove")
     found = {finding["rule"]: finding for finding in told["findings"]}

@@ -108,7 +108,10 @@ class Throttled(Nothing):
             time.sleep(0.005)
 
 
-@pytest.mark.parametrize(("cause", "named"), [("input", "input"), ("compute", "compute"), ("throttled", "compute")])
+@pytest.mark.parametrize(
+    ("cause", "named"),
+    [("input", "input"), ("compute", "compute"), pytest.param("throttled", "compute", marks=pytest.mark.slow)],
+)
 def test_the_slow_worker_is_named_with_its_cause(zygote, tmp_path, cause, named):
     found = find(zygote, tmp_path, cause)
     assert found is not None

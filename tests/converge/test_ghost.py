@@ -157,7 +157,7 @@ def test_workers_that_do_not_synchronise_are_one_with_ghosts() -> None:
         torch.testing.assert_close(p.grad, q.grad)
 
 
-@pytest.mark.parametrize("batch", [12, 10])
+@pytest.mark.parametrize("batch", [pytest.param(12, marks=pytest.mark.slow), 10])
 def test_it_compiles_as_one_graph(batch: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), pl.GhostBatchNorm2d(4, 4), nn.ReLU()).double()

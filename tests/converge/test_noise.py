@@ -114,6 +114,7 @@ def call(group: Group, folder: Path, run: dict[str, Any]) -> float | None:
     return train(group, folder, **run)
 
 
+@pytest.mark.slow
 def test_clipping_changes_nothing_and_accumulation_neither(pool: Pools, tmp_path: Path) -> None:
     pool(2).run(call, tmp_path, {"clip": True, "micro": 3, "batch": 4})
     found = pl.critical_batch(tmp_path, last=1.0)

@@ -78,6 +78,7 @@ def test_two_workers_trace_the_same_steps_after_the_warm_up(tmp_path):
     assert {sample.rank for one in read_samples(record) for sample in one.workers} <= {0, 1}
 
 
+@pytest.mark.slow
 def test_the_script_goes_on_when_asked_and_ends_well_in_mid_trace(tmp_path):
     done, record = run(tmp_path, "-n", "1", "--steps", "40", "--warm-up", "10", "--whole-run", "--stack", steps=16)
     assert done.returncode == 0, done.stderr

@@ -45,7 +45,8 @@ for x, y in DataLoader(Numbers(), batch_size=8):
 """
 
 
-@pytest.mark.parametrize("where", ["data", pytest.param("forward", marks=pytest.mark.slow)])
+@pytest.mark.slow  # its small sibling: tests/advise/test_slow_worker.py
+@pytest.mark.parametrize("where", ["data", "forward"])
 def test_the_slow_rank_is_named_with_its_cause(tmp_path, where):
     (tmp_path / "train.py").write_text(SCRIPT.format(where=where))
     line = [sys.executable, "-m", "paceline", "run", "-n", "2", "--view", "batch", "--quiet", "train.py"]

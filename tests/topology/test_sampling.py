@@ -6,11 +6,14 @@ import os
 import threading
 import time
 
+import pytest
+
 from paceline.record import Run, WorkerInfo, write_run
 from paceline.record.samples import read_samples
 from paceline.topology.sampling import Sampler
 
 
+@pytest.mark.slow
 def test_samples_are_taken_until_the_end_and_not_after_it(tmp_path):
     me = WorkerInfo(rank=0, host="here", pid=os.getpid(), cores=[0], threads=1)
     write_run(tmp_path, Run(paceline="0", verb="profile", script="train.py", arguments=[], settings={}, workers=[me]))

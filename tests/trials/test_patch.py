@@ -174,6 +174,7 @@ def test_a_module_is_found_by_its_name():
     assert read("no.such.module", module=True)[1] == ""
 
 
+@pytest.mark.slow
 def test_a_patched_example_trains_the_same(tmp_path):
     """For real: channels last, a fused optimizer and one thread, written into the script."""
     name, source = read(str(EXAMPLES[0]), module=False)

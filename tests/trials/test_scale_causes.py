@@ -67,7 +67,14 @@ def zygote() -> Iterator[Zygote]:
         yield zygote
 
 
-@pytest.mark.parametrize(("cause", "mode"), [(cause, "strong") for cause in CAUSES] + [("communication", "weak")])
+QUICK = ("communication", "imbalance")
+LONG = [*((cause, "strong") for cause in CAUSES if cause not in QUICK), ("communication", "weak")]
+
+
+@pytest.mark.parametrize(
+    ("cause", "mode"),
+    [(cause, "strong") for cause in QUICK] + [pytest.param(*case, marks=pytest.mark.slow) for case in LONG],
+)
 def test_the_trouble_is_named(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

@@ -135,7 +135,7 @@ def trained(group: Group, backend: str) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_losses_are_those_of_gloo(world: int) -> None:
     with alone(world) as pool:
         ours = pool.run(trained, "cpu:paceline,cuda:nccl")

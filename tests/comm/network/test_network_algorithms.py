@@ -73,6 +73,7 @@ def test_the_total_is_the_sum_on_every_worker(
     assert_summed(pool(world).run(summed, name, size, dtype, seed), size, dtype, seed)
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(name=names, world=st.integers(1, 19), size=sizes, dtype=st.sampled_from(DTYPES))
 def test_the_total_is_the_sum_on_any_number_of_workers(name: str, world: int, size: int, dtype: torch.dtype) -> None:

@@ -255,6 +255,7 @@ def least_squares(feedback: bool) -> float:
     return float(error.norm() / target.norm())
 
 
+@pytest.mark.slow
 def test_powersgd_converges_with_error_feedback_and_not_without() -> None:
     assert least_squares(feedback=True) < 0.05
     assert least_squares(feedback=False) > 0.9
