@@ -127,7 +127,3 @@ def test_since_when(zygote, tmp_path):
     told = {figure.name: figure.value for figure in found.evidence}
     assert told["worker"] == 1
     assert 24 <= told["since step"] <= 28
-
-
-def test_workers_of_equal_speed_are_not_named(zygote, tmp_path):
-    assert find(zygote, tmp_path, "nothing") is None
