@@ -75,7 +75,7 @@ def add_to(app: typer.Typer) -> None:
         "converge",
         cls=verb(
             "paceline converge --workers 8 train.py --epochs 12",
-            "paceline converge --workers 8 --techniques lamb,auto --metric 'top1 ([0-9.]+)' train.py",
+            "paceline converge --workers 8 --techniques lamb,auto train.py",
         ),
         context_settings=options.SCRIPT_LAST,
     )(converge)
