@@ -8,8 +8,3 @@ import numpy as np
 def generator(seed: int, *numbers: int) -> np.random.Generator:
     """The same stream for the same numbers, on every worker and in every process."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *numbers])))
-
-
-def torch_seed(seed: int, *numbers: int) -> int:
-    """A seed for a torch generator, made of these numbers."""
-    return int(np.random.SeedSequence([seed, *numbers]).generate_state(2, np.uint32).view(np.uint64)[0] >> 1)
