@@ -20,11 +20,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.comm.memory.engine import Engine, add
+from paceline.comm.memory.engine import Engine
 from paceline.comm.memory.flats import bytes_of, flat_of, write_back
 from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.operations import Operation, operation
 from paceline.comm.memory.region import host_of_this_process
+from paceline.comm.memory.relay import add
 from paceline.comm.memory.works import Lines, Queue, Work
 from paceline.errors import UsageError
 

@@ -74,7 +74,7 @@ def fall(group: Group, where: str) -> None:
     if is_victim and where == "in the second half of an all_reduce":
         end_at_signal(1)
     if is_victim and where == "in a later round of an all_reduce":
-        end_at_signal(4)
+        end_at_signal(3)
     match where.split(" of ")[-1].removeprefix("before ").removeprefix("in "):
         case "an all_reduce":
             dist.all_reduce(tensor)

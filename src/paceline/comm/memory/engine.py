@@ -1,9 +1,8 @@
 """Collectives of workers that share memory.
 
 Each worker has a slot that all can read. What a worker brings is written there, it posts a signal to the others, and
-they read. A sum goes in parts: everybody brings, for each peer, that peer's part; each adds up its own part and puts it
-back; everybody reads the parts. Every other round uses the other half of the slots: who has reached a round has left
-the one before the last, so nobody need wait until all have read.
+they read. Every other round uses the other half of the slots: who has reached a round has left the one before the last,
+so nobody need wait until all have read. Sums of more than a few numbers have memory of their own (relay.py).
 
 Every worker calls the same methods in the same order. Each waits for all. Who calls another one, or with another size
 or dtype, raises `PartedError` on everybody; a peer that is gone raises `PeerLostError`.
@@ -19,16 +18,10 @@ import torch
 
 from paceline.comm.memory.meeting import Meeting
 from paceline.comm.memory.region import Store
+from paceline.comm.memory.relay import ALIGN, Reduce, Relay, add, space_for
 
 HALF = 1 << 20  # bytes of a slot's half: what was written is still in the cache when it is read
 SMALL = 32 << 10  # bytes: below this everybody adds up everything, which needs one signal less
-ALIGN = 64
-Slots = Sequence[Sequence[torch.Tensor]]
-Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # takes the second into the first
-
-
-def add(into: torch.Tensor, other: torch.Tensor) -> None:
-    into.add_(other)
 
 
 class Engine:
@@ -37,10 +30,13 @@ class Engine:
     def __init__(self, store: Store, rank: int, world: int, **options: Any) -> None:
         """Every worker of the group makes one, with a store of their own to meet in."""
         self.rank, self.world = rank, world
-        self._meeting = Meeting(store, rank, world, world * 2 * HALF, **options)
+        slots = world * 2 * HALF
+        self._meeting = Meeting(store, rank, world, slots + space_for(world), **options)
+        with torch.inference_mode(False):  # what is made in it could not be written to outside
+            self._space, rest = self._meeting.space.split((slots, space_for(world)))
+        self._relay = Relay(self._meeting, rest)
         self._peers = [(rank + step) % world for step in range(1, world)]  # everybody begins with another one
         self._slots: dict[torch.dtype, list[list[torch.Tensor]]] = {}  # by half, by rank
-        self._cut: dict[tuple[torch.dtype, int], Slots] = {}
         self._round = 0
 
     def at(self, site: Callable[[], str]) -> None:
@@ -55,18 +51,7 @@ class Engine:
         if flat.numel() * flat.element_size() <= SMALL:
             self._reduce_small(flat, reduce)
             return
-        part = self._part(flat.dtype)
-        rounds = flat.numel() // (part * self.world)
-        whole = rounds * part * self.world
-        for block in flat[:whole].view(rounds, self.world, part).unbind():
-            self._reduce_block(block.unbind(), self._parts(flat.dtype), reduce)
-        if whole < flat.numel():
-            pieces = flat[whole:].tensor_split(self.world)
-            slots = [
-                [slot[: piece.numel()] for slot, piece in zip(own, pieces, strict=True)]
-                for own in self._parts(flat.dtype)
-            ]
-            self._reduce_block(pieces, slots, reduce)
+        self._relay.all_reduce(flat, reduce)
 
     def reduce_scatter(
         self,
@@ -103,22 +88,6 @@ class Engine:
             flat.copy_(half[0][:size])  # the order of adding is everybody's, so that the bits are
         for peer in range(1, self.world):
             reduce(flat, half[peer][:size])
-
-    def _reduce_block(self, pieces: Sequence[torch.Tensor], slots: Slots, reduce: Reduce) -> None:
-        """`pieces[r]` is worker r's to add up, and `slots[s][r]` is where worker s brings its own for that; the sum
-        goes into `slots[r][r]`."""
-        meeting, rank, own = self._meeting, self.rank, pieces[self.rank]
-        for peer in self._peers:
-            slots[rank][peer].copy_(pieces[peer])
-        meeting.signal()
-        for peer in self._peers:
-            meeting.wait(peer)
-            reduce(own, slots[peer][rank])
-        slots[rank][rank].copy_(own)
-        meeting.signal()
-        for peer in self._peers:
-            meeting.wait(peer)
-            pieces[peer].copy_(slots[peer][peer])
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
@@ -233,20 +202,10 @@ class Engine:
         self._round += 1
         slots = self._slots.get(dtype)
         if slots is None:
-            with torch.inference_mode(False):  # what is made in it could not be written to outside
-                space = self._meeting.space.view(2, self.world, HALF)
+            with torch.inference_mode(False):
+                space = self._space.view(2, self.world, HALF)
                 slots = self._slots[dtype] = [[space[h, r].view(dtype) for r in range(self.world)] for h in (0, 1)]
         return slots[self._round & 1]
-
-    def _parts(self, dtype: torch.dtype) -> Slots:
-        """A new round: the slots to use in it, each cut into a part for every worker."""
-        half = self._half(dtype)
-        key = dtype, self._round & 1
-        if key not in self._cut:  # cutting takes longer than a signal
-            part = self._part(dtype)
-            with torch.inference_mode(False):
-                self._cut[key] = [[slot[part * r : part * (r + 1)] for r in range(self.world)] for slot in half]
-        return self._cut[key]
 
     def _part(self, dtype: torch.dtype) -> int:
         """Elements of one worker's part of a slot."""
