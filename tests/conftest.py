@@ -48,7 +48,7 @@ def no_worker_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     pools: Pools = request.getfixturevalue("pool")
     before = _children(), _shared_memory()
     yield
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         left = _children() - before[0] - pools.pids, _shared_memory() - before[1]
         if not any(left) or time.monotonic() > deadline:

@@ -40,7 +40,7 @@ def control(settings: WorkerSettings) -> Iterator[Control]:
 
 
 def until(channel: Channel, wanted: Callable[[Any], bool]) -> Any:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         channel.socket.poll(100)
         for rank, message in channel.receive():
@@ -100,4 +100,4 @@ def test_a_launcher_that_is_gone_does_not_keep_a_worker(settings: WorkerSettings
     control.start()
     begun = time.monotonic()
     control.close()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30  # it would be for ever

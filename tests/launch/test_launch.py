@@ -80,8 +80,10 @@ def test_a_worker_ends_as_python_does(play: Play) -> None:
         left_open = open(__file__ + ".out", "w")
         left_open.write("written")
         atexit.register(print, "at exit")
-        threading.Thread(target=lambda: (time.sleep(0.2), print("thread done"))).start()
+        said = threading.Event()
+        threading.Thread(target=lambda: (said.wait(), time.sleep(0.2), print("thread done"))).start()
         print("script done")
+        said.set()
         """,
         workers=1,
     )

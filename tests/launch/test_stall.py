@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from launched import Play
 
+from paceline.launch import watch
 from paceline.launch.stall import Inspector, Standing, blame, report
 from paceline.launch.wire import Beat
 
@@ -48,6 +50,19 @@ def test_a_stall_is_told_once_and_the_next_one_again() -> None:
     assert inspector.look(stuck, 40.0)
 
 
+def test_a_stall_right_after_another_is_told_though_nobody_looked_in_between() -> None:
+    def stuck(collectives: int) -> list[Standing]:
+        return [Standing(0, beat(waiting="x", waited=9.0, collectives=collectives), 10.0), Standing(1, beat(), 10.0)]
+
+    inspector = Inspector(5.0, None)
+    assert inspector.look(stuck(8), 10.0)
+    assert not inspector.look(stuck(8), 20.0)
+    joined = [stuck(8)[0], Standing(1, beat(waiting="y", waited=6.0), 10.0)]
+    assert not inspector.look(joined, 25.0), "another worker that waits, too, makes no other stall"
+    assert inspector.look(stuck(9), 30.0)
+    assert not inspector.look(stuck(9), 40.0)
+
+
 def test_workers_that_wait_in_different_collectives_parted_ways() -> None:
     standings = [
         Standing(0, beat(waiting="gather", waited=9.0, collectives=8), 10.0),
@@ -83,6 +98,12 @@ def test_zero_switches_the_warning_off_and_abort_has_its_own_limit() -> None:
     assert Inspector(60.0, None).gives_up(stuck, 1e9) is None
 
 
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks are waited for, however long a busy machine takes to tell them."""
+    monkeypatch.setattr(watch, "_ANSWERS", 60.0)
+
+
 TRAINING = """
 import os, time, torch
 model = torch.nn.Linear(4, 1)
@@ -98,8 +119,9 @@ for step in range(8):
 """
 
 
+@pytest.mark.usefixtures("answers")
 def test_a_worker_in_an_endless_loop_is_found_with_its_line(play: Play) -> None:
-    launched = play(TRAINING, stall_warning=1.0, stall_abort=6.0)
+    launched = play(TRAINING, stall_warning=1.0, stall_abort=8.0)
     # A worker that is slow to start may stall the others too, on a busy machine; at step 5 nobody but the loop.
     (text,) = [text for text in launched.stalls if "; step 5," in text]
     assert "Missing: worker 1." in text

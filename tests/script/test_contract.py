@@ -409,12 +409,12 @@ def test_point_13_a_worker_in_another_branch_is_named_with_its_line(play: Play) 
         model(torch.ones(4, 3)).sum().backward()
         """,
         stall_warning=3.0,
-        stall_abort=3.5,
+        stall_abort=6.0,
     )
     assert played.outcome.exit_code != 0
-    assert len(played.stalls) == 1
-    assert "time.sleep(0.01)  # the line where rank 1 is" in played.stalls[0]
-    assert "rank 1" in played.stalls[0].lower() or "worker 1" in played.stalls[0].lower()
+    assert played.stalls  # on a busy machine a worker that is slow to start may be told of before
+    assert "time.sleep(0.01)  # the line where rank 1 is" in played.stalls[-1]
+    assert "Missing: worker 1." in played.stalls[-1]
 
 
 def test_point_13_batches_of_different_sizes_end_in_an_error_that_says_so(play: Play) -> None:

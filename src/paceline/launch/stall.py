@@ -45,19 +45,19 @@ class Inspector:
 
     warning: float  # seconds; 0: never
     abort: float | None
-    _reported: bool = field(default=False, init=False)
+    _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # who waited in which collective
 
     def look(self, standings: list[Standing], now: float) -> Stalled | None:
         """A stall that has not been reported yet."""
         stalled = _stalled(standings, now)
         limits = [limit for limit in (self.warning, self.abort) if limit]
         if stalled is None or not limits or stalled.longest < min(limits):
-            self._reported = False
+            self._reported.clear()
             return None
-        if self._reported:
-            return None
-        self._reported = True
-        return stalled
+        # By their collectives: between two stalls the workers may go on for less than the time between two looks.
+        waits = {(standing.rank, standing.beat.collectives) for standing in stalled.waiting if standing.beat}
+        known, self._reported = bool(waits & self._reported), waits
+        return None if known else stalled
 
     def gives_up(self, standings: list[Standing], now: float) -> Stalled | None:
         """A stall that has lasted long enough to end the run."""
