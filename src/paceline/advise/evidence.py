@@ -16,6 +16,7 @@ import polars as pl
 
 from paceline.advise.clock import Clock, clock
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
+from paceline.record.pipelines import PipelineReport, most_waited_for, read_pipelines
 from paceline.record.samples import Sample, read_samples
 from paceline.record.schema import Run
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
@@ -80,6 +81,15 @@ class Evidence:
         """The one that training reads: the first that the script iterated."""
         facts = self.first_facts
         return facts.loaders[0] if facts and facts.loaders else None
+
+    @cached_property
+    def pipeline(self) -> PipelineReport | None:
+        """Of `paceline.data`: the one that the script waited longest for, on the first worker that waited; None where
+        it uses none."""
+        if self.tables.folder is None or self.run is None:
+            return None
+        found = (most_waited_for(read_pipelines(self.tables.folder, worker.rank)) for worker in self.run.workers)
+        return next((one.report for one in found if one is not None), None)
 
     @property
     def models(self) -> list[ModelFacts]:

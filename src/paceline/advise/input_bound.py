@@ -9,6 +9,7 @@ import polars as pl
 from paceline.advise.evidence import Evidence, number
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent, size
+from paceline.record.pipelines import StageReport
 
 SHARE = 0.05  # of a step: what the field calls input-bound; with less there is little to gain
 REMAINS = 0.1  # of loading, where a batch is one gather
@@ -16,6 +17,9 @@ HANDED_OVER = 1.3  # times as long: a sample that another process loads is also 
 SPARE = 2.0  # times as many loader processes as would just do: loading varies, and a late batch is late for all
 FITS = 0.5  # of the device's free memory, that a resident dataset may take
 WORTH = 1.02  # a gain below that is none
+READS = ("records", "interleave")  # stages of a pipeline that read files
+MOSTLY = 0.5  # of all waiting for input
+BUSY = 0.5  # of a stage's time that a core works for it; with less it waits for something else
 
 
 def find(evidence: Evidence) -> Finding | None:
@@ -24,7 +28,8 @@ def find(evidence: Evidence) -> Finding | None:
     Mended by `resident` where the dataset is tensors that fit into memory, else by `loader=N`, which loads in processes
     of its own and pins memory on a GPU. Predicted: a resident batch takes a tenth of the time; N processes load in
     their share of it, while a step computes, as far as there are cores for it. A loader that has processes already
-    needs more of them, or a dataset that does less for a sample (decode once, and keep it).
+    needs more of them, or a dataset that does less for a sample (decode once, and keep it). Where the script reads from
+    a pipeline of `paceline.data`, the stage that holds it up is named, with what it gives at most.
     """
     waiting, step = _waiting(evidence), evidence.step
     if not step or waiting < SHARE * step:
@@ -36,13 +41,20 @@ def find(evidence: Evidence) -> Finding | None:
         figures.append(Figure("dataset", loader.dataset))
         if loader.tensors:
             figures.append(Figure("size of its tensors", loader.bytes, "bytes"))
+    slowest = _slowest_stage(evidence)
+    if slowest is not None:
+        figures.append(Figure("the pipeline's bottleneck", slowest.name))
+        figures.append(Figure("results it gives at most", slowest.capacity, "/s"))
+        figures.append(Figure("where it is done", _place(slowest)))
     finding = Finding(
         rule="input_bound",
         title=f"{percent(waiting / step)} of a step is waiting for input",
         evidence=figures,
         advice="Do less for a sample: decode once and keep the result, or keep the dataset in memory",
     )
-    if loader is None:
+    if slowest is not None:
+        _speak_of_stage(finding, evidence, slowest)
+    elif loader is None:
         finding.advice = "Load ahead: DataLoader(…, num_workers=N, pin_memory=True), or keep the data on the device"
         finding.predicted_gain = _gain(evidence, REMAINS * waiting)
         finding.how = "loading is hidden but for a tenth"
@@ -66,6 +78,38 @@ def _mend(finding: Finding, evidence: Evidence, mod: str, left: float, how: str)
     finding.mod, finding.predicted_gain, finding.how = mod, _gain(evidence, left), how
 
 
+def _slowest_stage(evidence: Evidence) -> StageReport | None:
+    """Of the pipeline, if it is what steps wait for: a script may load by a DataLoader, too."""
+    pipeline, steps = evidence.pipeline, evidence.tables.steps
+    if pipeline is None:
+        return None
+    own = number(steps.group_by("rank").agg(pl.col("data").sum())["data"].min()) if steps.height else 0.0
+    return pipeline.slowest_stage if pipeline.waited * pipeline.seconds >= MOSTLY * own else None
+
+
+def _place(stage: StageReport) -> str:
+    return stage.where if stage.parallel < 2 else f"{stage.parallel} {stage.where}"
+
+
+def _speak_of_stage(finding: Finding, evidence: Evidence, slowest: StageReport) -> None:
+    """The stage of a pipeline that steps wait for, and what helps there."""
+    assert evidence.pipeline is not None
+    ahead = any(stage.where != "here" for stage in evidence.pipeline.stages)
+    if not ahead:
+        waiting = _waiting(evidence)
+        left = max(waiting - (evidence.step - waiting), _bound(evidence, waiting), 0.0)
+        finding.predicted_gain, finding.how = _gain(evidence, left), "made while a step computes"
+        finding.advice = f"Let {slowest.name} be done while a step computes: end the pipeline with .prefetch()"
+    elif slowest.name.startswith(READS):
+        finding.advice = f"Read more files at a time in {slowest.name}: parallel=N, or pack fewer, larger ones"
+    elif slowest.busy < BUSY:
+        finding.advice = (
+            f"{slowest.name} waits more than it computes, for a disk or for cores: try parallel=N"
+        )
+    else:
+        finding.advice = f"Do less in {slowest.name}: keep what it makes with .cache(), or make less of it"
+
+
 def _waiting(evidence: Evidence) -> float:
     """Where there is a device, what it idled for; else the least that any worker waits: one that waits alone is slow by
     itself, which is another finding."""
@@ -73,7 +117,8 @@ def _waiting(evidence: Evidence) -> float:
         return evidence.clock.input
     split = evidence.settled.filter("split") if evidence.settled.height else evidence.settled
     by_rank = split.group_by("rank").agg(pl.col("data").mean())["data"].min() if split.height else None
-    return number(by_rank) if by_rank is not None else evidence.parts["data"]
+    # A mean, beside steps whose length is a median: a few long waits must not be more than all of a step.
+    return min(number(by_rank), evidence.step) if by_rank is not None else evidence.parts["data"]
 
 
 def _gain(evidence: Evidence, left: float) -> float:

@@ -30,6 +30,7 @@ from paceline.data.cursor import Context, Cursor, Mark
 from paceline.data.jobs import Jobs
 from paceline.data.nodes import Through
 from paceline.data.plan import Plan, Runtime
+from paceline.data.recording import keeper
 from paceline.data.reporting import Report, report_of
 from paceline.data.sources import Arrays, of_dataset
 from paceline.data.stages import How, Kind
@@ -142,16 +143,21 @@ class Feeder:
             count = None if count is None else count - 1
         assert self._nodes is not None
         cursor = Plan([Lists(indices, count), *self._nodes]).open(Context(), None)
-        clock = self.runtime.clock
+        clock, kept = self.runtime.clock, keeper()
+        if kept is not None:
+            kept.begins(self.runtime, f"loader over {type(self._dataset).__name__}")
         try:
             while True:
                 clock.asked()
                 got = cursor.take(1)
-                clock.answered()
                 if not got:
                     break
+                clock.answered()
                 yield got[0]
+            clock.ended()
             next(indices, None)  # a sampler may draw at its end
+            if kept is not None:
+                kept.ended(self.runtime)
         finally:
             cursor.close()
 

@@ -76,6 +76,11 @@ class Clock:
         self.waited += self._answered - self._asked
         self.results += 1
 
+    def ended(self) -> None:
+        """Asked, and there was no more. What is done until the next loop is no use of a result."""
+        self.waited += perf_counter() - self._asked
+        self._answered = 0.0
+
 
 class _Span:
     """Adds to one of a meter's sums. Used by the consumer's thread only."""

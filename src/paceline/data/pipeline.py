@@ -215,7 +215,7 @@ class Pipeline:
         epoch, mark = self._begin or (self._epoch, None)
         self._begin, self._epoch = None, epoch + 1
         context = Context(rank=self._context.rank, world=self._context.world, epoch=(epoch,))
-        self._run = Run(self, self._runtime, self._plan().open(context, mark), epoch)
+        self._run = Run(self, self._runtime, self._plan().open(context, mark), epoch, self._title)
         return self._run
 
     def __len__(self) -> int:
@@ -266,6 +266,7 @@ class Pipeline:
             run, self._run = self._run, None
             self._end = run.stands()
             run.cursor.close()
+            run.tell()
 
     @property
     def lost(self) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from paceline.data.meters import Meter
+from paceline.record.pipelines import PipelineReport, StageReport
 
 if TYPE_CHECKING:
     from paceline.data.plan import Runtime
@@ -14,29 +13,8 @@ if TYPE_CHECKING:
 KEEPS_UP = 0.05  # of the consumer's time that it may wait for the pipeline
 
 
-class StageReport(msgspec.Struct, kw_only=True):
-    """One stage: seconds of work for a result, how much of it a core was busy, and where it is done."""
-
-    name: str
-    where: str
-    parallel: int
-    results: int
-    seconds: float
-    busy: float
-    capacity: float  # results a second that it can give; 0: not known
-    ready: int | None = None  # results that lie ready, of how many that may
-    room: int | None = None
-    notes: list[str] = []
-
-
-class Report(msgspec.Struct, kw_only=True):
+class Report(PipelineReport, kw_only=True):
     """Of all that a pipeline has done so far. Prints as a table; `msgspec.to_builtins` makes a document of it."""
-
-    stages: list[StageReport]
-    results: int
-    waited: float  # of the consumer's time that it waited for results
-    bottleneck: str
-    lost: int
 
     def __str__(self) -> str:
         rows = [("stage", "where", "at a time", "ms each", "core busy", "ready")]
@@ -66,12 +44,21 @@ def report_of(runtime: Runtime) -> Report:
     whole = clock.waited + clock.used
     waited = clock.waited / whole if whole else 0.0
     known = [stage for stage in stages if stage.capacity]
+    name = ""
     if not known or waited < KEEPS_UP:
         bottleneck = "the consumer; the pipeline keeps up" if whole else "not known yet"
     else:
         slowest = min(known, key=lambda stage: stage.capacity)
-        bottleneck = f"{slowest.name}, {slowest.capacity:.3g} results a second at most"
-    return Report(stages=stages, results=clock.results, waited=waited, bottleneck=bottleneck, lost=runtime.losses.count)
+        name, bottleneck = slowest.name, f"{slowest.name}, {slowest.capacity:.3g} results a second at most"
+    return Report(
+        stages=stages,
+        results=clock.results,
+        waited=waited,
+        bottleneck=bottleneck,
+        lost=runtime.losses.count,
+        slowest=name,
+        seconds=whole,
+    )
 
 
 def _stage(meter: Meter) -> StageReport:

@@ -7,17 +7,21 @@ from typing import Any
 
 from paceline.data.cursor import Cursor
 from paceline.data.plan import Runtime
+from paceline.data.recording import keeper
 from paceline.script.api import current
 
 
 class Run:
     """One loop over a pipeline."""
 
-    def __init__(self, pipeline: object, runtime: Runtime, cursor: Cursor, epoch: int) -> None:
+    def __init__(self, pipeline: object, runtime: Runtime, cursor: Cursor, epoch: int, title: str = "") -> None:
         self.cursor, self.epoch, self.ended = cursor, epoch, False
         self._pipeline = pipeline  # whose threads must not end before this does
         self._clock, self._losses = runtime.clock, runtime.losses
         self._final: dict[str, Any] | None = None
+        self._runtime, self._keeper = runtime, keeper()
+        if self._keeper is not None:
+            self._keeper.begins(runtime, title)
 
     def __iter__(self) -> Run:
         return self
@@ -39,14 +43,21 @@ class Run:
         if not self.ended:
             self._clock.asked()
             got = self.cursor.take(1)
-            self._clock.answered()
             if len(got):
+                self._clock.answered()
                 return got[0]
+            self._clock.ended()
             self.ended = True
             self._final = self.stands()
             self.cursor.close()
             self._losses.say()
+            self.tell()
         raise StopIteration
+
+    def tell(self) -> None:
+        """What its pipeline costs so far, to the record of the run that this is a part of."""
+        if self._keeper is not None:
+            self._keeper.ended(self._runtime)
 
     def stands(self) -> dict[str, Any]:
         return self._final or {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}

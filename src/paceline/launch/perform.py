@@ -75,6 +75,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     else:
         stage.end()
     finally:
+        api.leave()
         if capture is not None:
             capture.close()
         if meter is not None:

@@ -43,6 +43,7 @@ def prepare(folder: Path) -> None:
             "noise.rank*.jsonl",
             "trace.rank*.json.gz",
             "facts.rank*.json",
+            "pipelines.rank*.jsonl",
         )
         for pattern in (*per_rank, "findings.json"):
             for stale in folder.glob(pattern):

@@ -6,6 +6,7 @@ A run that is killed at any moment leaves files that the reader accepts.
 from __future__ import annotations
 
 import os
+from os import open as open_file  # as it is before a script's files are redirected
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 from paceline.record.folder import unwritable
 from paceline.record.logged import Logged
 from paceline.record.noise import Noise
+from paceline.record.pipelines import Reported
 from paceline.record.schema import Run, Step
 
 
@@ -25,11 +27,11 @@ class StepWriter:
         self._path = Path(path)
         self._encoder = msgspec.json.Encoder()
         try:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise unwritable(self._path, error) from error
 
-    def append(self, step: Step | Noise | Logged) -> None:
+    def append(self, step: Step | Noise | Logged | Reported) -> None:
         """Raises RecordError where the disk is full."""
         line = self._encoder.encode(step) + b"\n"
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,37 @@ from paceline.settings import from_environment
 
 _stage: Stage | None = None  # of this process, whoever made it
 _folder: Path | None = None  # of its record
+_pid = 0  # of the process that writes there: one that it forks does not
 _writer: StepWriter | None = None
+_leaving: list[Callable[[], None]] = []  # what is to be done before the stage is taken down
 
 
 def take_stage(stage: Stage, folder: Path | None = None) -> None:
     """The stage of this process is this one: `attach` finds it instead of making its own."""
-    global _stage, _folder, _writer
-    _stage, _folder, _writer = stage, folder, None
+    global _stage, _folder, _writer, _pid
+    _stage, _folder, _writer, _pid = stage, folder, None, os.getpid()
+    _leaving.clear()
 
 
 def current() -> Stage | None:
     """The stage of this process, where there is one."""
     return _stage
+
+
+def folder() -> Path | None:
+    """Of the record that this process writes to, where there is one."""
+    return _folder if _stage is not None and os.getpid() == _pid else None
+
+
+def before_leaving(callback: Callable[[], None]) -> None:
+    """Called when the script has ended, however it did: for what a worker still has to write."""
+    _leaving.append(callback)
+
+
+def leave() -> None:
+    """The script has ended. Called once, by whoever took the stage."""
+    while _leaving:
+        _leaving.pop()()
 
 
 def log(**numbers: float) -> None:
