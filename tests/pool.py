@@ -32,7 +32,7 @@ from paceline.comm.group import Group
 from paceline.errors import PeerLostError
 from paceline.settings import RunSettings, WorkerSettings
 
-TIME_OUT = 60.0  # seconds for one run: a fault, never a slow machine
+TIME_OUT = 120.0  # seconds for one run: a fault, never a slow machine
 GRACE = 2.0  # seconds for the others to end, after one has failed
 PDEATHSIG = 1
 
@@ -81,7 +81,7 @@ class Pool:
             raise errors[rank]
         return [answers[rank] for rank in self._workers]
 
-    def _receive(self, time_out: float) -> tuple[dict[int, Any], dict[int, BaseException]]:
+    def _receive(self, time_out: float, grace: float = GRACE) -> tuple[dict[int, Any], dict[int, BaseException]]:
         answers: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         waiting = {pipe.fileno(): (rank, pipe) for rank, (_, pipe) in self._workers.items()}
@@ -97,7 +97,7 @@ class Pool:
                     answers[rank] = value
                 else:
                     errors[rank] = value
-                    end = min(end, time.monotonic() + GRACE)
+                    end = min(end, time.monotonic() + grace)
         return answers, errors
 
     def kill(self, rank: int) -> None:

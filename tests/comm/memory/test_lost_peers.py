@@ -24,7 +24,7 @@ from paceline.comm.memory.reductions import Reductions
 from paceline.errors import PeerLostError
 
 VICTIM = 2
-SOON = 5.0
+SOON = 20.0  # seconds: under five by itself, and what a busy machine adds to it
 
 
 def survivors(pool: Pool, function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -32,13 +32,13 @@ def survivors(pool: Pool, function: Callable[..., Any], *args: Any) -> list[Any]
     for _, pipe in pool._workers.values():
         pipe.send_bytes(pickle.dumps((function, args)))
     pid, pipe = pool._workers[VICTIM]
-    assert pipe.poll(20.0), "the victim lives"
+    assert pipe.poll(60.0), "the victim lives"
     with pytest.raises((EOFError, ConnectionResetError)):  # the end of its pipe, and no answer
         raise AssertionError(pickle.loads(pipe.recv_bytes()))
     os.waitpid(pid, 0)
     pipe.close()
     del pool._workers[VICTIM]
-    answers, errors = pool._receive(20.0)
+    answers, errors = pool._receive(60.0, grace=60.0)
     for error in errors.values():
         raise error
     return [answers[rank] for rank in sorted(answers)]
@@ -247,14 +247,15 @@ def test_a_worker_that_ends_after_its_part_is_not_missed(what: str) -> None:
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 
-def waited(group: Group, what: str, seconds: float) -> tuple[float, float]:
-    """Seconds, and seconds of the processor, for one who waits for a worker that is late."""
+def waited(group: Group, what: str, seconds: float) -> tuple[float, float, float]:
+    """When the late worker came, when this one was done, and its seconds of the processor until then."""
     if not dist.is_initialized():
         join(group, "paceline")
     dist.barrier()
-    wall, busy = time.monotonic(), time.process_time()
+    busy = time.process_time()
     if group.rank == 3:
         time.sleep(seconds)
+    came = time.monotonic()  # one clock for all processes
     match what:
         case "all_reduce":
             dist.all_reduce(torch.ones(10))
@@ -270,20 +271,22 @@ def waited(group: Group, what: str, seconds: float) -> tuple[float, float]:
                 dist.send(torch.ones(1), rank)
         case "recv from anybody":
             dist.recv(torch.empty(1))
-    return time.monotonic() - wall, time.process_time() - busy
+    return came, time.monotonic(), time.process_time() - busy
 
 
 def test_more_workers_than_cores_sleep_while_they_wait() -> None:
     with alone(4) as pool:
-        for what, seconds in (("all_reduce", 1.0), ("later", 0.5), ("recv", 0.5), ("recv from anybody", 0.5)):
-            for wall, busy in pool.run(waited, what, seconds)[:3]:
-                assert wall > 0.9 * seconds
-                assert busy < 0.2 * seconds
+        for what in ("all_reduce", "later", "recv", "recv from anybody"):
+            *others, (came, _, _) = pool.run(waited, what, 1.0)
+            for _, done, busy in others:
+                assert done > came
+                assert busy < 0.3
 
 
 def timed_out(group: Group) -> list[str]:
     make_tiny()
     join(group, "gloo")
+    dist.barrier()  # nobody is late to the group itself
     few = dist.new_group([0, 1], backend="paceline", timeout=datetime.timedelta(seconds=1))
     texts = []
     for call in (

@@ -17,10 +17,12 @@ from torch._C._distributed_c10d import PrefixStore
 from worlds import join
 
 from paceline.comm.group import Group
+from paceline.comm.memory import meeting
 from paceline.comm.memory.engine import Engine
 from paceline.errors import PartedError, UsageError
 
 CLONE_NEWNET = 0x40000000
+HEAR_OUT = 30.0  # seconds: what is played here fails nobody on a busy machine
 
 
 def call_one(what: str, rank: int) -> Any:
@@ -79,6 +81,7 @@ def call_and_wait(what: str, rank: int) -> None:
 
 
 def parted(group: Group, what: str) -> tuple[str, float]:
+    meeting.HEAR_OUT = HEAR_OUT
     join(group, "paceline")
     dist.all_reduce(torch.ones(3))
     began = time.monotonic()
@@ -120,7 +123,7 @@ def test_all_are_told_with_every_place(what: str, world: int) -> None:
         found = pool.run(parted, what)
     for text, took in found:
         assert len(re.findall(r"worker \d: [^;]*test_parted\.py:\d+", text)) == world, text
-        assert took < 5.0
+        assert took < HEAR_OUT, "told when all have said what they called, and not when nobody waits any more"
     # All say the same of each other.
     assert len({text for text, _ in found}) == 1
     assert "all must make the same collectives" in found[0][0]

@@ -18,6 +18,7 @@ from paceline.comm.group import Group
 from paceline.comm.network.hierarchy import connect_lane, count_lanes
 from paceline.comm.network.wire import Transfer, Wire, connect
 
+SOON = 20.0  # seconds until a death is noticed: under five by itself, and what a busy machine adds to it
 _wires: dict[str, Wire] = {}  # of this worker: connected once, used by many examples
 
 
@@ -52,7 +53,7 @@ def with_a_death(pool: Pool, function: Callable[..., Any], *args: Any) -> tuple[
     """Runs a function in which a worker dies: what the others answered, and who died or failed."""
     for _, pipe in pool._workers.values():
         pipe.send_bytes(pickle.dumps((function, args)))
-    answers, errors = pool._receive(30.0)
+    answers, errors = pool._receive(60.0, grace=60.0)
     return answers, set(errors)
 
 
@@ -105,7 +106,7 @@ class ThreadWire:
         self.lines[self.rank, to].put((tensor, taken))
 
         def wait() -> None:
-            assert taken.wait(20), f"{self.rank} → {to}: nobody took {tuple(tensor.shape)}"
+            assert taken.wait(60), f"{self.rank} → {to}: nobody took {tuple(tensor.shape)}"
 
         return _Now(wait)
 
@@ -116,8 +117,8 @@ class ThreadWire:
 
         def wait() -> None:
             while not filled.is_set():  # messages are taken in the order in which receives were started
-                sent, taken = self.lines[source, self.rank].get(timeout=20)
-                into, done = order.get(timeout=20)
+                sent, taken = self.lines[source, self.rank].get(timeout=60)
+                into, done = order.get(timeout=60)
                 assert (sent.dtype, sent.shape) == (into.dtype, into.shape)
                 into.copy_(sent)
                 taken.set()
