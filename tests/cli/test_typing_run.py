@@ -274,3 +274,19 @@ def test_the_zygote_starts_only_where_workers_will(launched, paceline_):
     paceline_("run", "train.py")
     [zygote] = FakeZygote.started
     assert zygote.closed
+
+
+def test_tensorboard_gets_a_folder_of_the_records_name(launched, paceline_, tmp_path):
+    code, *_ = paceline_("run", "--tensorboard", "board", "train.py")
+    assert code == 0
+    [events] = (tmp_path / "board").glob("*/events.out.tfevents.*")
+    assert events.parent.name == launched.records[0].name
+    assert events.read_bytes().count(b"samples_per_second") == launched.steps
+
+
+def test_a_tensorboard_folder_that_cannot_be_written_is_refused_before_anything_is_made(launched, paceline_, tmp_path):
+    code, _, err = paceline_("run", "--tensorboard", "train.py/board", "train.py")
+    assert code == 2
+    assert "Asked for --tensorboard train.py/board, which cannot be written" in err
+    assert launched.runs == []
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

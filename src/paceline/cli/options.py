@@ -100,6 +100,16 @@ StallAbort = Annotated[
 RecordParent = Annotated[
     Path, typer.Option("--record", metavar="DIR", help="Where records go.", rich_help_panel=OUTPUT)
 ]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard",
+        metavar="DIR",
+        help="Write loss, samples/s and the split of each step there, for TensorBoard, while it runs.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="One JSON document on standard output, nothing else.", rich_help_panel=OUTPUT),

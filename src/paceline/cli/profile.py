@@ -18,6 +18,7 @@ from paceline.cli.session import Session
 from paceline.cli.terminal import stderr
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import check, launch
+from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import Outcome, new_folder
 from paceline.settings import ProfileSettings, RunSettings
@@ -117,6 +118,7 @@ def profile(
     mod: options.Mods = None,
     top: Top = 10,
     record: options.RecordParent = options.RECORDS,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -158,8 +160,12 @@ def profile(
     seconds = series.parse_time(budget)
     # Before the record's folder is made: a mistake leaves nothing behind.
     check(settings, discover(), oversubscribe=oversubscribe)
+    if tensorboard is not None:
+        prove_board(tensorboard)
     session.record = new_folder(record, script)
-    outcome = _run(settings, session, console, oversubscribe=oversubscribe, quiet=quiet, json=json)
+    outcome = _run(
+        settings, session, console, oversubscribe=oversubscribe, tensorboard=tensorboard, quiet=quiet, json=json
+    )
     try:
         told = _read(session.record)
     except PacelineError:
@@ -179,19 +185,29 @@ def profile(
 
 
 def _run(
-    settings: RunSettings, session: Session, console: Console, *, oversubscribe: bool, quiet: bool, json: bool
+    settings: RunSettings,
+    session: Session,
+    console: Console,
+    *,
+    oversubscribe: bool,
+    tensorboard: Path | None,
+    quiet: bool,
+    json: bool,
 ) -> Outcome:
     """Runs the script; gives back how it ended."""
     assert session.record is not None
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
     try:
-        with Sampler(session.record):
+        with (
+            Sampler(session.record),
+            showing(tensorboard, session.record, live.event) as on_event,
+        ):
             outcome = launch(
                 settings,
                 zygote=session.workers(),
                 record=session.record,
-                on_event=live.event,
+                on_event=on_event,
                 verb="profile",
                 oversubscribe=oversubscribe,
             )

@@ -17,9 +17,9 @@ from paceline.cli.session import Session
 from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
 from paceline.errors import UsageError
 from paceline.launch import check, launch
+from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import new_folder
-from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
 from paceline.settings import Batch, Compression, RunSettings
@@ -149,6 +149,7 @@ def run(
     noise_scale: NoiseScale = False,
     emulate: Emulate = None,
     record: options.RecordParent = options.RECORDS,
+    tensorboard: options.TensorBoard = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -192,6 +193,8 @@ def run(
             f"Asked for --timeline {timeline}, but there is no folder {timeline.parent}.",
             advice=f"mkdir -p {timeline.parent}",
         )
+    if tensorboard is not None:
+        prove_board(tensorboard)
     session.record = new_folder(record, script)
     console = stderr()
     if said and not quiet:
@@ -199,13 +202,14 @@ def run(
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
     try:
-        outcome = launch(
-            settings,
-            zygote=session.workers(),
-            record=session.record,
-            on_event=live.event,
-            oversubscribe=oversubscribe,
-        )
+        with showing(tensorboard, session.record, live.event) as on_event:
+            outcome = launch(
+                settings,
+                zygote=session.workers(),
+                record=session.record,
+                on_event=on_event,
+                oversubscribe=oversubscribe,
+            )
     finally:
         live.close()
     summary = summarize(session.record)
@@ -250,14 +254,6 @@ def show_summary(console: Console, summary: Summary, session: Session) -> None:
             console.print(
                 f"slowest worker: rank {summary.slowest.rank}, {seconds(summary.slowest.behind)} a step "
                 f"behind the others ({percent(summary.slowest.behind / summary.step['total'])} of a step)"
-            )
-    if session.record is not None:
-        waited = most_waited_for(read_pipelines(session.record, 0))
-        if waited is not None and waited.report.slowest:
-            console.print(
-                f"input: {percent(waited.report.waited)} of the time the script waited for its pipeline; "
-                f"the bottleneck is {waited.report.bottleneck}",
-                soft_wrap=True,
             )
     console.print(f"record: {session.record}", soft_wrap=True)
 

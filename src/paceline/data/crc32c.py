@@ -33,12 +33,14 @@ def masked(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + MASK) & 0xFFFFFFFF
 
 
-def masked_all(crcs: Sequence[int] | Words) -> Words:
+def masked_all(crcs: Words) -> Words:
     """The same for many."""
-    crc = np.asarray(crcs, np.uint64)
-    return ((((crc >> np.uint64(15)) | (crc << np.uint64(17))) + np.uint64(MASK)) & np.uint64(0xFFFFFFFF)).astype(
-        np.uint32
-    )
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(MASK)
+
+
+def of_all(texts: Sequence[bytes]) -> Words:
+    """The CRC of each text."""
+    return np.fromiter(map(value(), texts), np.uint32, len(texts))
 
 
 def of_rows(rows: npt.NDArray[np.uint8], start: int = 0) -> Words:
@@ -62,9 +64,12 @@ def value() -> Callable[[bytes], int]:
 
 
 def by_numpy(data: bytes) -> int:
-    """Without any package: some megabytes a second for long texts, and slow for short ones."""
+    """Without any package: some megabytes a second."""
     if len(data) < LONG:
-        return int(of_rows(np.frombuffer(data, np.uint8)[None])[0])
+        crc, steps = 0xFFFFFFFF, _steps()
+        for byte in data:  # numpy would take longer for one byte than Python does
+            crc = steps[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        return crc ^ 0xFFFFFFFF
     width = len(data) // PARTS
     whole = np.frombuffer(data, np.uint8)
     parts = of_rows(whole[: width * PARTS].reshape(PARTS, width))
@@ -73,6 +78,11 @@ def by_numpy(data: bytes) -> int:
         crc = _apply(shift, crc) ^ part
     rest = whole[width * PARTS :]
     return int(of_rows(rest[None], crc)[0]) if len(rest) else crc
+
+
+@cache
+def _steps() -> list[int]:
+    return [int(step) for step in table()]
 
 
 @cache

@@ -23,6 +23,7 @@ from paceline.errors import DataError, UsageError
 
 HEAD, TAIL = 12, 4  # bytes around a record
 BLOCK = 512 << 10  # bytes that are read at once: so many stay in a core's cache
+HEADS = 4096  # whose lengths are kept
 LARGEST = 2 << 30  # bytes of a record, where a file's size is not known
 LENGTH = struct.Struct("<Q")
 CRC = struct.Struct("<I")
@@ -51,7 +52,7 @@ class Reader:
         self._size = size_of(raw) if plain else None
         self._file: IO[bytes] | Any = raw if plain else unpacked(raw, head)
         self._raw, self.plain = raw, plain
-        self._value = crc32c.value()
+        self._lengths: dict[bytes, int] = {}  # of heads that were checked
 
     def chunks(self, start: int = 0) -> Iterator[list[bytes]]:
         start = self._jump(start)
@@ -72,8 +73,7 @@ class Reader:
             rest = buffer[used:]
             if not block:
                 if rest:
-                    fits = len(rest) < HEAD or _length_is_right(rest)
-                    self._lose(CUT_OFF if fits else NO_LENGTH)
+                    self._lose(CUT_OFF)
                 return
             if len(rest) >= HEAD and LENGTH.unpack_from(rest)[0] > BLOCK - HEAD - TAIL:
                 rest = self._fill(rest)
@@ -119,39 +119,51 @@ class Reader:
 
     def _parse(self, buffer: bytes) -> tuple[list[bytes], int | None]:
         """The whole records at the buffer's start, and how many bytes they take; None where the rest is lost."""
-        starts, heads, at, end = [], [], 0, len(buffer)
-        number_of = int.from_bytes
-        while at + HEAD <= end:
-            head = buffer[at : at + 8]
-            after = at + HEAD + TAIL + number_of(head, "little")
+        records, tails, at, end = [], [], 0, len(buffer)
+        length_of, wrong = self._lengths.get, False
+        while True:
+            head = buffer[at : at + HEAD]
+            length = length_of(head)
+            if length is None:
+                if len(head) < HEAD:
+                    break
+                length = self._length(head)
+                if length is None:
+                    wrong = True
+                    break
+            stop = at + HEAD + length
+            after = stop + TAIL
             if after > end:
                 break
-            starts.append(at)
-            heads.append(head)
+            records.append(buffer[at + HEAD : stop])
+            tails.append(buffer[stop:after])
             at = after
-        if not starts:
-            return [], 0
-        value, view = self._value, np.frombuffer(buffer, np.uint8)
-        wrong = _differ([value(head) for head in heads], view, np.asarray(starts) + 8)
-        good = wrong[0] if wrong else len(starts)
-        ends = [*starts[1:], at][:good]
-        records = [buffer[begin + HEAD : finish - TAIL] for begin, finish in zip(starts[:good], ends, strict=True)]
-        bad = _differ([value(record) for record in records], view, np.asarray(ends, np.int64) - TAIL)
-        for number in bad:
-            self._lose("its checksum is wrong", number=number, offset=starts[number])
-        lost = set(bad)
-        kept = [record for number, record in enumerate(records) if number not in lost] if lost else records
+        good, kept = len(records), records
+        bad = np.flatnonzero(crc32c.masked_all(crc32c.of_all(records)) != np.frombuffer(b"".join(tails), "<u4"))
+        if len(bad):
+            starts = np.cumsum([0, *(HEAD + len(record) + TAIL for record in records)])
+            for number in bad.tolist():
+                self._lose("its checksum is wrong", number=number, offset=int(starts[number]))
+            lost = set(bad.tolist())
+            kept = [record for number, record in enumerate(records) if number not in lost]
         self.number += good
         if wrong:
-            self._lose(NO_LENGTH, offset=starts[good], rest_too=True)
+            self._lose(NO_LENGTH, offset=at, rest_too=True)
             return kept, None
         return kept, at
 
+    def _length(self, head: bytes) -> int | None:
+        """A record's length, if it is checked; kept, because records of one length have the same head."""
+        if not _length_is_right(head):
+            return None
+        if len(self._lengths) >= HEADS:
+            self._lengths.clear()
+        length: int = LENGTH.unpack_from(head)[0]
+        self._lengths[head] = length
+        return length
+
     def _fill(self, rest: bytes) -> bytes:
-        """The start of a record, read to its end if it is longer than a block; nothing where it cannot be."""
-        if not _length_is_right(rest):
-            self._lose(NO_LENGTH, rest_too=True)
-            return b""
+        """The start of a record whose length is checked, read to its end; nothing where it cannot be."""
         length = LENGTH.unpack_from(rest)[0] + HEAD + TAIL
         most = LARGEST if self._size is None else self._size - self.offset
         if length > most:
@@ -185,19 +197,17 @@ class Reader:
         self._raw.close()
 
 
-def _differ(crcs: list[int], view: np.ndarray[Any, np.dtype[np.uint8]], places: Any) -> list[int]:
-    """The numbers of those that are not what is written, masked, at these places."""
-    if not crcs:
-        return []
-    stored = view[places[:, None] + np.arange(4)].view("<u4")[:, 0]
-    return np.flatnonzero(crc32c.masked_all(crcs) != stored).tolist()
-
-
 def _length_is_right(head: bytes) -> bool:
     return crc32c.masked(crc32c.value()(head[:8])) == CRC.unpack_from(head, 8)[0]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def frame(record: bytes) -> tuple[bytes, bytes]:
+    """What stands before a record, and after it."""
+    value, length = crc32c.value(), LENGTH.pack(len(record))
+    return length + CRC.pack(crc32c.masked(value(length))), CRC.pack(crc32c.masked(value(record)))
 
 
 class Writer:
@@ -217,7 +227,6 @@ class Writer:
             raise UsageError(
                 f"Asked to write {self.path}: {error.strerror or error}.", advice="Give a folder that can be written."
             ) from None
-        self._value = crc32c.value()
         self._lines: list[str] = []
         self.bytes = 0
 
@@ -225,10 +234,10 @@ class Writer:
         return len(self._lines)
 
     def write(self, record: bytes) -> None:
-        head = LENGTH.pack(len(record))
-        self._file.write(head + CRC.pack(crc32c.masked(self._value(head))))
+        head, tail = frame(record)
+        self._file.write(head)
         self._file.write(record)
-        self._file.write(CRC.pack(crc32c.masked(self._value(record))))
+        self._file.write(tail)
         size = HEAD + len(record) + TAIL
         self._lines.append(f"{self.bytes} {size}\n")
         self.bytes += size
