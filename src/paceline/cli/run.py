@@ -20,6 +20,7 @@ from paceline.launch import check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import new_folder
+from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
 from paceline.settings import Batch, Compression, RunSettings
@@ -254,6 +255,14 @@ def show_summary(console: Console, summary: Summary, session: Session) -> None:
             console.print(
                 f"slowest worker: rank {summary.slowest.rank}, {seconds(summary.slowest.behind)} a step "
                 f"behind the others ({percent(summary.slowest.behind / summary.step['total'])} of a step)"
+            )
+    if session.record is not None:
+        waited = most_waited_for(read_pipelines(session.record, 0))
+        if waited is not None and waited.report.slowest:
+            console.print(
+                f"input: {percent(waited.report.waited)} of the time the script waited for its pipeline; "
+                f"the bottleneck is {waited.report.bottleneck}",
+                soft_wrap=True,
             )
     console.print(f"record: {session.record}", soft_wrap=True)
 
