@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,35 @@ def steps_of(group: Any, folder: str) -> Any:
             return printed
         finally:
             api._stage = None
+
+
+def orders_of(group: Any) -> Any:
+    """What a worker sees of pipelines that would differ from worker to worker, were they run alone."""
+    with staged(group) as stage:
+        api.take_stage(stage)
+        try:
+            late = threading.Event()
+
+            def wait(number: int) -> int:
+                # The first job is done last: alone, any other would be given first.
+                if number == 0:
+                    late.wait(10)
+                elif number == 3:
+                    late.set()
+                return number
+
+            free = pd.items(list(range(6))).map(wait, kind="threads", parallel=2, deterministic=False)
+            seen = list(free)
+            free.close()
+            return seen, [batch.tolist() for batch in pd.items(list(range(6))).batch(2).shard()]
+        finally:
+            api._stage = None
+
+
+def test_workers_that_run_as_one_see_the_same_batches_in_the_same_order(pool: Any) -> None:
+    for seen, part in pool(2).run(orders_of):
+        assert seen == list(range(6))
+        assert part == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_the_same_numbers_on_two_workers(pool: Any, tmp_path: Path) -> None:

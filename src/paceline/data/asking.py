@@ -7,6 +7,7 @@ from typing import Any, Literal
 from paceline.data.losses import POLICIES
 from paceline.data.stages import How, Kind
 from paceline.errors import UsageError
+from paceline.script.api import current
 
 Number = int | Literal["auto"]
 KINDS = ("auto", "here", "threads", "processes")
@@ -32,8 +33,18 @@ def how(parallel: Number, kind: Kind, deterministic: bool) -> How:
     return How(parallel=number, kind=kind, deterministic=deterministic)
 
 
+def runs_as_one() -> bool:
+    """Whether other workers run the same lines and must see the same batches: under `paceline run`, unless the script
+    distributes itself."""
+    stage = current()
+    return stage is not None and stage.group.world > 1 and not stage.aside
+
+
 def place() -> tuple[int, int]:
-    """This worker's rank, and how many there are."""
+    """This worker's rank, and how many there are. A script that Paceline distributes is one process to itself: its part
+    is everything, on every worker."""
+    if runs_as_one():
+        return 0, 1
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

@@ -22,6 +22,7 @@ class Context:
     rank: int = 0
     world: int = 1
     epoch: Epoch = (0,)
+    ordered: bool = False  # also where the pipeline says that order does not matter: other workers see the same
 
     def in_round(self, number: int) -> Context:
         return replace(self, epoch=(*self.epoch, number))

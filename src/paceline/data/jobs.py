@@ -109,6 +109,7 @@ class JobsCursor(Cursor):
         self._node, self._up, self._meter = node, up, node.meter
         self._who = (*context.epoch, context.rank)
         self._seeded = node.work.seeded
+        self._ordered = node.deterministic or context.ordered
         self._flying: deque[Flying] = deque()
         self._pool: Pool | None = None
         self._chosen = node.pools is None
@@ -170,7 +171,7 @@ class JobsCursor(Cursor):
         self._hand_over(pool.room(len(self._flying)))
         if not self._flying:
             return NOTHING
-        number = 0 if self._node.deterministic else pool.wait_any([flying.ticket for flying in self._flying])
+        number = 0 if self._ordered else pool.wait_any([flying.ticket for flying in self._flying])
         flying = self._flying[number]
         with self._meter.idling():
             result = flying.ticket.result()

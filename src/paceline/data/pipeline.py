@@ -12,10 +12,11 @@ Every stage gives a new pipeline and changes nothing. Iterating runs it: each `f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.data import stages as s
-from paceline.data.asking import Number, at_least, checked_policy, how, place
+from paceline.data.asking import Number, at_least, checked_policy, how, place, runs_as_one
 from paceline.data.augment import Augment, Operation
 from paceline.data.combining import Mixed, Zipped
 from paceline.data.cursor import Context, Mark
@@ -214,7 +215,7 @@ class Pipeline:
         self._stop()
         epoch, mark = self._begin or (self._epoch, None)
         self._begin, self._epoch = None, epoch + 1
-        context = Context(rank=self._context.rank, world=self._context.world, epoch=(epoch,))
+        context = replace(self._context, epoch=(epoch,), ordered=runs_as_one())
         self._run = Run(self, self._runtime, self._plan().open(context, mark), epoch, self._title)
         return self._run
 
