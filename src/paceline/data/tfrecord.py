@@ -1,8 +1,8 @@
 """TFRecord files: for each record its length (8 bytes), that length's masked CRC32C, the bytes, and theirs.
 
-Read a block at a time: all headers of a block are checked in one go. May be compressed with gzip or zlib, which is seen
-from the first bytes. Nothing is believed that was not checked: a length counts when its CRC is right and the file has
-that many bytes.
+Read a block at a time: all checksums of a block are checked in one go. May be compressed with gzip or zlib, which is
+seen from the first bytes. Nothing is believed that was not checked: a length counts when its CRC is right and the file
+has that many bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,6 +54,7 @@ class Reader:
         self._file: IO[bytes] | Any = raw if plain else unpacked(raw, head)
         self._raw, self.plain = raw, plain
         self._lengths: dict[bytes, int] = {}  # of heads that were checked
+        _keep_memory()
 
     def chunks(self, start: int = 0) -> Iterator[list[bytes]]:
         start = self._jump(start)
@@ -119,8 +121,8 @@ class Reader:
 
     def _parse(self, buffer: bytes) -> tuple[list[bytes], int | None]:
         """The whole records at the buffer's start, and how many bytes they take; None where the rest is lost."""
-        records, tails, at, end = [], [], 0, len(buffer)
-        length_of, wrong = self._lengths.get, False
+        records, tails, at = self._alike(buffer)
+        end, length_of, wrong = len(buffer), self._lengths.get, False
         while True:
             head = buffer[at : at + HEAD]
             length = length_of(head)
@@ -151,6 +153,19 @@ class Reader:
             self._lose(NO_LENGTH, offset=at, rest_too=True)
             return kept, None
         return kept, at
+
+    def _alike(self, buffer: bytes) -> tuple[list[bytes], list[bytes], int]:
+        """Records at the buffer's start that are of one length, as often all are: found without a look at each. With
+        what stands after them, and how many bytes they take."""
+        length = self._length(buffer[:HEAD]) if len(buffer) >= HEAD else None
+        if length is None or not buffer.startswith(buffer[:HEAD], HEAD + length + TAIL):
+            return [], [], 0
+        size = HEAD + length + TAIL
+        frames = np.frombuffer(buffer, np.uint8, len(buffer) // size * size).reshape(-1, size)
+        alike = (frames[:, :HEAD] == frames[0, :HEAD]).all(1)
+        count = len(frames) if alike.all() else int(alike.argmin())
+        records = [buffer[at : at + length] for at in range(HEAD, count * size, size)]
+        return records, [frames[:count, -TAIL:].tobytes()], count * size
 
     def _length(self, head: bytes) -> int | None:
         """A record's length, if it is checked; kept, because records of one length have the same head."""
@@ -195,6 +210,13 @@ class Reader:
     def close(self) -> None:
         self._file.close()
         self._raw.close()
+
+
+@cache
+def _keep_memory() -> None:
+    """A large block that is freed makes the C library keep twice as much for later. Otherwise the memory of records
+    goes back to the system and is asked for again, which takes longer than to read them."""
+    bytes(16 << 20)
 
 
 def _length_is_right(head: bytes) -> bool:
