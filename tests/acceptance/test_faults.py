@@ -48,7 +48,7 @@ class Typed:
         self.process, self.mark = process, mark
         self.records, self.out, self.err = folder / "paceline-runs", folder / "out.txt", folder / "err.txt"
 
-    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -65,7 +65,7 @@ class Typed:
         """Waits for its end: exit code, standard output, standard error."""
         if kill:
             self.process.kill()
-        return self.process.wait(timeout=60), self.out.read_text(), self.err.read_text()
+        return self.process.wait(timeout=120), self.out.read_text(), self.err.read_text()
 
     @property
     def record(self) -> Path:
@@ -117,8 +117,8 @@ def type_it(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
     yield type_it
     for command in commands:
         command.end(kill=True)
-        command.until(lambda command=command: not command.processes(), seconds=10)
-    deadline = time.monotonic() + 5
+        command.until(lambda command=command: not command.processes())
+    deadline = time.monotonic() + 60
     while (left := set(os.listdir("/dev/shm")) - shared_memory) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
@@ -132,7 +132,7 @@ def test_a_worker_killed_in_mid_epoch_stops_the_run(type_it: TypeIt) -> None:
     command = type_it("-n", "2", "train.py", loaders=1)
     run = command.until_in_mid_epoch()
     os.kill(run.workers[1].pid, signal.SIGKILL)
-    command.until(lambda: not any(Path(f"/proc/{worker.pid}").exists() for worker in run.workers), seconds=5)
+    command.until(lambda: not any(Path(f"/proc/{worker.pid}").exists() for worker in run.workers))
     code, _, err = command.end()
     assert code == 128 + signal.SIGKILL
     assert f"Worker 1 on {run.workers[1].host} was killed by SIGKILL" in err
@@ -189,7 +189,7 @@ def test_workers_end_when_the_launcher_is_killed(type_it: TypeIt, loaders: int) 
     command = type_it("-n", "2", "train.py", loaders=loaders)
     command.until_in_mid_epoch()
     command.process.kill()
-    command.until(lambda: not command.processes(), seconds=10)
+    command.until(lambda: not command.processes())
     run = command.run
     assert run.outcome is None
     assert command.steps(0)

@@ -67,7 +67,7 @@ class PlainPython:
 
     def close(self) -> None:
         self._server.stdin.close()
-        self._server.wait(10)
+        self._server.wait(60)
         self._server.stdout.close()
 
 

@@ -109,7 +109,7 @@ def test_it_serves_until_it_is_interrupted(records):
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(found[0].partition("?")[0], timeout=60)
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
             assert process.stderr is not None
             assert process.stderr.read() == ""
         finally:

@@ -174,7 +174,7 @@ def test_threads_end_with_the_queue_after_its_last_work() -> None:
     queue.close()
     gate.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert done == [0, 1, 2]
     assert named("that ends") == []
 
