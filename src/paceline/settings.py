@@ -27,6 +27,15 @@ class ProfileSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharpnessSettings:
+    """What to measure of the solution that a run ends in."""
+
+    samples: int = 1024  # of the last batches, or one batch where that is larger
+    keep: bool = False  # the weights stay in the record
+    line_from: str = ""  # a record that kept its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """What the user asked for: the same on every worker of a run."""
 
@@ -55,6 +64,7 @@ class RunSettings:
     timeline: bool = False  # keep a time line of phases and buckets in the record
     noise_scale: bool = False  # measure gradient noise
     profile: ProfileSettings | None = None  # trace a few steps
+    sharpness: SharpnessSettings | None = None  # measure the solution at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,12 +70,61 @@ def test_the_table_of_all_techniques(tmp_path: Path) -> None:
     assert rows["auto"]["mods"] == ["emulate=8", "large_batch=auto:24"]
     means = {name: row["accuracy"]["mean"] for name, row in rows.items()}
     assert means["one worker"] > means["naive"] + 0.05, "fewer steps learn less"
+    assert means["naive"] == min(means.values())
+    assert means["lamb"] > max(means.values()) - 0.03, "LAMB is best, or as good as that"
     assert means[document["chosen"]] == max(mean for name, mean in means.items() if name != "one worker")
     record = tmp_path / document["record"]
     assert (record / "plots" / "converge.svg").read_text().count("<path") > 8
     assert json.loads((record / "verdict.json").read_text())["chosen"] == document["chosen"]
     for word in ("technique", "samples/s", "to target", "best of 8 workers", document["chosen"]):
         assert word in done.stderr
+
+
+def test_how_sharp_the_solutions_are(tmp_path: Path) -> None:
+    done = converge(tmp_path, "--workers", "4", "--seeds", "1", "--techniques", "lamb", "--sharpness", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    alone, *others = document["rows"]
+    for row in (alone, *others):
+        sharp = row["sharpness"]
+        assert sharp["trouble"] == ""
+        assert sharp["settled"]
+        assert 0 < sharp["eigenvalue"] < 1000
+        assert 0 < sharp["loss"] < 1.1, "below that of guessing"
+        assert abs(sharp["rise"]) < sharp["loss"]
+    assert alone["sharpness"]["line"] == []
+    for row in others:
+        line = dict(map(tuple, row["sharpness"]["line"]))
+        assert line[1.0] == pytest.approx(row["sharpness"]["loss"], rel=1e-4), "a line ends at its own solution"
+        # Both see the same samples, but not in batches of the same size: the last of them are others.
+        assert line[0.0] == pytest.approx(alone["sharpness"]["loss"], rel=0.2), "and begins at one worker's"
+    assert "<svg" in (tmp_path / document["line_plot"]).read_text()
+    assert all(word in done.stderr for word in ("curvature", "moved", "line.svg"))
+
+
+def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path) -> None:
+    """The rest of the table is there all the same."""
+    (tmp_path / "closure.py").write_text(
+        TRAIN.replace(
+            """        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+""",
+            """        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), labels)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+""",
+        )
+    )
+    options = ("--workers", "4", "--seeds", "1", "--techniques", "lr_scale", "--sharpness")
+    done = converge(tmp_path, *options, script=("closure.py",))
+    assert done.returncode == 0, done.stderr
+    assert "sharpness of one worker, naive, lr_scale: not measured:" in done.stderr
+    assert "closure" in done.stderr
+    assert "best" in done.stderr
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from fake_launch import FakeLaunch, one_step
 
 from paceline.launch import Output
 from paceline.record import Outcome, StepWriter, read_run
+from paceline.record.sharpness import RunSharpness, write_sharpness
 
 
 class Learning(FakeLaunch):
@@ -108,6 +109,42 @@ def test_the_document(launched, paceline_):
     alone, naive, *_ = document["rows"]
     assert (alone["epochs_to_target"], naive["epochs_to_target"]) == (3, None)
     assert alone["seconds_to_target"] >= 0
+
+
+def test_sharpness_beside_the_accuracy(launched, paceline_, tmp_path):
+    plain = Learning.__call__
+
+    def measuring(self, run, *, record, **rest):
+        outcome = plain(self, run, record=record, **rest)
+        sharp = "lamb" not in " ".join(run.mods)
+        found = RunSharpness(eigenvalue=120.0, settled=sharp, loss=0.25, moved=0.5, radius=0.05, line=[(0.0, 1.0)])
+        write_sharpness(record, found if sharp else RunSharpness(trouble="not measured: it is compiled", radius=0.05))
+        return outcome
+
+    launched.__class__ = type("Measuring", (Learning,), {"__call__": measuring})
+    options = ("--seeds", "2", "--techniques", "lr_scale,lamb", "--sharpness")
+    code, out, err = paceline_("converge", *options, "--json", "train.py")
+    assert code == 0
+    table = err[err.index("technique") :]
+    assert all(len(line) <= 80 for line in table.splitlines()[:5])
+    for word in ("curvature", "moved", "120", "+0.25", "5 % of its norm", "sharpness of lamb: not measured: it is"):
+        assert word in table
+    alone, naive, _, lamb = json.loads(out)["rows"]
+    assert (naive["sharpness"]["eigenvalue"], naive["sharpness"]["rise"]) == (120.0, 0.25)
+    assert lamb["sharpness"]["eigenvalue"] is None
+    asked = [run.sharpness for run in launched.runs]
+    assert [one.keep for one in asked] == [True, False, False, False] * 2
+    assert [Path(one.line_from).name for one in asked[:4]] == ["", *["oneworker.seed0"] * 3]
+    assert [Path(one.line_from).name for one in asked[4:]] == ["", *["oneworker.seed1"] * 3]
+    assert alone["sharpness"]["line"] == [[0.0, 1.0]]
+    assert (tmp_path / json.loads(out)["line_plot"]).is_file()
+
+
+def test_nobody_asked_for_sharpness(launched, paceline_):
+    _, out, err = paceline_("converge", "--seeds", "1", "--techniques", "lamb", "--json", "train.py")
+    assert all(run.sharpness is None for run in launched.runs)
+    assert "curvature" not in err
+    assert json.loads(out)["line_plot"] is None
 
 
 def test_a_loss_that_is_no_number_is_a_result(launched, paceline_):

@@ -17,7 +17,7 @@ from paceline.cli.terminal import percent, plotted, stderr
 from paceline.errors import ScriptError, UsageError
 from paceline.launch import Event, Notice, check
 from paceline.mods import catalog
-from paceline.settings import RunSettings
+from paceline.settings import RunSettings, SharpnessSettings
 from paceline.topology import discover
 from paceline.trials.accuracy import compile_metric
 from paceline.trials.bench import Bench, Budget
@@ -67,6 +67,15 @@ Target = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+Sharpness = Annotated[
+    bool,
+    typer.Option(
+        "--sharpness",
+        help="Measure how sharp each solution is: largest Hessian eigenvalue, loss under moved weights, loss along "
+        "the line from one worker's.",
+        rich_help_panel=options.HOW,
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -76,6 +85,7 @@ def add_to(app: typer.Typer) -> None:
         cls=verb(
             "paceline converge --workers 8 train.py --epochs 12",
             "paceline converge --workers 8 --techniques lamb,auto train.py",
+            "paceline converge --workers 8 --sharpness train.py",
         ),
         context_settings=options.SCRIPT_LAST,
     )(converge)
@@ -92,6 +102,7 @@ def converge(
     metric: Metric = None,
     techniques: Techniques = None,
     target: Target = None,
+    sharpness: Sharpness = False,
     budget: series.BudgetOption = None,
     batch_dim: options.BatchDim = 0,
     whole: options.Whole = None,
@@ -121,6 +132,7 @@ def converge(
         backend=backend,
         mods=parse_mods(mod or []),
         seed=options.seed_or_new(seed),
+        sharpness=SharpnessSettings() if sharpness else None,
     )
     pattern = compile_metric(metric) if metric is not None else None
     time = series.parse_time(budget)
@@ -133,14 +145,17 @@ def converge(
     verdict, code = carry_out(session, settings, limit, measure, walk, target=target, console=console, quiet=quiet)
     (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
     plot = draw(verdict, session.record, script) if verdict.rows else None
+    line = draw_line(verdict, session.record, script)
     show_verdict(console, verdict, quiet=quiet)
     if not quiet:
         console.print()
         if plot:
             console.print(f"plot:   {plot}", soft_wrap=True)
+        if line:
+            console.print(f"plot:   {line}", soft_wrap=True)
         console.print(f"record: {session.record}", soft_wrap=True)
     if json:
-        session.print_document(document(verdict, session.record, plot, code))
+        session.print_document(document(verdict, session.record, plot, code) | {"line_plot": line and str(line)})
     raise typer.Exit(code)
 
 
@@ -208,6 +223,16 @@ def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
     from paceline.trials.converge_plot import draw as draw_plot
 
     path = record / "plots" / "converge.svg"
+    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
+
+
+def draw_line(verdict: Verdict, record: Path, script: str) -> Path | None:
+    """The plot of the losses between solutions, where some were measured."""
+    if not any(row.sharpness and row.sharpness.line for row in verdict.rows):
+        return None
+    from paceline.trials.line_plot import draw as draw_plot
+
+    path = record / "plots" / "line.svg"
     return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
 
 

@@ -6,46 +6,70 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.terminal import percent, rate, seconds
-from paceline.trials.converge import ALONE, Row, Verdict
+from paceline.trials.converge import ALONE, Row, Sharp, Verdict
+
+WIDE = 100  # columns
 
 
 def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
     """The table and the answer; with `quiet` only what is wrong."""
     if not quiet:
         console.print()
-        console.print(convergence_table(verdict))
+        console.print(convergence_table(verdict, wide=console.width >= WIDE))
         console.print()
         for line in answer(verdict):
             console.print(line, soft_wrap=True)
     for row in verdict.rows:
         if row.trouble:
             console.print(f"{row.technique}: {row.trouble}", style="yellow", soft_wrap=True)
+    for trouble, names in _by_trouble(verdict).items():
+        console.print(f"sharpness of {', '.join(names)}: {trouble}", style="yellow", soft_wrap=True)
     if verdict.unfinished:
         console.print("The budget ended before all trials were made.", style="yellow")
 
 
-def convergence_table(verdict: Verdict) -> Table:
-    """A line for each technique."""
+def _by_trouble(verdict: Verdict) -> dict[str, list[str]]:
+    """Techniques whose sharpness could not be measured, by the reason, which is often the same for all."""
+    found: dict[str, list[str]] = {}
+    for row in verdict.rows:
+        if row.sharpness is not None and row.sharpness.trouble:
+            found.setdefault(row.sharpness.trouble, []).append(row.technique)
+    return found
+
+
+def convergence_table(verdict: Verdict, *, wide: bool = True) -> Table:
+    """A line for each technique. With sharpness beside them, speeds and times need a wide terminal."""
+    sharp = any(row.sharpness for row in verdict.rows)
+    speeds = wide or not sharp
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
     table.add_column("workers", justify="right", no_wrap=True)
     names = [len(row.technique) for row in verdict.rows]
     table.add_column("technique", min_width=max((length for length in names if length < 20), default=0))
-    for name in ("accuracy", "samples/s", "to target", "time"):
+    names_after = ["accuracy", *["samples/s"] * speeds, "to target", *["time"] * speeds]
+    for name in [*names_after, *["curvature", "moved"] * sharp]:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for row in verdict.rows:
-        table.add_row(
-            str(row.workers),
-            row.technique,
-            accuracy(row),
-            rate(row.samples_per_s) if row.samples_per_s else "-",
-            "-"
-            if row.epochs_to_target is None
-            else f"{row.epochs_to_target:.3g} epoch{'s' * (row.epochs_to_target > 1)}",
-            "-" if row.seconds_to_target is None else seconds(row.seconds_to_target),
-            note(row, verdict),
-        )
+        epochs, time = row.epochs_to_target, row.seconds_to_target
+        cells = [str(row.workers), row.technique, accuracy(row)]
+        cells += [rate(row.samples_per_s) if row.samples_per_s else "-"] * speeds
+        cells += ["-" if epochs is None else f"{epochs:.3g} epoch{'s' * (epochs > 1)}"]
+        cells += ["-" if time is None else seconds(time)] * speeds
+        cells += [curvature(row.sharpness), rise(row.sharpness)] * sharp
+        table.add_row(*cells, note(row, verdict))
     return table
+
+
+def curvature(sharp: Sharp | None) -> str:
+    """The largest eigenvalue; ≈ where the iteration had not settled."""
+    if sharp is None or sharp.eigenvalue is None:
+        return "-"
+    return f"{'' if sharp.settled else '≈ '}{sharp.eigenvalue:.3g}"
+
+
+def rise(sharp: Sharp | None) -> str:
+    """By how much the loss rises when the weights are moved."""
+    return "-" if sharp is None or sharp.rise is None else f"{sharp.rise:+.2g}"
 
 
 def accuracy(row: Row) -> str:
@@ -82,6 +106,12 @@ def answer(verdict: Verdict) -> list[str]:
     mods = [mod for mod in best.mods if not mod.startswith(("emulate=", "accumulate="))]
     if mods:
         lines.append("With workers that are there: paceline run --batch scale " + " ".join(f"--mod {m}" for m in mods))
+    radius = next((row.sharpness.radius for row in verdict.rows if row.sharpness), 0.0)
+    if radius:
+        lines.append(
+            "curvature: the largest eigenvalue of the loss's Hessian. moved: how much the loss rises when each tensor "
+            f"is moved by {radius * 100:.0f} % of its norm."
+        )
     if verdict.target is not None:
         lines.append(f"target: {percent(verdict.target)}. Times are of this machine, not of {verdict.workers} workers.")
     return lines

@@ -196,7 +196,9 @@ def _divide(tensors: list[Tensor], by: float) -> list[Tensor]:
 
 
 def _size(batch: Any) -> int:
-    """Samples of a batch: the length of its first tensor."""
+    """Samples of a batch: what it says, or the length of its first tensor."""
+    if (samples := getattr(batch, "samples", None)) is not None:
+        return int(samples)
     while not isinstance(batch, Tensor):
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
     return int(batch.shape[0]) if batch.dim() else 1

@@ -53,9 +53,16 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         from paceline.profile.capture import Capture  # torch's profiler takes long to import
 
         capture = Capture(stage, recorder, folder, run.profile)
+    solution = None
+    if run.sharpness is not None:
+        from paceline.converge.solution import SolutionMeter
+
+        solution = SolutionMeter(stage, folder, run.sharpness)
     if settings.rank:
         Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
     finding.find(stage)
+    if solution is not None:
+        solution.install()
     aside.watch(stage)
     api.take_stage(stage, folder)
     streams.start(run.seed + run.seed_shift)

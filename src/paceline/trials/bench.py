@@ -24,7 +24,7 @@ from paceline.record.folder import unwritable
 from paceline.settings import RunSettings
 from paceline.trials.measured import Measured, Status, read_measured
 
-__all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "details"]
+__all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "details", "folder_of"]
 
 GRACE = 2.0  # seconds that a trial may take beyond the budget …
 GRACE_SHARE = 0.05  # … or this share of it, if that is more
@@ -133,7 +133,7 @@ class Bench:
         if self.budget.over:
             return self._not_measured(name, settings, "not run: the budget is over")
         self._on_start(name)
-        folder = self.record / "trials" / _folder(name)
+        folder = self.record / "trials" / folder_of(name)
         begun = time.monotonic()
         outcome = launch(
             settings,
@@ -167,7 +167,7 @@ def details(measured: Measured) -> str:
     return outcome.message if outcome and outcome.message else measured.message
 
 
-def _folder(name: str) -> str:
+def folder_of(name: str) -> str:
     """A folder's name for a trial's: no separators, not too long, still unique."""
     plain = re.sub(r"[^A-Za-z0-9._=+:,-]", "-", name)
     if plain == name and len(name) <= LONGEST:

@@ -16,6 +16,7 @@ import msgspec
 
 from paceline.errors import UsageError
 from paceline.mods import catalog
+from paceline.record.sharpness import RunSharpness
 
 ALONE, NAIVE = "one worker", "naive"
 TECHNIQUES = ("lr_scale", "warmup", "ghost_bn", "lars", "lamb", "auto")
@@ -36,6 +37,7 @@ class Trial(msgspec.Struct, kw_only=True):
     out_of_memory: bool = False
     unsupported: bool = False
     unfinished: bool = False  # the budget was over
+    sharpness: RunSharpness | None = None  # where it was asked for
 
 
 class Spread(msgspec.Struct, kw_only=True):
@@ -45,6 +47,18 @@ class Spread(msgspec.Struct, kw_only=True):
     low: float | None
     high: float | None
     seeds: int
+
+
+class Sharp(msgspec.Struct, kw_only=True):
+    """How sharp the solutions are: means over the seeds of which it could be measured."""
+
+    eigenvalue: float | None  # the largest one of the loss's Hessian
+    settled: bool
+    loss: float | None
+    rise: float | None  # of the loss, with each tensor moved by `radius` of its norm
+    radius: float
+    line: list[tuple[float, float | None]]  # of the first seed: from one worker's solution (0) to this one (1)
+    trouble: str = ""
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -61,6 +75,7 @@ class Row(msgspec.Struct, kw_only=True):
     seconds_to_target: float | None = None
     curves: list[list[tuple[float | None, float | None]]] = []  # of each seed
     trouble: str = ""
+    sharpness: Sharp | None = None
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -218,6 +233,23 @@ def _row(name: str, workers: int, trials: Sequence[Trial], mods: Sequence[str], 
         seconds_to_target=fmean(times) if times and len(times) == whole else None,
         curves=[trial.curve for trial in trials],
         trouble=next((t.trouble for t in trials if t.trouble), ""),
+        sharpness=_sharp([t.sharpness for t in trials if t.sharpness is not None]),
+    )
+
+
+def _sharp(found: Sequence[RunSharpness]) -> Sharp | None:
+    if not found:
+        return None
+    values = [one.eigenvalue for one in found if one.eigenvalue is not None]
+    moved = [(one.loss, one.moved - one.loss) for one in found if one.loss is not None and one.moved is not None]
+    return Sharp(
+        eigenvalue=fmean(values) if values else None,
+        settled=all(one.settled for one in found if one.eigenvalue is not None),
+        loss=fmean(loss for loss, _ in moved) if moved else None,
+        rise=fmean(rise for _, rise in moved) if moved else None,
+        radius=found[0].radius,
+        line=next((one.line for one in found if one.line), []),
+        trouble=next((one.trouble for one in found if one.trouble), ""),
     )
 
 

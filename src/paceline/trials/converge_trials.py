@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import time
@@ -15,9 +16,11 @@ from paceline.record import read_run, read_steps
 from paceline.record.folder import last_lines, log_path
 from paceline.record.logged import read_logged
 from paceline.record.schema import Step
+from paceline.record.sharpness import RunSharpness, read_sharpness
+from paceline.settings import SharpnessSettings
 from paceline.trials.accuracy import Reading, find, find_logged
-from paceline.trials.bench import Bench, Measured, details
-from paceline.trials.converge import Trial
+from paceline.trials.bench import Bench, Measured, details, folder_of
+from paceline.trials.converge import ALONE, Trial
 
 FILE = "accuracy.json"  # in a trial's record
 
@@ -41,7 +44,7 @@ class OnBench:
         assert self.bench is not None
         self._lines, self._rest, self._began = [], "", time.monotonic()
         all_mods = (*self.bench.settings.mods, *mods)
-        measured = self.bench.measure(name, mods=all_mods, seed_shift=seed)
+        measured = self.bench.measure(name, mods=all_mods, seed_shift=seed, sharpness=self._sharpness(name, seed))
         if not measured.record:
             return Trial(accuracy=None, unfinished=True, trouble=measured.message)
         path = Path(measured.record) / FILE
@@ -54,6 +57,14 @@ class OnBench:
         if not self.found and not trial.trouble and trial.diverged is None:
             raise self._nothing_found(measured)
         return trial
+
+    def _sharpness(self, name: str, seed: int) -> SharpnessSettings | None:
+        """One worker's run leaves its solution in its record; the others draw a line from there to their own."""
+        assert self.bench is not None
+        asked, alone = self.bench.settings.sharpness, f"{ALONE.replace(' ', '')}.seed{seed}"
+        if asked is None or name == alone:
+            return asked and dataclasses.replace(asked, keep=True)
+        return dataclasses.replace(asked, line_from=str((self.bench.record / "trials" / folder_of(alone)).resolve()))
 
     def _read(self, measured: Measured) -> Trial:
         folder = Path(measured.record)
@@ -77,7 +88,14 @@ class OnBench:
             trouble=trouble,
             out_of_memory=measured.status == "memory",
             unsupported=measured.status == "unsupported",
+            sharpness=self._read_sharpness(folder, bool(trouble)),
         )
+
+    def _read_sharpness(self, folder: Path, failed: bool) -> RunSharpness | None:
+        assert self.bench is not None
+        if self.bench.settings.sharpness is None or failed:
+            return None
+        return read_sharpness(folder) or RunSharpness(trouble="not measured: the script did not come to its end")
 
     def _readings(self, folder: Path, began: float) -> list[Reading]:
         logged = find_logged(read_logged(folder), began) if self._metric is None else []

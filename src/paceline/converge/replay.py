@@ -1,0 +1,302 @@
+"""Steps whose loss can be computed again: what an unmodified script called between its model and its backward.
+
+From a training call of a model to the optimizer's step, the calls that gradients pass through are noted: outermost
+module calls as a whole, torch's functions outside of them one by one. Everything else is a number by then and stays
+one: inputs, labels, masks, random numbers, what was detached. Computed again under other weights, the notes give the
+loss that the script would have had.
+
+What is not a function of the weights in this way is found and said: a loss with parts from before the model's call,
+several optimizers, closures, compiled code. The first step is computed again at once, and must give the script's own
+loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
+
+from paceline.script import streams, tree
+from paceline.script.proof import undisturbed
+from paceline.script.stage import Stage
+
+MOST_CALLS = 10_000  # noted in a step: more are a loop that never comes to a backward
+EXACT = 1e-3  # how far the loss may be off when it is computed again …
+NEARLY = 0.25  # … and where precision, dropout or the cutting of batches make it another one
+
+
+class Slot:
+    """Stands for a tensor that is made when the notes are computed again."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@dataclass(slots=True)
+class Call:
+    """One call, with slots in the place of what calls before it made."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    made: list[int | None]  # the slot of each leaf of its result
+    returns: bool = True  # False: it changes its first argument
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of a script, as notes."""
+
+    calls: list[Call] = field(default_factory=list)
+    losses: list[int] = field(default_factory=list)  # slots: the step went along the gradient of their sum
+    models: list[nn.Module] = field(default_factory=list)
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)  # of what was given, when it was
+    samples: int = 0
+
+    @property
+    def is_intact(self) -> bool:
+        """Nothing of what was given has been written over since."""
+        return all(tensor._version == version for tensor, version in self.versions)
+
+    def loss(self) -> Tensor:
+        """Under the weights, and in the modes, that the models have now."""
+        values: dict[int, Any] = {}
+
+        def put(leaf: Any) -> Any:
+            return values[leaf.number] if isinstance(leaf, Slot) else leaf
+
+        for call in self.calls:
+            args = tree.replace(call.args, put)
+            result = call.function(*args, **tree.replace(call.kwargs, put))
+            made = tree.leaves(result if call.returns else args[0])
+            if len(made) != len(call.made):
+                raise TypeError("in eval mode the model returns something else than in training")
+            values.update((slot, leaf) for slot, leaf in zip(call.made, made, strict=True) if slot is not None)
+        return torch.stack([values[slot].double() for slot in self.losses]).sum()
+
+
+class Notes(TorchFunctionMode):
+    """Shows the functions that a script calls outside of its models to `note`."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        super().__init__()
+        self.note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self.note(func, args, kwargs, result)
+        return result
+
+
+class Replay:
+    """Keeps the last steps of one worker's script: at least one, and more up to `samples`. `trouble` says why there are
+    none. Install it after the seams: it sees what the script sees, not what a worker computes of it."""
+
+    def __init__(self, stage: Stage, samples: int) -> None:
+        self.stage, self.samples = stage, samples
+        self.steps: deque[Step] = deque()
+        self.optimizer: Any = None
+        self.trouble = ""
+        self._now = Step()
+        self._slots: dict[int, int] = {}  # id → slot
+        self._alive: list[Any] = []  # so that an id stays one tensor's
+        self._values: list[Tensor] = []  # of the losses
+        self._open = self._stepping = self._proven = False
+        self._mode = Notes(self._note)
+        self._streams: Any = None
+        stage.subscribe(self)
+
+    def install(self) -> Callable[[], None]:
+        """Gives back what takes it out again."""
+        plain = nn.Module.__call__
+
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            stage = self.stage
+            if self.trouble or stage.depth or stage.backward_depth or stage.aside or not _has_parameters(module):
+                return plain(module, *args, **kwargs)
+            return self._call(plain, module, args, kwargs)
+
+        def remove() -> None:
+            nn.Module.__call__ = plain  # type: ignore[method-assign]
+
+        nn.Module.__call__ = __call__  # type: ignore[method-assign]
+        return remove
+
+    # -- seams -----------------------------------------------------------------------------------------------------
+
+    def before_backward(self, losses: list[Tensor]) -> None:
+        if self.trouble or not self._open:
+            self._give_up("a backward went through no call of a module in training mode" if not self._open else "")
+            return
+        for loss in losses:
+            slot = self._slots.get(id(loss))
+            if slot is None or loss.dim():
+                self._give_up("what its backward begins at is not one number that was made from the model's output")
+                return
+            self._now.losses.append(slot)
+            self._values.append(loss.detach())
+
+    def before_step(self, optimizer: Any) -> None:
+        self._stepping = True
+        self.optimizer = self.optimizer or optimizer
+        if optimizer is not self.optimizer:
+            self._give_up("the script has several optimizers: it does not go down one loss")
+        if self._open and not self.trouble and self._now.losses:
+            if not self._proven:
+                self._prove()
+            if not self.trouble:
+                self._keep()
+        self._close()
+
+    def after_step(self, optimizer: Any) -> None:
+        self._stepping = False
+
+    # -- taking notes ----------------------------------------------------------------------------------------------
+
+    def _call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self._open:
+            if not (torch.is_grad_enabled() and module.training):
+                return plain(module, *args, **kwargs)
+            if self._stepping:
+                self._give_up("the optimizer calls for the loss by itself (a closure)")
+                return plain(module, *args, **kwargs)
+            self._open = True
+            self._streams = None if self._proven else streams.snapshot()
+            self._mode.__enter__()
+        if "call" in vars(self.stage) or module._compiled_call_impl is not None:
+            self._give_up("the model is compiled, and compiled code has no second derivative")
+            return plain(module, *args, **kwargs)
+        with self._without_mode():
+            output = plain(module, *args, **kwargs)
+        if torch.is_grad_enabled() and not self.trouble:
+            if not self._now.samples:
+                first = tree.first_tensor((args, kwargs))
+                self._now.samples = 1 if first is None else int(first.shape[0])
+            if module not in self._now.models:
+                self._now.models.append(module)
+            self._note(module, args, kwargs, output)
+        return output
+
+    def _note(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        if not self._open or self.trouble:
+            return
+        returns = function is not Tensor.__setitem__
+        leaves = tree.leaves(result if returns else args[0])
+        if not any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in leaves):
+            return
+        now = self._now
+        if len(now.calls) >= MOST_CALLS:
+            self._give_up(f"it makes more than {MOST_CALLS:,} calls between two steps")
+            return
+        # Slots of arguments before those of results: a call in place returns what it was given.
+        call = Call(function, tree.replace(args, self._slot_of), tree.replace(kwargs, self._slot_of), [], returns)
+        for leaf in leaves:
+            call.made.append(self._new_slot(leaf) if isinstance(leaf, Tensor) else None)
+        now.calls.append(call)
+
+    def _new_slot(self, tensor: Tensor) -> int:
+        self._alive.append(tensor)
+        slot = self._slots[id(tensor)] = len(self._alive)
+        return slot
+
+    def _slot_of(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if (slot := self._slots.get(id(leaf))) is not None:
+            return Slot(slot)
+        if leaf.grad_fn is not None:
+            self._give_up("a part of its loss was made before the model was called")
+        elif not isinstance(leaf, nn.Parameter):
+            self._now.versions.append((leaf, leaf._version))
+        return leaf
+
+    def _prove(self) -> None:
+        """The notes of this step, computed again before its weights change, must give its loss."""
+        self._proven = True
+        expected = math.fsum(float(value) for value in self._values)
+        soft = self.stage.group.world > 1 or self._is_lowered() or streams.drawn_since(self._streams)
+        try:
+            with self._without_mode(), self.aside(), _as_it_was(self._now.models):
+                found = float(self._now.loss().detach())
+        except Exception as error:
+            self._give_up(f"its loss cannot be computed again: {first_line(error)}")
+            return
+        finally:
+            self._streams = None
+        off = abs(found - expected)
+        if math.isfinite(expected) and not off <= (NEARLY if soft else EXACT) * max(abs(expected), 1e-3):
+            self._give_up(f"its loss computed again is {found:.4g}, and was {expected:.4g}")
+
+    def _is_lowered(self) -> bool:
+        halves = (torch.float16, torch.bfloat16)
+        lowered = any(mod.startswith(("precision=", "accumulate=")) for mod in self.stage.run.mods)
+        return lowered or any(tensor.dtype in halves for tensor in self._alive)
+
+    def _keep(self) -> None:
+        self.steps.append(self._now)
+        while len(self.steps) > 1 and sum(step.samples for step in self.steps) - self.steps[0].samples >= self.samples:
+            self.steps.popleft()
+
+    def _give_up(self, why: str) -> None:
+        self.trouble = self.trouble or why
+        if self.trouble:
+            self.steps.clear()
+
+    def _close(self) -> None:
+        """Also takes the mode off, where it lies on top: a script may have put one of its own there."""
+        if self._open and _get_current_function_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+            self._open = False
+        self._now, self._slots, self._alive, self._values = Step(), {}, [], []
+
+    @contextmanager
+    def _without_mode(self) -> Iterator[None]:
+        """Inside a model nothing is noted, and nothing is slower than it was."""
+        on_top = _get_current_function_mode() is self._mode
+        if on_top:
+            self._mode.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            if on_top:
+                self._mode.__enter__()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Calls of modules are plain ones: whole, on this worker alone, and no seams."""
+        self.stage.depth += 1
+        try:
+            yield
+        finally:
+            self.stage.depth -= 1
+
+
+@contextmanager
+def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
+    """In training mode, as the script called them; buffers, attributes and streams are put back after."""
+    if not models:
+        yield
+        return
+    training = [[module.training for module in model.modules()] for model in models[:1]]
+    with undisturbed(models[0], all_eval=False), _as_it_was(models[1:]), torch.enable_grad():
+        for module, was in zip(models[0].modules(), training[0], strict=True):
+            module.__dict__["training"] = was
+        yield
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"

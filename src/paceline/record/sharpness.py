@@ -1,0 +1,37 @@
+"""The file `sharpness.json`: how sharp the minimum is that a run ended in; of rank 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class RunSharpness(msgspec.Struct, kw_only=True):
+    """Over the run's last batches, in eval mode. What could not be measured is None, and `trouble` says why."""
+
+    eigenvalue: float | None = None  # the largest one of the loss's Hessian
+    settled: bool = False  # the last iterations agreed on it
+    iterations: int = 0
+    loss: float | None = None
+    radius: float = 0.0  # by which part of its norm each tensor is moved …
+    moved: float | None = None  # … and the loss then, the mean over random directions
+    worst: float | None = None
+    line: list[tuple[float, float | None]] = []  # place, loss; 0 is the solution of `line_from`, 1 this run's
+    samples: int = 0
+    trouble: str = ""
+
+
+def solution_path(folder: Path) -> Path:
+    """Where a run that was asked to leaves its weights."""
+    return folder / "solution.pt"
+
+
+def write_sharpness(folder: Path, found: RunSharpness) -> None:
+    (folder / "sharpness.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+
+
+def read_sharpness(folder: Path) -> RunSharpness | None:
+    """None where nothing was written: nobody asked, or the run ended before its end."""
+    path = folder / "sharpness.json"
+    return msgspec.json.decode(path.read_bytes(), type=RunSharpness) if path.exists() else None
