@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from paceline import __version__
 from paceline.cli import options
+from paceline.cli.asked import Asked, runs_scripts
 from paceline.cli.example_first import verb
 from paceline.cli.scale_tables import show_verdict
 from paceline.cli.session import Session
@@ -53,26 +54,15 @@ def add_to(app: typer.Typer) -> None:
     )(scale)
 
 
+@runs_scripts
 def scale(
     context: typer.Context,
-    script: options.Script,
-    arguments: options.Arguments = None,
+    asked: Asked,
     workers: WorkersList = "1,2",
-    module: options.Module = False,
     weak: Weak = False,
     repeat: Repeat = 3,
     steps: Steps = 30,
-    view: options.ViewOption = "auto",
-    batch_dim: options.BatchDim = 0,
-    whole: options.Whole = None,
-    sync_bn: options.SyncBn = False,
-    threads: options.Threads = None,
-    backend: options.BackendOption = "auto",
     mod: options.Mods = None,
-    seed: options.Seed = None,
-    oversubscribe: options.Oversubscribe = False,
-    stall_warning: options.StallWarning = 60.0,
-    stall_abort: options.StallAbort = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -80,34 +70,23 @@ def scale(
     """Measures how much faster a script gets with more workers, and checks that its numbers stay the same."""
     session = Session.of(context, json=json)
     numbers = parse_workers(workers)
-    settings = RunSettings(
-        script=script,
-        module=module,
-        arguments=options.own_arguments(arguments),
+    settings = replace(
+        asked.settings(),
         workers=max(numbers),
-        view=view,
-        batch_dim=batch_dim,
-        whole=tuple(whole or ()),
-        sync_bn=sync_bn,
-        threads=threads,
         steps=steps,
-        backend=backend,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
-        seed=options.seed_or_new(seed),
-        stall_warning=stall_warning,
-        stall_abort=stall_abort,
     )
     mode: trials.Mode = "weak" if weak else "strong"
     plan = trials.plan(settings, numbers, rounds=repeat, mode=mode)
     # Before the record's folder is made: a mistake leaves nothing behind.
     for number in (numbers[0], numbers[-1]):
-        check(replace(settings, workers=number), discover(), oversubscribe=oversubscribe)
-    session.record = new_folder(record, f"scale-{Path(script).stem}")
+        check(replace(settings, workers=number), discover(), oversubscribe=asked.oversubscribe)
+    session.record = new_folder(record, f"scale-{Path(asked.script).stem}")
     console = stderr()
     results, interrupted = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
     verdict = trials.judge(results, mode=mode, record=session.record, interrupted=interrupted)
     (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
-    plot = draw(verdict, session.record, script) if verdict.points else None
+    plot = draw(verdict, session.record, asked.script) if verdict.points else None
     code = exit_code(verdict)
     if not quiet:
         show_verdict(console, verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options, series
+from paceline.cli.asked import Asked, runs_scripts
 from paceline.cli.example_first import verb
 from paceline.cli.session import Session
 from paceline.cli.sweep_tables import advice, complaint, show_verdict
@@ -70,29 +72,18 @@ def add_to(app: typer.Typer) -> None:
     )(sweep)
 
 
+@runs_scripts
 def sweep(
     context: typer.Context,
-    script: options.Script,
-    arguments: options.Arguments = None,
+    asked: Asked,
     workers: Workers = 1,
-    module: options.Module = False,
     start: From = None,
     to: To = None,
     repeat: Repeat = 2,
     steps: Steps = 1000,
     memory_limit: series.MemoryLimit = None,
     budget: series.BudgetOption = None,
-    view: options.ViewOption = "auto",
-    batch_dim: options.BatchDim = 0,
-    whole: options.Whole = None,
-    sync_bn: options.SyncBn = False,
-    threads: options.Threads = None,
-    backend: options.BackendOption = "auto",
     mod: options.Mods = None,
-    seed: options.Seed = None,
-    oversubscribe: options.Oversubscribe = False,
-    stall_warning: options.StallWarning = 60.0,
-    stall_abort: options.StallAbort = None,
     resume: series.Resume = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
@@ -100,37 +91,26 @@ def sweep(
 ) -> None:
     """Measures throughput against batch size, up to the ceiling, and names the knee."""
     session = Session.of(context, json=json)
-    settings = RunSettings(
-        script=script,
-        module=module,
-        arguments=options.own_arguments(arguments),
+    settings = replace(
+        asked.settings(),
         workers=workers,
-        view=view,
-        batch_dim=batch_dim,
-        whole=tuple(whole or ()),
-        sync_bn=sync_bn,
-        threads=threads,
         steps=steps,
         enough=ENOUGH,
-        backend=backend,
         mods=parse_mods(mod or []),
         memory_limit=series.parse_bytes(memory_limit),
-        seed=options.seed_or_new(seed),
-        stall_warning=stall_warning,
-        stall_abort=stall_abort,
     )
     if start is not None and to is not None and to < start:
         raise UsageError(f"Asked for batches from {start} to {to}.", advice=f"--from {to} --to {start}")
     time = series.parse_time(budget)
     # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, discover(), oversubscribe=oversubscribe)
-    session.record, settings = series.open_record("sweep", settings, parent=record, resume=resume, seed=seed)
+    check(settings, discover(), oversubscribe=asked.oversubscribe)
+    session.record, settings = series.open_record("sweep", settings, parent=record, resume=resume, seed=asked.seed)
     console = stderr()
     verdict, code = carry_out(
         session, settings, Budget(time), start=start, to=to, repeat=repeat, console=console, quiet=quiet
     )
     (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
-    plot = draw(verdict, session.record, script) if verdict.knee is not None else None
+    plot = draw(verdict, session.record, asked.script) if verdict.knee is not None else None
     show_verdict(console, verdict, quiet=quiet)
     if not quiet:
         console.print()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options, series, tune_tables
+from paceline.cli.asked import Asked, runs_scripts
 from paceline.cli.example_first import verb
 from paceline.cli.run import Workers
 from paceline.cli.session import Session
@@ -90,28 +92,17 @@ def add_to(app: typer.Typer) -> None:
     )(tune)
 
 
+@runs_scripts
 def tune(
     context: typer.Context,
-    script: options.Script,
-    arguments: options.Arguments = None,
+    asked: Asked,
     workers: Workers = None,
-    module: options.Module = False,
     budget: BudgetOption = "5m",
     allow: Allow = None,
     mod: Start = None,
     only: Only = None,
     without: Without = None,
     steps: Steps = 1000,
-    view: options.ViewOption = "auto",
-    batch_dim: options.BatchDim = 0,
-    whole: options.Whole = None,
-    sync_bn: options.SyncBn = False,
-    threads: options.Threads = None,
-    backend: options.BackendOption = "auto",
-    seed: options.Seed = None,
-    oversubscribe: options.Oversubscribe = False,
-    stall_warning: options.StallWarning = 60.0,
-    stall_abort: options.StallAbort = None,
     resume: series.Resume = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
@@ -119,31 +110,20 @@ def tune(
 ) -> None:
     """Finds the mods that make a script faster, proves each of them, and guards its losses."""
     session = Session.of(context, json=json)
-    settings = RunSettings(
-        script=script,
-        module=module,
-        arguments=options.own_arguments(arguments),
+    settings = replace(
+        asked.settings(),
         workers=options.default_workers() if workers is None else workers,
-        view=view,
-        batch_dim=batch_dim,
-        whole=tuple(whole or ()),
-        sync_bn=sync_bn,
-        threads=threads,
         steps=steps,
         enough=ENOUGH,
-        backend=backend,
-        seed=options.seed_or_new(seed),
-        stall_warning=stall_warning,
-        stall_abort=stall_abort,
     )
     host = discover()
     start = tuple(str(asked) for asked in catalog.parse(mod or []))
     tried = what_to_try(settings, host, allow=allow or [], only=only or [], without=without or [])
-    mods, profiled = advised(script, module=module, records=record)
+    mods, profiled = advised(asked.script, module=asked.module, records=record)
     seconds = series.parse_time(budget)
     # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, host, oversubscribe=oversubscribe)
-    session.record, settings = series.open_record("tune", settings, parent=record, resume=resume, seed=seed)
+    check(settings, host, oversubscribe=asked.oversubscribe)
+    session.record, settings = series.open_record("tune", settings, parent=record, resume=resume, seed=asked.seed)
     console = stderr()
     if profiled is not None and not quiet:
         console.print(f"paceline: what {profiled} found comes first: {' '.join(mods) or 'nothing'}", soft_wrap=True)
@@ -155,11 +135,11 @@ def tune(
         tune_tables.show_verdict(console, verdict)
     if verdict.problem:
         console.print(f"paceline: {verdict.problem}", style="red", soft_wrap=True)
-        console.print(f"  {tune_tables.advice(verdict, script)}", soft_wrap=True)
+        console.print(f"  {tune_tables.advice(verdict, asked.script)}", soft_wrap=True)
     if not quiet:
         show_result(console, verdict, settings, told, session.record)
     if json:
-        session.print_document(document(verdict, told, session.record, code, script))
+        session.print_document(document(verdict, told, session.record, code, asked.script))
     raise typer.Exit(code)
 
 
