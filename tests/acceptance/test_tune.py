@@ -38,6 +38,25 @@ for epoch in range(1000):
         optimizer.step()
     print(f"epoch {epoch} loss {loss.item():.5f}")
 """
+# The same on a clock that moves when it is told to, by what is loaded and by what is computed: then gains are numbers
+# that are known, however busy the machine.
+PLAYED = """\
+import time
+from torch.utils.data import TensorDataset
+from paceline.comm import stopwatch
+
+class Clock:
+    now = time.perf_counter()
+    def perf_counter(self):
+        return self.now
+
+def load(dataset, index, plain=TensorDataset.__getitem__):
+    clock.now += 0.0001
+    return plain(dataset, index)
+
+clock = stopwatch.time = Clock()
+TensorDataset.__getitem__ = load
+""" + SLOW_TO_LOAD.replace("        logits", "        clock.now += 0.01\n        logits")
 # The same with its data in one piece already: a step is a sleep, which no mod makes shorter.
 TUNED = """\
 import time
@@ -70,27 +89,35 @@ def tune(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=220,
             check=False,
         )
 
     return type_it
 
 
-def test_what_makes_a_script_faster_is_found_proven_and_kept(tune, tmp_path):
-    done = tune(SLOW_TO_LOAD, *QUICK, "--only", "resident", "--only", "fused_optimizer", "--json")
+@pytest.mark.parametrize(
+    ("script", "budget", "gains"),
+    [
+        pytest.param(PLAYED, "10m", (5.9, 6.1), id="played clock"),
+        pytest.param(SLOW_TO_LOAD, "90s", (1.5, 1000), id="real time", marks=pytest.mark.slow),
+    ],
+)
+def test_what_makes_a_script_faster_is_found_proven_and_kept(tune, tmp_path, script, budget, gains):
+    trials = ("--budget", budget, *QUICK[2:])
+    done = tune(script, *trials, "--only", "resident", "--only", "fused_optimizer", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     rows = {row["mod"]: row for row in document["mods"]}
     assert rows["resident"]["kept"], done.stderr
-    assert rows["resident"]["gain"] > 1.5
+    assert gains[0] < rows["resident"]["gain"] < gains[1]
     assert rows["resident"]["loss_difference"] < 1e-3
-    assert document["final"]["gain"] > 1.5
+    assert gains[0] < document["final"]["gain"] < gains[1]
     assert document["command"] == "paceline run --preset tuned --threads 1 train.py"
     assert "as fast" in done.stderr
     record = tmp_path / document["record"]
     assert (record / "plots" / "tune.svg").is_file()
-    done = tune(SLOW_TO_LOAD, "--preset", "tuned", "--steps", "20", "--json", verb="run")
+    done = tune(script, "--preset", "tuned", "--steps", "20", "--json", verb="run")
     assert done.returncode == 0, done.stderr
     assert "resident" in json.loads(done.stdout)["mods"]
     assert "preset of" in done.stderr
@@ -118,7 +145,8 @@ def test_on_a_tuned_script_there_is_nothing_to_gain(tune):
     ids=["no optimizer step", "no optimizer step and no end", "three steps", "NaN", "raises"],
 )
 def test_a_script_that_cannot_be_tuned_is_told_why(tune, script, says):
-    done = tune(script, "--budget", "10s", "--steps", "40", "--json")
+    budget = "10s" if "in the 10 s" in says else "2m"  # where it is not what is told, a busy machine may take its time
+    done = tune(script, "--budget", budget, "--steps", "40", "--json")
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert says.lower() in (document["error"]["message"] + done.stderr).lower()
