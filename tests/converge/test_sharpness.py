@@ -152,3 +152,10 @@ def test_the_scripts_random_stream_is_left_alone() -> None:
     largest_eigenvalue(loss_of, batches, model.parameters(), iterations=2)
     perturbed_loss(loss_of, batches, model.parameters(), directions=2)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_time_is_kept() -> None:
+    """One iteration is made in any case."""
+    model, batches, loss_of = net()
+    found = largest_eigenvalue(loss_of, batches, model.parameters(), seconds=0.0)
+    assert (found.iterations, found.settled) == (1, False) or found.eigenvalue < 0

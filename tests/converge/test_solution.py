@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from paceline.converge.solution import RADIUS, SolutionMeter
 from paceline.record.sharpness import RunSharpness, read_sharpness, solution_path
+from paceline.script import finding
 from paceline.settings import SharpnessSettings
 
 
@@ -323,3 +324,11 @@ def test_dropout_is_off_and_the_loop_sees_the_same_numbers(tmp_path: Path) -> No
     assert found.trouble == ""
     x, y = data()
     assert found.loss == pytest.approx(cross_entropy(watched.eval(), x, y).item(), rel=1e-6)
+
+
+def test_a_script_may_compile_where_our_modules_have_imported_torchs_names() -> None:
+    """The compiler is told to leave our code alone, and only ours: of some of torch's it cannot be told."""
+    model = model_of()
+    with staged(lone_group()) as stage:
+        finding._keep_out_of_graphs(stage)
+        assert model(torch.ones(2, 4, dtype=torch.float64)).shape == (2, 2)

@@ -10,6 +10,7 @@ measurement. The weights are as they were when a function returns, also when it 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,26 +48,29 @@ def largest_eigenvalue(
     iterations: int = 100,
     tolerance: float = 1e-3,
     seed: int = 0,
+    seconds: float = math.inf,
 ) -> Sharpness:
-    """By power iteration: each takes a Hessian-vector product, about two backwards a batch.
+    """By power iteration: each takes a Hessian-vector product, about two backwards a batch. After so many `seconds` no
+    further one is begun.
 
     Power iteration finds the eigenvalue of the largest size. Where that one is negative (a saddle), or another of the
     same size and the other sign keeps it from settling, a second one is made on the Hessian plus that size times the
     identity, which has no negative eigenvalue.
     """
     weights = [parameter for parameter in parameters if parameter.requires_grad]
+    end = time.monotonic() + seconds
 
     def product(vector: list[Tensor]) -> list[Tensor]:
         return hessian_vector(loss_of, batches, weights, vector)
 
-    found, size = _power(product, _random_like(weights, seed), iterations, tolerance)
-    if not math.isfinite(size) or (found.eigenvalue >= 0 and found.settled):
+    found, size = _power(product, _random_like(weights, seed), iterations, tolerance, end)
+    if not math.isfinite(size) or (found.eigenvalue >= 0 and (found.settled or time.monotonic() > end)):
         return found
 
     def shifted(vector: list[Tensor]) -> list[Tensor]:
         return [h + size * v for h, v in zip(product(vector), vector, strict=True)]
 
-    again, _ = _power(shifted, _random_like(weights, seed + 1), iterations, tolerance)
+    again, _ = _power(shifted, _random_like(weights, seed + 1), iterations, tolerance, end)
     return Sharpness(
         eigenvalue=again.eigenvalue - size, iterations=found.iterations + again.iterations, settled=again.settled
     )
@@ -148,7 +152,11 @@ def mean_loss(loss_of: LossOf, batches: Sequence[Any]) -> float:
 
 
 def _power(
-    product: Callable[[list[Tensor]], list[Tensor]], vector: list[Tensor], iterations: int, tolerance: float
+    product: Callable[[list[Tensor]], list[Tensor]],
+    vector: list[Tensor],
+    iterations: int,
+    tolerance: float,
+    end: float,
 ) -> tuple[Sharpness, float]:
     """The eigenvalue of the largest size, and that size."""
     vector = _divide(vector, _norm(vector))
@@ -164,7 +172,9 @@ def _power(
         if alike >= 3 and abs(eigenvalue) > (1 - 10 * tolerance) * size:
             return Sharpness(eigenvalue=eigenvalue, iterations=iteration, settled=True), size
         before, vector = eigenvalue, _divide(image, size)
-    return Sharpness(eigenvalue=before, iterations=iterations, settled=False), size
+        if time.monotonic() > end:
+            break
+    return Sharpness(eigenvalue=before, iterations=iteration, settled=False), size
 
 
 @contextmanager

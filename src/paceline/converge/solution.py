@@ -8,6 +8,7 @@ measurement beside the run, and never ends it.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ RADIUS = 0.05  # of each tensor's norm
 DIRECTIONS = 10
 ITERATIONS = 30
 TOLERANCE = 1e-2
+LEAST = 10.0  # seconds that the eigenvalue may take in any case: else, as long as the run
 PLACES = [-0.25 + 0.0625 * k for k in range(25)]  # from a quarter before the one solution to a quarter behind the other
 
 
@@ -36,6 +38,7 @@ class SolutionMeter:
     def __init__(self, stage: Stage, folder: Path, asked: SharpnessSettings) -> None:
         self.stage, self.folder, self.asked = stage, folder, asked
         self.replay = Replay(stage, asked.samples) if stage.group.rank == 0 else None
+        self._began, self._limit = time.monotonic(), LEAST
         stage.subscribe(self)
 
     def install(self) -> Callable[[], None]:
@@ -45,6 +48,7 @@ class SolutionMeter:
     def on_end(self) -> None:
         if self.replay is None or self.stage.aside:
             return
+        self._limit = max(LEAST, time.monotonic() - self._began)
         write_sharpness(self.folder, self._measure(self.replay))
 
     def _measure(self, replay: Replay) -> RunSharpness:
@@ -78,7 +82,9 @@ class SolutionMeter:
             return
         if _has_dead_end(torch.autograd.grad(_loss_of(steps[0]), weights, create_graph=True, allow_unused=True)):
             raise NotImplementedError("a function of the script's can be differentiated only once")
-        top = largest_eigenvalue(_loss_of, steps, weights, iterations=ITERATIONS, tolerance=TOLERANCE)
+        top = largest_eigenvalue(
+            _loss_of, steps, weights, iterations=ITERATIONS, tolerance=TOLERANCE, seconds=self._limit
+        )
         found.eigenvalue, found.settled, found.iterations = finite(top.eigenvalue), top.settled, top.iterations
 
     def _line(self, found: RunSharpness, steps: list[Step], weights: list[Tensor], models: list[nn.Module]) -> None:

@@ -94,10 +94,18 @@ def _keep_out_of_graphs(stage: Stage) -> None:
     torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
     for name, module in list(sys.modules.items()):
         if name.startswith("paceline."):
-            owners = [module, *(thing for thing in vars(module).values() if isinstance(thing, type))]
-            functions = [thing for owner in owners for thing in vars(owner).values() if hasattr(thing, "__code__")]
-            for function in functions:
+            owners = [
+                module,
+                *(thing for thing in vars(module).values() if isinstance(thing, type) and _is_ours(thing)),
+            ]
+            things = [thing for owner in owners for thing in vars(owner).values()]
+            for function in (thing for thing in things if hasattr(thing, "__code__") and _is_ours(thing)):
                 torch._dynamo.eval_frame.skip_code(inspect.unwrap(function).__code__)
+
+
+def _is_ours(thing: Any) -> bool:
+    """And not torch's, under a name that a module of ours has imported."""
+    return str(getattr(thing, "__module__", "")).startswith("paceline.")
 
 
 def _is_root(stage: Stage, module: nn.Module) -> bool:
