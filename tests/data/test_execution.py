@@ -14,10 +14,7 @@ import pytest
 import torch
 
 import paceline.data as pd
-from paceline.data.execution import TunedPool
-from paceline.data.meters import Clock, Meter
-from paceline.data.stages import How
-from paceline.data.tuning import Setting, Tuner
+from paceline.data.meters import Clock
 from paceline.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -263,86 +260,3 @@ def test_a_clock_counts_waiting_and_using(monkeypatch: pytest.MonkeyPatch) -> No
         clock.asked()
         clock.answered()
     assert (clock.waited, clock.used, clock.results) == (6.0, 4.0, 3)
-
-
-# -- tuning, on work that is only played -------------------------------------------------------------------------------
-
-
-def tuned(rate: Any, cores_used: Any, how: How, cores: int = 4, meter: Meter | None = None) -> tuple[Setting, int]:
-    """The setting that is found for work that gives `rate(setting)` results a second, and how many were tried."""
-    meter = meter or Meter("played")
-    tuner = Tuner(how, meter, cores)
-    now, tried = 0.0, {tuner.setting}
-    for _ in range(20_000):
-        if tuner.fixed:
-            break
-        step = 1 / rate(tuner.setting)
-        now += step
-        meter.given += 1
-        meter.idle += step
-        meter.cpu += step * cores_used(tuner.setting)
-        tuner.look(now)
-        tried.add(tuner.setting)
-    assert tuner.fixed
-    return tuner.setting, len(tried)
-
-
-def test_work_that_computes_and_lets_go_of_the_lock_gets_a_thread_for_each_core() -> None:
-    found, _ = tuned(lambda s: 100 * min(s.size, 4), lambda s: min(s.size, 4), How())
-    assert found == Setting("threads", 4)
-
-
-def test_work_that_holds_the_lock_gets_processes() -> None:
-    found, tried = tuned(
-        lambda s: 90 * min(s.size, 4) if s.kind == "processes" else 100,
-        lambda s: min(s.size, 4) if s.kind == "processes" else 1,
-        How(),
-    )
-    assert found == Setting("processes", 4)
-    assert tried < 8
-
-
-def test_work_that_waits_gets_many() -> None:
-    found, _ = tuned(lambda s: 10 * min(s.size, 32), lambda s: 0.01 * s.size, How())
-    assert found.kind == "threads"
-    assert 30 <= found.size <= 33
-
-
-def test_work_that_costs_more_to_hand_over_than_to_do_goes_back() -> None:
-    meter = Meter("played")
-    meter.jobs, meter.work = 10, 0.02  # 2 ms each, here
-    assert tuned(lambda s: 300, lambda s: 1.0, How(), meter=meter)[0] == Setting("here", 1)
-    meter = Meter("played")
-    meter.jobs, meter.work = 10, 0.02
-    assert tuned(lambda s: 300 * min(s.size, 4), lambda s: min(s.size, 4), How(), meter=meter)[0].kind == "threads"
-
-
-def test_work_that_went_back_goes_on_here() -> None:
-    pipeline = pd.items(list(range(40))).map_and_batch(make, 4)
-    jobs = pipeline._plan().nodes[-1]
-    pool = TunedPool(jobs, How(), jobs.meter)
-    stream = iter(pipeline)
-    stream.cursor._pool, stream.cursor._chosen = pool, True
-    first = next(stream)
-    pool._tuner.fixed, pool._setting = True, Setting("here", 1)
-    pool._old.append(pool._engine)
-    pool._engine, pool._outstanding = pool._start(Setting("here", 1)), 3
-    found = [first["y"].tolist(), *(batch["y"].tolist() for batch in stream)]
-    assert found == [list(range(at, at + 4)) for at in range(0, 40, 4)]
-    assert "here" in str(pipeline.report())
-    pool.close(wait=True)
-    pipeline.close()
-
-
-def test_what_is_asked_for_stays() -> None:
-    assert tuned(lambda s: 10 * min(s.size, 2), lambda s: s.size, How(kind="processes"), 2)[0].kind == "processes"
-    assert tuned(lambda s: 10 * s.size, lambda s: 0.1, How(parallel=3))[0].size == 3
-    assert Tuner(How(kind="threads", parallel=3), Meter(""), 8).fixed
-
-
-def test_nothing_is_tried_while_the_consumer_is_slower() -> None:
-    meter = Meter("played")
-    tuner = Tuner(How(), meter, 4)
-    for step in range(1000):
-        meter.given += 1
-        assert tuner.look(step * 0.01) is None
