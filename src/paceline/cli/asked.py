@@ -1,6 +1,6 @@
 """How a script is to run: the options of all verbs that run one, declared once.
 
-A verb that is marked with `runs_scripts` takes them beside its own, and is handed them as one `Asked`.
+A verb that is marked with `runs_scripts` takes them beside its own, and is handed them as its parameter `asked`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from paceline.cli import options
@@ -22,10 +22,8 @@ class Asked:
     script: options.Script
     arguments: options.Arguments = None
     module: options.Module = False
-    view: options.ViewOption = "auto"
     batch_dim: options.BatchDim = 0
     whole: options.Whole = None
-    sync_bn: options.SyncBn = False
     threads: options.Threads = None
     backend: options.BackendOption = "auto"
     seed: options.Seed = None
@@ -39,10 +37,8 @@ class Asked:
             script=self.script,
             arguments=options.own_arguments(self.arguments),
             module=self.module,
-            view=self.view,
             batch_dim=self.batch_dim,
             whole=tuple(self.whole or ()),
-            sync_bn=self.sync_bn,
             threads=self.threads,
             backend=self.backend,
             seed=options.seed_or_new(self.seed),
@@ -51,23 +47,37 @@ class Asked:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedWithView(Asked):
+    """Where the verb leaves it to the user what the script sees."""
+
+    view: options.ViewOption = "auto"
+    sync_bn: options.SyncBn = False
+
+    def settings(self) -> RunSettings:
+        return replace(Asked.settings(self), view=self.view, sync_bn=self.sync_bn)
+
+
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:
-    """For a verb with a parameter `asked`."""
-    shared = [field.name for field in fields(Asked)]
+    """For a verb with a parameter `asked`, of one of the classes above."""
+    own = dict(inspect.signature(verb, eval_str=True).parameters)
+    kind = own.pop("asked").annotation
+    hints = get_type_hints(kind, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(kind)
+    ]
 
     @functools.wraps(verb)
     def take(**typed: Any) -> None:
-        verb(asked=Asked(**{name: typed.pop(name) for name in shared}), **typed)
+        verb(asked=kind(**{parameter.name: typed.pop(parameter.name) for parameter in shared}), **typed)
 
-    own = inspect.signature(verb, eval_str=True).parameters
-    parameters = [parameter for name, parameter in own.items() if name != "asked"]
-    hints = get_type_hints(Asked, include_extras=True)
-    for field in fields(Asked):
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        parameters.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
-        )
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    parameters = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own.values()), *shared]
     take.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     take.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return take

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options, series
+from paceline.cli.asked import Asked, runs_scripts
 from paceline.cli.converge_tables import accuracy, show_verdict
 from paceline.cli.example_first import verb
 from paceline.cli.session import Session
@@ -91,26 +93,19 @@ def add_to(app: typer.Typer) -> None:
     )(converge)
 
 
+@runs_scripts
 def converge(
     context: typer.Context,
-    script: options.Script,
-    arguments: options.Arguments = None,
+    asked: Asked,
     workers: Workers = 8,
     on: On = 1,
-    module: options.Module = False,
     seeds: Seeds = 3,
     metric: Metric = None,
     techniques: Techniques = None,
     target: Target = None,
     sharpness: Sharpness = False,
     budget: series.BudgetOption = None,
-    batch_dim: options.BatchDim = 0,
-    whole: options.Whole = None,
-    threads: options.Threads = None,
-    backend: options.BackendOption = "auto",
     mod: options.Mods = None,
-    seed: options.Seed = None,
-    oversubscribe: options.Oversubscribe = False,
     resume: series.Resume = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
@@ -121,31 +116,24 @@ def converge(
     if workers % on:
         raise UsageError(f"Asked to emulate {workers} workers on {on}.", advice=f"-n takes a divisor of {workers}.")
     tried = parse_techniques(techniques)
-    settings = RunSettings(
-        script=script,
-        module=module,
-        arguments=options.own_arguments(arguments),
+    settings = replace(
+        asked.settings(),
         workers=on,
-        batch_dim=batch_dim,
-        whole=tuple(whole or ()),
-        threads=threads,
-        backend=backend,
         mods=parse_mods(mod or []),
-        seed=options.seed_or_new(seed),
         sharpness=SharpnessSettings() if sharpness else None,
     )
     pattern = compile_metric(metric) if metric is not None else None
     time = series.parse_time(budget)
     # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, discover(), oversubscribe=oversubscribe)
-    session.record, settings = series.open_record("converge", settings, parent=record, resume=resume, seed=seed)
+    check(settings, discover(), oversubscribe=asked.oversubscribe)
+    session.record, settings = series.open_record("converge", settings, parent=record, resume=resume, seed=asked.seed)
     console = stderr()
     measure, limit = OnBench(pattern), Budget(time)
     walk = Converge(measure, workers=workers, seeds=seeds, techniques=tried)
     verdict, code = carry_out(session, settings, limit, measure, walk, target=target, console=console, quiet=quiet)
     (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
-    plot = draw(verdict, session.record, script) if verdict.rows else None
-    line = draw_line(verdict, session.record, script)
+    plot = draw(verdict, session.record, asked.script) if verdict.rows else None
+    line = draw_line(verdict, session.record, asked.script)
     show_verdict(console, verdict, quiet=quiet)
     if not quiet:
         console.print()

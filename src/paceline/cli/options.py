@@ -27,6 +27,17 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[ARGUMENTS]...", help="The script's own arguments.", show_default=False),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--workers",
+        metavar="N",
+        help="How many workers.",
+        show_default="one for each GPU",
+        rich_help_panel=HOW,
+    ),
+]
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module: -m package.train.")]
 ViewOption = Annotated[
     View,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options, prove, series
+from paceline.cli.asked import AskedWithView, runs_scripts
 from paceline.cli.example_first import verb
 from paceline.cli.findings_table import show_findings
 from paceline.cli.live import LiveLine
@@ -29,21 +31,6 @@ if TYPE_CHECKING:
     from paceline.trials.profile import Profile
 
 WHAT = "What is traced"
-Script = Annotated[
-    str | None,
-    typer.Argument(metavar="SCRIPT", help="A training script, or a module's name with -m.", show_default=False),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "-n",
-        "--workers",
-        metavar="N",
-        help="How many workers.",
-        show_default="one for each GPU",
-        rich_help_panel=options.HOW,
-    ),
-]
 Steps = Annotated[
     int, typer.Option("--steps", metavar="K", min=1, help="Steps to trace, on every worker.", rich_help_panel=WHAT)
 ]
@@ -79,6 +66,13 @@ Top = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedOrTraced(AskedWithView):
+    """The same without a script, where traces are read."""
+
+    script: options.Script = ""
+
+
 def add_to(app: typer.Typer) -> None:
     """Makes the verb known."""
     app.command(
@@ -92,12 +86,11 @@ def add_to(app: typer.Typer) -> None:
     )(profile)
 
 
+@runs_scripts
 def profile(
     context: typer.Context,
-    script: Script = None,
-    arguments: options.Arguments = None,
-    workers: Workers = None,
-    module: options.Module = False,
+    asked: AskedOrTraced,
+    workers: options.Workers = None,
     steps: Steps = 5,
     warm_up: WarmUp = None,
     stack: Stack = False,
@@ -105,16 +98,6 @@ def profile(
     trace: TraceFiles = None,
     prove_it: prove.Prove = False,
     budget: prove.ProofBudget = None,
-    view: options.ViewOption = "auto",
-    batch_dim: options.BatchDim = 0,
-    whole: options.Whole = None,
-    sync_bn: options.SyncBn = False,
-    threads: options.Threads = None,
-    backend: options.BackendOption = "auto",
-    seed: options.Seed = None,
-    oversubscribe: options.Oversubscribe = False,
-    stall_warning: options.StallWarning = 60.0,
-    stall_abort: options.StallAbort = None,
     mod: options.Mods = None,
     top: Top = 10,
     record: options.RecordParent = options.RECORDS,
@@ -126,9 +109,9 @@ def profile(
     session = Session.of(context, json=json)
     console = stderr()
     if trace:
-        if script is not None:
+        if asked.script:
             raise UsageError(
-                f"Asked for the script {script} and for --trace, which reads what was traced before.",
+                f"Asked for the script {asked.script} and for --trace, which reads what was traced before.",
                 advice="Type one of them.",
             )
         if prove_it:
@@ -138,33 +121,22 @@ def profile(
             )
         _tell(_read(trace), session, console, top=top, json=json, quiet=quiet)
         return
-    if script is None:
+    if not asked.script:
         raise UsageError("There is no script to profile.", advice="Type: paceline profile train.py")
-    settings = RunSettings(
-        script=script,
-        module=module,
-        arguments=options.own_arguments(arguments),
+    settings = replace(
+        asked.settings(),
         workers=options.default_workers() if workers is None else workers,
-        view=view,
-        batch_dim=batch_dim,
-        whole=tuple(whole or ()),
-        sync_bn=sync_bn,
-        threads=threads,
-        backend=backend,
-        seed=options.seed_or_new(seed),
-        stall_warning=stall_warning,
-        stall_abort=stall_abort,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=whole_run),
     )
     seconds = series.parse_time(budget)
     # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, discover(), oversubscribe=oversubscribe)
+    check(settings, discover(), oversubscribe=asked.oversubscribe)
     if tensorboard is not None:
         prove_board(tensorboard)
-    session.record = new_folder(record, script)
+    session.record = new_folder(record, asked.script)
     outcome = _run(
-        settings, session, console, oversubscribe=oversubscribe, tensorboard=tensorboard, quiet=quiet, json=json
+        settings, session, console, oversubscribe=asked.oversubscribe, tensorboard=tensorboard, quiet=quiet, json=json
     )
     try:
         told = _read(session.record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options
+from paceline.cli.asked import AskedWithView, runs_scripts
 from paceline.cli.example_first import verb
 from paceline.cli.live import LiveLine
 from paceline.cli.noise import find_noise, noise_document, show_noise
@@ -23,23 +25,12 @@ from paceline.record import new_folder
 from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
-from paceline.settings import Batch, Compression, RunSettings
+from paceline.settings import Batch, Compression
 from paceline.topology import discover
 from paceline.trials.candidates import together
 from paceline.trials.preset import find_preset
 from paceline.trials.summary import Summary, summarize
 
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "-n",
-        "--workers",
-        metavar="N",
-        help="How many workers.",
-        show_default="one for each GPU",
-        rich_help_panel=options.HOW,
-    ),
-]
 BatchOption = Annotated[
     Batch,
     typer.Option(
@@ -124,24 +115,13 @@ def add_to(app: typer.Typer) -> None:
     )(run)
 
 
+@runs_scripts
 def run(
     context: typer.Context,
-    script: options.Script,
-    arguments: options.Arguments = None,
-    workers: Workers = None,
-    module: options.Module = False,
-    view: options.ViewOption = "auto",
+    asked: AskedWithView,
+    workers: options.Workers = None,
     batch: BatchOption = "keep",
-    batch_dim: options.BatchDim = 0,
-    whole: options.Whole = None,
-    sync_bn: options.SyncBn = False,
-    threads: options.Threads = None,
     steps: Steps = None,
-    backend: options.BackendOption = "auto",
-    seed: options.Seed = None,
-    oversubscribe: options.Oversubscribe = False,
-    stall_warning: options.StallWarning = 60.0,
-    stall_abort: options.StallAbort = None,
     mod: options.Mods = None,
     preset: PresetOption = None,
     compression: CompressionOption = "none",
@@ -160,27 +140,16 @@ def run(
     mods = tuple(str(asked) for asked in catalog.parse([*(mod or []), *emulated]))
     said = ""
     if preset is not None:
-        found, where = find_preset(preset, script, module=module, records=record)
+        found, where = find_preset(preset, asked.script, module=asked.module, records=record)
         if workers is None and not any(typed.startswith("workers=") for typed in mods):
             workers = found.workers
         mods = reduce(together, mods, tuple(found.mods))
         said = f"preset of {where}: {' '.join(mods) or 'no mods, since there was nothing to gain'}"
-    settings = RunSettings(
-        script=script,
-        module=module,
-        arguments=options.own_arguments(arguments),
+    settings = replace(
+        asked.settings(),
         workers=options.default_workers(mod or ()) if workers is None else workers,
-        view=view,
         batch=batch,
-        batch_dim=batch_dim,
-        whole=tuple(whole or ()),
-        sync_bn=sync_bn,
-        threads=threads,
         steps=steps,
-        backend=backend,
-        seed=options.seed_or_new(seed),
-        stall_warning=stall_warning,
-        stall_abort=stall_abort,
         mods=tuple(str(asked) for asked in catalog.parse(mods)),
         compression=compression,
         autotune=not no_autotune,
@@ -188,7 +157,7 @@ def run(
         noise_scale=noise_scale,
     )
     # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, discover(), oversubscribe=oversubscribe)
+    check(settings, discover(), oversubscribe=asked.oversubscribe)
     if timeline is not None and not timeline.absolute().parent.is_dir():
         raise UsageError(
             f"Asked for --timeline {timeline}, but there is no folder {timeline.parent}.",
@@ -196,7 +165,7 @@ def run(
         )
     if tensorboard is not None:
         prove_board(tensorboard)
-    session.record = new_folder(record, script)
+    session.record = new_folder(record, asked.script)
     console = stderr()
     if said and not quiet:
         console.print(f"paceline: {said}", soft_wrap=True)
@@ -209,7 +178,7 @@ def run(
                 zygote=session.workers(),
                 record=session.record,
                 on_event=on_event,
-                oversubscribe=oversubscribe,
+                oversubscribe=asked.oversubscribe,
             )
     finally:
         live.close()

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from paceline import __version__
 from paceline.cli import options
-from paceline.cli.asked import Asked, runs_scripts
+from paceline.cli.asked import AskedWithView, runs_scripts
 from paceline.cli.example_first import verb
 from paceline.cli.scale_tables import show_verdict
 from paceline.cli.session import Session
@@ -57,7 +57,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def scale(
     context: typer.Context,
-    asked: Asked,
+    asked: AskedWithView,
     workers: WorkersList = "1,2",
     weak: Weak = False,
     repeat: Repeat = 3,

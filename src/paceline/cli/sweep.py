@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options, series
-from paceline.cli.asked import Asked, runs_scripts
+from paceline.cli.asked import AskedWithView, runs_scripts
 from paceline.cli.example_first import verb
 from paceline.cli.session import Session
 from paceline.cli.sweep_tables import advice, complaint, show_verdict
@@ -75,7 +75,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def sweep(
     context: typer.Context,
-    asked: Asked,
+    asked: AskedWithView,
     workers: Workers = 1,
     start: From = None,
     to: To = None,

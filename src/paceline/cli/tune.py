@@ -12,9 +12,8 @@ import typer
 from rich.console import Console
 
 from paceline.cli import options, series, tune_tables
-from paceline.cli.asked import Asked, runs_scripts
+from paceline.cli.asked import AskedWithView, runs_scripts
 from paceline.cli.example_first import verb
-from paceline.cli.run import Workers
 from paceline.cli.session import Session
 from paceline.cli.terminal import plotted, rate, stderr
 from paceline.errors import UsageError
@@ -95,8 +94,8 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def tune(
     context: typer.Context,
-    asked: Asked,
-    workers: Workers = None,
+    asked: AskedWithView,
+    workers: options.Workers = None,
     budget: BudgetOption = "5m",
     allow: Allow = None,
     mod: Start = None,
