@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 
 import pytest
 from cuda_trace import Machine
@@ -20,7 +21,6 @@ from paceline.tables.trace import read_traces
 @pytest.fixture
 def paths(tmp_path, monkeypatch):
     monkeypatch.setattr(together, "WORTH_IT", 0)
-    monkeypatch.setattr(together, "HEAD_START", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     found = []
     for rank in (2, 0, 1):
@@ -33,6 +33,19 @@ def paths(tmp_path, monkeypatch):
     return found
 
 
+@pytest.fixture
+def nothing_here(monkeypatch):
+    """Children read everything: else this process would be done before they are ready."""
+
+    def wait(waiting):
+        while waiting:
+            time.sleep(0.01)
+        return {}
+
+    monkeypatch.setattr(together, "_read_here", wait)
+
+
+@pytest.mark.usefixtures("nothing_here")
 def test_nothing_is_lost_on_the_way(paths):
     for theirs, ours in zip(read_together(paths), read_traces(paths), strict=True):
         assert (theirs.rank, theirs.world, theirs.base, theirs.path) == (ours.rank, ours.world, ours.base, ours.path)
@@ -43,9 +56,16 @@ def test_nothing_is_lost_on_the_way(paths):
             assert table(theirs).equals(table(ours))
 
 
-@pytest.mark.parametrize("which", range(3))
-def test_a_damaged_one_is_told_as_ever(paths, which):
-    """Whoever reads it."""
+def test_whoever_is_free_takes_the_next(paths):
+    """Here nobody is faster than this process."""
+    assert [trace.rank for trace in read_together(paths)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("by_a_child", [True, False])
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_damaged_one_is_told_as_ever(paths, which, by_a_child, request):
+    if by_a_child:
+        request.getfixturevalue("nothing_here")
     paths[which].write_bytes(gzip.compress(b'{"traceEvents": [{"name": '))
     with pytest.raises(TraceError, match="was cut short") as caught:
         read_together(paths)
@@ -59,7 +79,15 @@ def test_tables_of_several_ranks_go_together(paths):
     assert table.filter(name="aten::mm")["shapes"].n_unique() == 3
 
 
-def test_a_child_that_dies_is_told(paths, monkeypatch):
+def test_a_child_that_cannot_start_is_no_loss(paths, monkeypatch):
     monkeypatch.setattr(together.sys, "executable", "/bin/false")
+    assert [trace.rank for trace in read_together(paths)] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_a_child_that_dies_over_a_file_is_told(paths, monkeypatch, tmp_path):
+    (tmp_path / "dies").write_text("#!/bin/sh\nprintf '!'\n")
+    (tmp_path / "dies").chmod(0o755)
+    monkeypatch.setattr(together.sys, "executable", str(tmp_path / "dies"))
     with pytest.raises(TraceError, match="has ended"):
         read_together(paths)

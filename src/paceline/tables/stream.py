@@ -21,9 +21,9 @@ import msgspec
 
 from paceline.errors import TraceError
 
-CHUNK = 8 << 20  # bytes of text decoded at a time
+CHUNK = 1 << 20  # bytes of text decoded at a time: what is made of them stays in a core's cache (8 MiB: 1.4 × the time)
 LONGEST = 32 << 20  # bytes of text that may come without a whole event, or before and after the events
-GUESSED = 1 << 17  # bytes at the end of a chunk in which a cut is looked for
+GUESSED = 1 << 16  # bytes at the end of a chunk in which a cut is looked for
 EXPANSION = 200  # times: JSON of a trace shrinks ten- to fiftyfold; one and the same byte, thousandfold
 PLAUSIBLE = 64 << 20  # bytes of text before the expansion is looked at
 
@@ -116,7 +116,7 @@ class Stream:
     def _events(self, text: Any) -> Iterator[list[Event]]:
         buffer, bare = self._begin(text)
         while True:
-            more = self._more(text)
+            more = self._more(text, buffer)
             buffer = (buffer + more).lstrip(_SPACE)
             if buffer[:1] not in (b"{", b"]", b""):
                 self._refuse(f"has something among its events that is none: {buffer[:20]!r}")
@@ -155,7 +155,7 @@ class Stream:
                 return buffer[start:], False
             if len(buffer) > LONGEST:
                 self._refuse(f'has no "traceEvents" in its first {LONGEST >> 20} MiB')
-            more = self._more(text)
+            more = self._more(text, buffer)
             if not more:
                 self._refuse('has no "traceEvents", or was cut short before them')
             buffer += more
@@ -184,7 +184,7 @@ class Stream:
 
     def _end(self, text: Any, buffer: bytes) -> None:
         """What comes after the events: `buffer` begins behind the list."""
-        while len(buffer) <= LONGEST and (more := self._more(text)):
+        while len(buffer) <= LONGEST and (more := self._more(text, buffer)):
             buffer += more
         if len(buffer) > LONGEST:
             return  # not ours to read: whatever it is, the events are whole
@@ -242,8 +242,9 @@ class Stream:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._refuse(f"has something among its events that is none: {error}", error)
 
-    def _more(self, text: Any) -> bytes:
-        chunk: bytes = text.read(CHUNK)
+    def _more(self, text: Any, held: bytes = b"") -> bytes:
+        """The next chunk. Where what is held was not enough, as much again, lest it be gone through too often."""
+        chunk: bytes = text.read(max(CHUNK, min(len(held), LONGEST + CHUNK - len(held))))
         self._read += len(chunk)
         if self._gzip and self._read > PLAUSIBLE and self._file is not None:
             times = self._read // max(self._file.tell(), 1)

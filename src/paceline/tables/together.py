@@ -1,15 +1,19 @@
 """Several traces, read at the same time: by as many processes as there are cores, this one among them.
 
 Decoding JSON holds Python's lock, so threads would not help. A child is started with a command line of its own, not
-forked: polars has threads. It reads its share of the files, and sends the columns back through a pipe.
+forked: polars has threads. Files wait in one line, largest first; whoever is free takes the next, this process from the
+start on, a child once it is ready. So nobody is given more than it can do, however busy its core is. A child sends the
+columns back through a pipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +26,8 @@ from paceline.errors import TraceError
 from paceline.tables.stream import Head
 from paceline.tables.trace import Trace, arrange, read_trace
 
-HEAD_START = 3 << 20  # bytes of compressed files that are read here while a child starts
-WORTH_IT = 2 * HEAD_START  # bytes: with less there is nothing to share out
+WORTH_IT = 6 << 20  # bytes of compressed files: with less there is nothing left to do when a child is ready
+READY = b"!"  # a child's first byte
 
 
 class _Told(msgspec.Struct):
@@ -44,91 +48,134 @@ def read_together(paths: Sequence[Path]) -> list[Trace]:
     cores = len(os.sched_getaffinity(0))
     if len(paths) < 2 or cores < 2 or sum(_size(path) for path in paths) < WORTH_IT or not sys.executable:
         return arrange([read_trace(path) for path in paths])
-    ours, *theirs = _shares(paths, min(cores, len(paths)))
-    children = [_start(share) for share in theirs]
+    waiting = deque(sorted(dict.fromkeys(paths), key=_size, reverse=True))
+    children = [_Child() for _ in range(min(cores, len(waiting)) - 1)]
     try:
         # Threads hold what comes out of the pipes; else a child would wait for us to read it.
-        with ThreadPoolExecutor(len(children)) as pool:
-            arriving = [pool.submit(_receive, child, share) for child, share in zip(children, theirs, strict=True)]
-            found = {path: read_trace(path) for path in ours}
-            for traces in arriving:
-                found |= traces.result()
-    except BaseException:
-        for child in children:
-            child.kill()
-        raise
+        with ThreadPoolExecutor(max(len(children), 1)) as pool:
+            arriving = [pool.submit(child.read, waiting) for child in children]
+            try:
+                found = _read_here(waiting)
+                for child in children:
+                    child.no_longer_needed()
+                for traces in arriving:
+                    found |= traces.result()
+            except BaseException:
+                waiting.clear()
+                for child in children:
+                    child.process.kill()
+                raise
     finally:
         for child in children:
-            child.wait()
+            child.process.wait()
     return arrange([found[path] for path in paths])
 
 
-def _shares(paths: Sequence[Path], count: int) -> list[list[Path]]:
-    """The files dealt out, largest first, each to whom has least; the first share is this process's own."""
-    shares: list[list[Path]] = [[] for _ in range(count)]
-    given = [0.0, *[float(HEAD_START)] * (count - 1)]
-    for path in sorted(dict.fromkeys(paths), key=_size, reverse=True):
-        least = given.index(min(given))
-        shares[least].append(path)
-        given[least] += _size(path)
-    return [shares[0], *(share for share in shares[1:] if share)]
-
-
-def _start(share: list[Path]) -> subprocess.Popen[bytes]:
-    # Where this package is, a child finds it, whatever the current folder is.
-    code = f"import sys; sys.path[:] = {sys.path!r}; from paceline.tables.together import main; main(sys.argv[1:])"
-    pipe = subprocess.PIPE
-    line = [sys.executable, "-c", code, *map(str, share)]
-    return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.DEVNULL)
-
-
-def _receive(child: subprocess.Popen[bytes], share: list[Path]) -> dict[Path, Trace]:
-    assert child.stdout is not None
+def _read_here(waiting: deque[Path]) -> dict[Path, Trace]:
     found = {}
-    with child.stdout as pipe:
-        for path in share:
-            head = pipe.read(8)
-            told = msgspec.json.decode(pipe.read(int.from_bytes(head, "little")) or b"{}", type=_Told)
-            if told.error:
-                raise TraceError(told.error, advice=told.advice)
-            events, memory = pipe.read(told.events), pipe.read(told.memory)
-            if not told.events or len(memory) < told.memory:
-                raise TraceError(f"The process that reads {path} has ended.", advice="Is there memory enough for it?")
-            found[path] = Trace(
-                path=Path(path),
-                rank=told.rank or 0,
-                world=told.world,
-                base=told.base,
-                events=pl.read_ipc(io.BytesIO(events)),
-                memory=pl.read_ipc(io.BytesIO(memory)),
-                head=told.head,
-            )
+    while (path := _next(waiting)) is not None:
+        found[path] = read_trace(path)
     return found
 
 
-def main(paths: Sequence[str], out: IO[bytes] = sys.stdout.buffer) -> None:
-    """A child's part."""
-    for path in paths:
+def _next(waiting: deque[Path]) -> Path | None:
+    try:
+        return waiting.popleft()
+    except IndexError:
+        return None
+
+
+class _Child:
+    """Another process that reads."""
+
+    def __init__(self) -> None:
+        # Where this package is, a child finds it, whatever the current folder is.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from paceline.tables.together import main; main()"
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        self.process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=nowhere)
+        self._begun = False
+
+    def no_longer_needed(self) -> None:
+        """Nothing waits any more: a child that is not ready yet comes too late."""
+        if not self._begun:
+            self.process.kill()
+
+    def read(self, waiting: deque[Path]) -> dict[Path, Trace]:
+        """Has it read what waits, one after the other; blocks."""
         try:
-            trace = read_trace(Path(path))
+            return self._read(waiting)
+        except TraceError:
+            waiting.clear()
+            raise
+        finally:
+            for pipe in (self.process.stdin, self.process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    assert pipe is not None
+                    pipe.close()
+
+    def _read(self, waiting: deque[Path]) -> dict[Path, Trace]:
+        found: dict[Path, Trace] = {}
+        to, back = self.process.stdin, self.process.stdout
+        assert to is not None
+        assert back is not None
+        if back.read(len(READY)) != READY:
+            return found  # one that cannot start is no loss
+        self._begun = True
+        while (path := _next(waiting)) is not None:
+            with contextlib.suppress(BrokenPipeError):
+                _send(to, os.fsencode(path))
+            found[path] = _receive(back, path)
+        return found
+
+
+def _receive(pipe: IO[bytes], path: Path) -> Trace:
+    told = msgspec.json.decode(_take(pipe) or b"{}", type=_Told)
+    if told.error:
+        raise TraceError(told.error, advice=told.advice)
+    events, memory = pipe.read(told.events), pipe.read(told.memory)
+    if not told.events or len(memory) < told.memory:
+        raise TraceError(f"The process that reads {path} has ended.", advice="Is there memory enough for it?")
+    return Trace(
+        path=Path(path),
+        rank=told.rank or 0,
+        world=told.world,
+        base=told.base,
+        events=pl.read_ipc(io.BytesIO(events)),
+        memory=pl.read_ipc(io.BytesIO(memory)),
+        head=told.head,
+    )
+
+
+def main() -> None:
+    """A child's part."""
+    paths, out = sys.stdin.buffer, sys.stdout.buffer
+    out.write(READY)
+    out.flush()
+    while path := _take(paths):
+        try:
+            trace = read_trace(Path(os.fsdecode(path)))
         except TraceError as error:
-            _send(out, _Told(error=error.message, advice=error.advice))
+            _send(out, msgspec.json.encode(_Told(error=error.message, advice=error.advice)))
             return
         events, memory = io.BytesIO(), io.BytesIO()
         trace.events.write_ipc(events)
         trace.memory.write_ipc(memory)
         told = _Told(rank=trace.rank, world=trace.world, base=trace.base, head=trace.head)
         told.events, told.memory = events.tell(), memory.tell()
-        _send(out, told)
+        _send(out, msgspec.json.encode(told))
         out.write(events.getbuffer())
         out.write(memory.getbuffer())
         out.flush()
 
 
-def _send(out: IO[bytes], told: _Told) -> None:
-    text = msgspec.json.encode(told)
+def _send(out: IO[bytes], text: bytes) -> None:
     out.write(len(text).to_bytes(8, "little") + text)
     out.flush()
+
+
+def _take(pipe: IO[bytes]) -> bytes:
+    """What was sent; nothing where the other side has ended."""
+    return pipe.read(int.from_bytes(pipe.read(8), "little"))
 
 
 def _size(path: Path) -> int:
