@@ -89,4 +89,5 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     module, _, own = _HOMES.get(name, f"making.{name}").partition(".")
-    return getattr(importlib.import_module(f"paceline.data.{module}"), own)
+    found = globals()[name] = getattr(importlib.import_module(f"paceline.data.{module}"), own)
+    return found  # … and from then on without a detour: decoders look their names up for every record

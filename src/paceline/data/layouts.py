@@ -1,0 +1,135 @@
+"""Examples as all known programs write them: names before values, numbers packed; and most of a file alike.
+
+What stands before a feature's value (its name, and five lengths) is gone through once. Where the same bytes stand in
+another Example, they are known to say the same: it takes one look into a dictionary. Whatever is written in another way
+that the wire format allows, or is no Example at all, is left to `example`.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+
+from paceline.data.wire import integers, varint
+
+BYTES, FLOATS, INTEGERS = 0x0A, 0x12, 0x1A  # tags of a feature's lists
+TEXTS = 0  # a list of bytes that does not hold one, but any number
+HEADS, FEATURES = 4096, 256  # that are kept
+WIDEST = 256  # bytes of a head that is kept
+UNKNOWN = repeat(0)
+FLOAT = np.dtype("<f4")
+Head = tuple[str, int, int, int]  # name and kind; where its value begins and ends, from where the head does
+
+
+class UnusualError(Exception):
+    """Written in a way that is allowed, and that nobody writes; or no Example at all."""
+
+
+class Layouts:
+    """What was seen so far. Threads may share it: at worst one of them looks again at what another just learned."""
+
+    def __init__(self) -> None:
+        self.heads: dict[bytes, Head] = {}
+        self.widths: tuple[int, ...] = ()  # bytes of each head of the last Example, to be tried first
+
+    def decode(self, raw: bytes) -> dict[str, Any]:
+        """Each feature's values. What is no usual Example raises UnusualError, IndexError or ValueError."""
+        found: dict[str, Any] = {}
+        end = len(raw)
+        if not end:
+            return found
+        at, head_of = into(raw, 0, end, 0x0A), self.heads.get
+        for width in chain(self.widths, UNKNOWN):
+            if at >= end:
+                break
+            name, kind, begin, stop = head_of(raw[at : at + width]) or self._learn(raw, at, end, len(found))
+            begin += at
+            at += stop
+            if kind == BYTES:
+                found[name] = [raw[begin:at]]
+            elif kind == INTEGERS:
+                found[name] = integers(raw[begin:at])
+            elif kind == FLOATS:
+                found[name] = np.ndarray((at - begin) >> 2, FLOAT, bytearray(raw[begin:at]))
+            else:
+                found[name] = texts(raw, begin, at)
+        if at > end:
+            raise UnusualError  # a value is longer than what there is
+        return found
+
+    def _learn(self, raw: bytes, at: int, end: int, number: int) -> Head:
+        """Goes through the head of the feature of this number."""
+        head, width = read_head(raw, at, end)
+        if width <= WIDEST and number < FEATURES:
+            if len(self.heads) >= HEADS:
+                self.heads.clear()
+            self.heads[raw[at : at + width]] = head
+            widths = self.widths
+            if widths[number : number + 1] != (width,):
+                self.widths = (*widths[:number], width, *widths[number + 1 :])
+        return head
+
+
+def read_head(raw: bytes, start: int, end: int) -> tuple[Head, int]:
+    """The head that begins there, and how many bytes it has. All that follows from it follows from these bytes."""
+    if raw[start] != 0x0A:
+        raise UnusualError
+    size, at = length(raw, start + 1)
+    stop = at + size
+    if stop > end or raw[at] != 0x0A:
+        raise UnusualError
+    size, at = length(raw, at + 1)
+    if at + size >= stop:
+        raise UnusualError
+    name = raw[at : at + size].decode()
+    at = into(raw, at + size, stop, 0x12)
+    kind = raw[at] if at < stop else 0
+    if kind not in (BYTES, FLOATS, INTEGERS):
+        raise UnusualError
+    begin = into(raw, at, stop, kind)
+    try:
+        at = into(raw, begin, stop, 0x0A)
+    except (UnusualError, IndexError):  # none, or several
+        if kind != BYTES:
+            raise UnusualError from None
+        return (name, TEXTS, begin - start, stop - start), begin - start
+    if kind == FLOATS and (stop - at) % 4:
+        raise UnusualError
+    return (name, kind, at - start, stop - start), at - start
+
+
+def texts(raw: bytes, at: int, stop: int) -> list[bytes]:
+    """A list of bytes."""
+    found = []
+    while at < stop:
+        if raw[at] != 0x0A:
+            raise UnusualError
+        size, at = length(raw, at + 1)
+        if at + size > stop:
+            raise UnusualError
+        found.append(raw[at : at + size])
+        at += size
+    return found
+
+
+def into(raw: bytes, at: int, stop: int, tag: int) -> int:
+    """Where the value of a field with this tag begins, which must end where everything around it does."""
+    if raw[at] != tag:
+        raise UnusualError
+    size, at = length(raw, at + 1)
+    if at + size != stop:
+        raise UnusualError
+    return at
+
+
+def length(raw: bytes, at: int) -> tuple[int, int]:
+    """A number, most often of one byte or two, and where the next thing begins."""
+    first = raw[at]
+    if first < 0x80:
+        return first, at + 1
+    second = raw[at + 1]
+    if second < 0x80:
+        return first & 0x7F | second << 7, at + 2
+    return varint(raw, at)
