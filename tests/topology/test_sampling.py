@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from paceline.record import Run, WorkerInfo, write_run
 from paceline.record.samples import read_samples
-from paceline.topology.sampling import Sampler
+from paceline.topology.sampling import Sampler, family_of
 
 
 @pytest.mark.slow
@@ -32,6 +36,22 @@ def test_samples_are_taken_until_the_end_and_not_after_it(tmp_path):
     assert worker.memory > 1 << 20
     assert max(sample.workers[0].cpu for sample in samples[1:]) > 0
     assert not [thread for thread in threading.enumerate() if thread.name == "sampler"]
+
+
+def test_loader_processes_count_with_their_worker(tmp_path):
+    """Also those that a thread started, and those that they started."""
+    waits = "import sys; sys.stdin.read()"
+    begins = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {waits!r}]); print(flush=True); {waits}"
+    pipe = subprocess.PIPE
+    with ThreadPoolExecutor(1) as pool:
+        child = pool.submit(subprocess.Popen, [sys.executable, "-c", begins], stdin=pipe, stdout=pipe).result()
+        with child:
+            child.stdout.readline()
+            below = {process.pid for process in psutil.Process(child.pid).children()}
+            assert len(below) == 1
+            assert {child.pid} | below < set(family_of(os.getpid()))
+            assert set(family_of(child.pid)) == {child.pid} | below
+            child.communicate()  # ends them
 
 
 def test_a_worker_that_is_gone_is_left_out(tmp_path):
