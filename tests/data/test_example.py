@@ -165,6 +165,30 @@ def test_hostile_bytes_after_known_ones(
         assert same(told, general) if isinstance(general, dict) else told == general
 
 
+def test_known_heads_of_what_is_cut_off() -> None:
+    """The Example's own length is right, but a feature is longer than what there is."""
+    features = {"image": b"123456", "label": [1, 2, 300], "x": [0.5, 1.5], "words": [b"a", b"bc"]}
+    inner = encode_example(features)[2:]
+    known, fresh = Layouts(), Layouts()
+    assert same(known.decode(counted(1, inner)), decode_any(counted(1, inner)))
+    for cut in range(1, len(inner)):
+        raw = counted(1, inner[:cut])
+        general = outcome(decode_any, raw)
+        for one in (known, fresh):
+            try:
+                assert same(one.decode(raw), general)
+            except (UnusualError, IndexError, ValueError):
+                assert isinstance(general, str)
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_numbers_of_more_than_64_bits(count: int) -> None:
+    for digits in (11, 12):
+        with pytest.raises(ValueError, match="64 bits"):
+            wire.integers(count * b"\xac\x02" + (digits - 1) * b"\x80" + b"\x01")
+    assert wire.integers(count * b"\xac\x02" + 9 * b"\x80" + b"\x01").tolist() == [*(count * [300]), -(1 << 63)]
+
+
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 1 << 20), max_size=80), st.binary(max_size=12))
 def test_packed_numbers(values: list[int], more: bytes) -> None:
     raw = b"".join(varint(value % (1 << 64)) for value in values)

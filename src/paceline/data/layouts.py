@@ -47,6 +47,8 @@ class Layouts:
             name, kind, begin, stop = head_of(raw[at : at + width]) or self._learn(raw, at, end, len(found))
             begin += at
             at += stop
+            if at > end:
+                raise UnusualError  # a value is longer than what there is
             if kind == BYTES:
                 found[name] = [raw[begin:at]]
             elif kind == INTEGERS:
@@ -55,8 +57,6 @@ class Layouts:
                 found[name] = np.ndarray((at - begin) >> 2, FLOAT, bytearray(raw[begin:at]))
             else:
                 found[name] = texts(raw, begin, at)
-        if at > end:
-            raise UnusualError  # a value is longer than what there is
         return found
 
     def _learn(self, raw: bytes, at: int, end: int, number: int) -> Head:
