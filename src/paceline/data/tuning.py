@@ -26,6 +26,7 @@ CLOSE = 1.1  # times as many results as another that is looked at again
 FINAL, TWICE = 3, 2  # settings that are looked at again, and windows of each
 COMPUTES = 0.1  # cores that threads are busy with, beside a consumer that does not wait, before the lock matters
 USED = 0.7  # of the cores that threads ought to use, below which processes are tried
+WAITS = 0.5  # cores, below which work waits for something else than the lock
 MOST = 64  # at a time, of jobs that wait
 
 
@@ -142,23 +143,36 @@ class Tuner:
         return self._go(wanted)
 
     def _doubtful(self) -> Setting | None:
-        """The next of the best ones that was seen only once."""
+        """The next of the best ones, the very best among them, that was seen only once."""
         best = sorted(self._seen, key=lambda setting: -self._seen[setting].rate)[:FINAL]
         close = [setting for setting in best if self._seen[setting].rate * CLOSE >= self._seen[best[0]].rate]
-        return next((setting for setting in close[1:] and close if self._seen[setting].windows < TWICE), None)
+        return next((setting for setting in close if self._seen[setting].windows < TWICE), None)
 
     def _ideas(self) -> Iterator[Setting]:
         """What may be better than the best so far, the most promising first."""
         best = max((setting for setting in self._seen if setting != HERE), key=self._worth)
         used = self._seen[best].cores
-        if self._how.kind == "auto" and best.kind == "threads" and used < USED * min(best.size, self._cores):
-            # The cores are not used. Does Python's lock keep threads from them, or does the work wait?
-            yield Setting("processes", self._how.parallel or max(2, self._cores))
+        # Where cores are not used, Python's lock keeps threads from them, or the work waits. Threads that take turns
+        # with the lock keep about one core busy; work that waits uses less, and wants more of whatever it has.
+        waits = used < WAITS
+        other = self._other_kind(best, used, waits)
+        if other is not None and not waits:
+            yield other
+        if self._how.parallel is None:
+            yield from self._pools(best, used)
+        if other is not None and waits:
+            yield other
         if self._how.parallel is not None:
             return
-        yield from self._pools(best, used)
         if self._alone * CLOSE >= self._seen[best].rate:
             yield HERE  # a promise from before: others may have come to use the cores since
+
+    def _other_kind(self, best: Setting, used: float, waits: bool) -> Setting | None:
+        if self._how.kind != "auto":
+            return None
+        if best.kind == "threads" and used < USED * min(best.size, self._cores):
+            return Setting("processes", self._how.parallel or max(2, self._cores))
+        return Setting("threads", best.size) if best.kind == "processes" and waits else None
 
     def _pools(self, best: Setting, used: float) -> Iterator[Setting]:
         if used < USED * self._cores and 2 * best.size <= MOST:
