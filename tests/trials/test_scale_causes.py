@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from played import CLOCK
 
 from paceline.launch import Zygote
 from paceline.settings import RunSettings
@@ -15,41 +16,15 @@ from paceline.trials import scale
 from paceline.trials.scale_why import CAUSES, Why
 
 TROUBLE = 0.04  # seconds a step: a busy machine makes waits of its own, which must stay below it
-WORK = 0.02  # seconds a step of one worker, on a played clock: shared out among several
+WORK = 0.02  # seconds a step of one worker: shared out among several
+REAL = "from time import sleep as spend\n"
 
 SCRIPT = f"""
-import os, sys, time
+import os, sys
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-cause, trouble, spend = sys.argv[1], {TROUBLE}, time.sleep
-
-if sys.argv[2] == "played":
-    from contextlib import contextmanager
-    from paceline.comm import stopwatch
-    from paceline.comm.group import Group
-
-    class Clock:  # moves when it is told to; whoever waits for others leaves when the last one has come
-        now, meetings = time.perf_counter(), 0
-
-        def perf_counter(self):
-            return self.now
-
-        def spend(self, seconds):
-            self.now += seconds
-
-        @contextmanager
-        def waiting(self, group, what, plain=Group._waiting):
-            with plain(group, what):
-                yield
-                self.meetings += 1
-                group._store.set(f"played{{self.meetings}}.{{group.rank}}", repr(self.now))
-                came = [group._store.get(f"played{{self.meetings}}.{{rank}}") for rank in range(group.world)]
-                self.now = max(map(float, came))
-
-    clock = stopwatch.time = Clock()
-    spend = clock.spend
-    Group._waiting = lambda group, what: clock.waiting(group, what)
+cause, trouble = sys.argv[1], {TROUBLE}
 
 if cause == "communication":
     from paceline.comm.group import Pending
@@ -76,8 +51,7 @@ class Model(torch.nn.Linear):
     def forward(self, x):
         if cause == "compute" or (cause == "imbalance" and os.environ["RANK"] == "1"):
             spend(trouble)
-        if sys.argv[2] == "played":
-            spend({WORK} * len(x) / 8)
+        spend({WORK} * len(x) / 8)
         return super().forward(x)
 
 
@@ -102,11 +76,11 @@ def zygote() -> Iterator[Zygote]:
 CASES = [*((cause, "strong") for cause in CAUSES), ("communication", "weak")]
 
 
-def explained(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode, time: str) -> Why:
+def explained(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode, clock: str) -> Why:
     """Why two workers lose what they lose."""
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    settings = RunSettings(script=str(script), arguments=(cause, time), threads=1, steps=14, view="batch")
+    script.write_text(clock + SCRIPT)
+    settings = RunSettings(script=str(script), arguments=(cause,), threads=1, steps=14, view="batch")
     results = scale.carry_out(
         scale.plan(settings, (1, 2), rounds=1, mode=mode),
         zygote=zygote,
@@ -133,7 +107,7 @@ def injected(cause: str) -> float:
 
 @pytest.mark.parametrize(("cause", "mode"), CASES)
 def test_the_trouble_is_named_with_its_seconds(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode) -> None:
-    why = explained(zygote, tmp_path, cause, mode, "played")
+    why = explained(zygote, tmp_path, cause, mode, CLOCK)
     work = WORK / (2 if mode == "strong" else 1)
     others = {"compute": work + (TROUBLE / 2 if cause == "imbalance" else 0.0)}
     for each in CAUSES:
@@ -144,5 +118,5 @@ def test_the_trouble_is_named_with_its_seconds(zygote: Zygote, tmp_path: Path, c
 @pytest.mark.slow
 @pytest.mark.parametrize(("cause", "mode"), CASES)
 def test_the_trouble_is_named_in_real_time(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode) -> None:
-    why = explained(zygote, tmp_path, cause, mode, "real")
+    why = explained(zygote, tmp_path, cause, mode, REAL)
     assert why.seconds[cause] > 0.5 * injected(cause)  # most: how much is lost on a busy machine, nobody knows
