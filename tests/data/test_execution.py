@@ -89,7 +89,7 @@ def test_what_is_ready_first_comes_first_when_order_does_not_matter() -> None:
 
     def wait(number: int) -> int:
         if number == 0:
-            gate.wait(10)
+            gate.wait(60)
         slow.set()
         return number
 
@@ -217,7 +217,7 @@ def test_prefetching_runs_ahead_and_stops_at_its_depth() -> None:
     pipeline = pd.items(list(range(100))).map(count, kind="here").prefetch(3)
     stream = iter(pipeline)
     assert next(stream) == 0
-    assert enough.wait(10)
+    assert enough.wait(60)
     assert len(made) <= 5
     pipeline.close()
 

@@ -181,7 +181,7 @@ def held_by_torch_groups(world: World) -> tuple[Any, Any]:
         dist.destroy_process_group(group)
         del group, work, works
         for thread in set(threading.enumerate()) - of_others:
-            thread.join(10)
+            thread.join(60)
         if turn in (0, TIMES // 2):
             threads = threading.active_count()
             counts.append((descriptors(), mapped(), threads, gone() is None))
