@@ -78,11 +78,12 @@ def on(hosts: list[tuple[str, str]], script: Path, compression: str) -> list[str
         command = ["ip", "netns", "exec", hosts[rank // 2][0], sys.executable, str(script), compression]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         running.append(subprocess.Popen(command, env=environment, **pipes))  # type: ignore[call-overload]
-    said = [process.communicate(timeout=120) for process in running]
+    said = [process.communicate(timeout=400) for process in running]
     assert [process.returncode for process in running] == [0] * 4, "\n".join(err for _, err in said)
     return said[0][0].split()  # type: ignore[no-any-return]
 
 
+@pytest.mark.timeout(900)  # four processes that import torch on few cores, twice
 @pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root and ip")
 def test_mirrored_over_two_hosts_prints_the_same_numbers_and_sums_by_hosts(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
