@@ -213,7 +213,8 @@ class Stream:
             if found:
                 cut = found[-1]
                 try:
-                    return self._decoder.decode(b"[" + buffer[: cut.start() + 1] + b"]"), cut.end() - 1, False
+                    text = b"".join((b"[", memoryview(buffer)[: cut.start() + 1], b"]"))
+                    return self._decoder.decode(text), cut.end() - 1, False
                 except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
                     pass  # a comma inside an event, or the list has ended: go through it token by token
         return self._cut_exactly(buffer)
