@@ -28,6 +28,7 @@ HEADS = 4096  # whose lengths are kept
 LARGEST = 2 << 30  # bytes of a record, where a file's size is not known
 LENGTH = struct.Struct("<Q")
 CRC = struct.Struct("<I")
+NONE: crc32c.Words = np.empty(0, np.uint32)
 CUT_OFF, NO_LENGTH = "the file ends in the middle of it", "its length's checksum is wrong"
 
 
@@ -121,8 +122,8 @@ class Reader:
 
     def _parse(self, buffer: bytes) -> tuple[list[bytes], int | None]:
         """The whole records at the buffer's start, and how many bytes they take; None where the rest is lost."""
-        records, tails, at = self._alike(buffer)
-        end, length_of, wrong = len(buffer), self._lengths.get, False
+        records, stored, at = self._alike(buffer)
+        tails, end, length_of, wrong = [], len(buffer), self._lengths.get, False
         while True:
             head = buffer[at : at + HEAD]
             length = length_of(head)
@@ -140,8 +141,10 @@ class Reader:
             records.append(buffer[at + HEAD : stop])
             tails.append(buffer[stop:after])
             at = after
+        if tails:
+            stored = np.concatenate([stored, np.frombuffer(b"".join(tails), "<u4")])
         good, kept = len(records), records
-        bad = np.flatnonzero(crc32c.masked_all(crc32c.of_all(records)) != np.frombuffer(b"".join(tails), "<u4"))
+        bad = np.flatnonzero(crc32c.masked_all(crc32c.of_all(records)) != stored)
         if len(bad):
             starts = np.cumsum([0, *(HEAD + len(record) + TAIL for record in records)])
             for number in bad.tolist():
@@ -154,18 +157,22 @@ class Reader:
             return kept, None
         return kept, at
 
-    def _alike(self, buffer: bytes) -> tuple[list[bytes], list[bytes], int]:
+    def _alike(self, buffer: bytes) -> tuple[list[bytes], crc32c.Words, int]:
         """Records at the buffer's start that are of one length, as often all are: found without a look at each. With
-        what stands after them, and how many bytes they take."""
+        their checksums as they are written, and how many bytes they take."""
         length = self._length(buffer[:HEAD]) if len(buffer) >= HEAD else None
         if length is None or not buffer.startswith(buffer[:HEAD], HEAD + length + TAIL):
-            return [], [], 0
+            return [], NONE, 0
         size = HEAD + length + TAIL
-        frames = np.frombuffer(buffer, np.uint8, len(buffer) // size * size).reshape(-1, size)
-        alike = (frames[:, :HEAD] == frames[0, :HEAD]).all(1)
-        count = len(frames) if alike.all() else int(alike.argmin())
+        count = len(buffer) // size
+        # Numbers that lie a record apart: all lengths, all their checksums, all those of the records.
+        lengths: Any = np.ndarray(count, "<u8", buffer, 0, (size,))
+        crcs: Any = np.ndarray(count, "<u4", buffer, 8, (size,))
+        alike = (lengths == length) & (crcs == crcs[0])
+        if not alike.all():
+            count = int(alike.argmin())
         records = [buffer[at : at + length] for at in range(HEAD, count * size, size)]
-        return records, [frames[:count, -TAIL:].tobytes()], count * size
+        return records, np.ndarray(count, "<u4", buffer, HEAD + length, (size,)), count * size
 
     def _length(self, head: bytes) -> int | None:
         """A record's length, if it is checked; kept, because records of one length have the same head."""
