@@ -90,7 +90,7 @@ def test_what_a_proof_cannot_do_is_said(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 2
     assert "--prove" in done.stderr
