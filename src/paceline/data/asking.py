@@ -40,6 +40,18 @@ def runs_as_one() -> bool:
     return stage is not None and stage.group.world > 1 and not stage.aside
 
 
+def grows() -> int:
+    """How many batches of the script's make one of the run's: with `--batch scale` one for each worker."""
+    stage = current()
+    return stage.group.world if stage is not None and runs_as_one() and stage.run.batch == "scale" else 1
+
+
+def workers() -> tuple[int, int]:
+    """This worker's number among those that run as one, and how many they are."""
+    stage = current()
+    return (stage.group.rank, stage.group.world) if stage is not None and runs_as_one() else (0, 1)
+
+
 def place() -> tuple[int, int]:
     """This worker's rank, and how many there are. A script that Paceline distributes is one process to itself: its part
     is everything, on every worker."""

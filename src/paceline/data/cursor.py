@@ -22,6 +22,8 @@ class Context:
     rank: int = 0
     world: int = 1
     epoch: Epoch = (0,)
+    parted: bool = False  # of each batch only those rows are made that are this worker's,
+    place: tuple[int, int] = (0, 1)  # … who is number so of so many that run as one and see the same batches
     ordered: bool = False  # also where the pipeline says that order does not matter: other workers see the same
 
     def in_round(self, number: int) -> Context:

@@ -185,6 +185,11 @@ class Chooser:
         """Whether there is nothing to find out first."""
         return self._pool is not None or self.how.kind in ("threads", "processes")
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether jobs may be done in other places than where they are asked for."""
+        return self.how.kind != "here"
+
     def choose(self, jobs: Jobs, meter: Meter) -> TunedPool | None:
         if self._pool is None:
             told = self.how.kind != "auto" or self.how.parallel is not None

@@ -19,7 +19,7 @@ from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.losses import Losses
 from paceline.data.meters import Meter
 from paceline.data.nodes import Settle, Settled
-from paceline.data.work import NOTHING, Token, Where, Work
+from paceline.data.work import NOTHING, Slice, Token, Where, Work
 from paceline.errors import UsageError
 from paceline.script import tree
 
@@ -60,6 +60,9 @@ class Pools(Protocol):
     @property
     def at_once(self) -> bool: ...
 
+    @property
+    def elsewhere(self) -> bool: ...
+
     def choose(self, jobs: Jobs, meter: Meter) -> Pool | None: ...
 
 
@@ -77,6 +80,19 @@ class Jobs:
 
     even = True
 
+    @property
+    def can_be_parted(self) -> bool:
+        """Whether a row of its batches depends on nothing but its own sample."""
+        work = self.work
+        alone = work.collate is None and not work.after and all(step.on_error == "raise" for step in work.steps)
+        return self.size is not None and alone
+
+    @property
+    def costly(self) -> bool:
+        """Whether a batch is more than a gather, and may be made elsewhere: what is asked for here may draw from the
+        script's own random numbers."""
+        return self.work.gather is None and self.pools is not None and self.pools.elsewhere
+
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
         given: list[int] = []
         if mark is not None and "again" in mark:
@@ -92,6 +108,14 @@ class Jobs:
         return below(marks)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """This worker's rows of a batch of so many; one borrowed row where it has none."""
+
+    value: Any
+    size: int
+
+
 @dataclass(slots=True)
 class Flying:
     """A job under way: its number since the last mark that all before it were given at, and the mark after it."""
@@ -100,6 +124,7 @@ class Flying:
     ticket: Ticket
     before: Mark
     after: Mark
+    size: int  # of the batch
 
 
 class JobsCursor(Cursor):
@@ -109,6 +134,7 @@ class JobsCursor(Cursor):
         self._node, self._up, self._meter = node, up, node.meter
         self._who = (*context.epoch, context.rank)
         self._seeded = node.work.seeded
+        self._place = context.place if context.parted and node.size is not None else None
         self._ordered = node.deterministic or context.ordered
         self._flying: deque[Flying] = deque()
         self._pool: Pool | None = None
@@ -155,9 +181,9 @@ class JobsCursor(Cursor):
                 if len(made) < len(keys):
                     self._where = None
                 return len(keys) == count
-            batch = node.work.do(keys, where, node.losses, token=token)
+            batch = node.work.do(self._own(keys), where, node.losses, token=token)
         if batch is not NOTHING:
-            found.append(batch)
+            found.append(self._told(batch, len(keys)))
             if self._meter.bytes < 0:
                 self._meter.bytes = size_of(batch)
         return len(keys) == size
@@ -180,7 +206,7 @@ class JobsCursor(Cursor):
         self._where = None
         self._note(flying)
         pool.given([other.ticket for other in self._flying])
-        return None if result is NOTHING else result
+        return None if result is NOTHING else self._told(result, flying.size)
 
     def _hand_over(self, room: int) -> None:
         size, work = self._node.size or 1, self._node
@@ -196,8 +222,8 @@ class JobsCursor(Cursor):
             if number in self._given:
                 continue
             assert self._pool is not None
-            ticket = self._pool.submit(keys, self._up.where(), token)
-            self._flying.append(Flying(number, ticket, before, self._up.mark()))
+            ticket = self._pool.submit(self._own(keys), self._up.where(), token)
+            self._flying.append(Flying(number, ticket, before, self._up.mark(), len(keys)))
             room -= 1
 
     def _drop_given(self) -> Any:
@@ -210,8 +236,19 @@ class JobsCursor(Cursor):
         if number in self._given:
             self._given.discard(number)
             return None
-        result = self._node.work.do(keys, self._up.where(), self._node.losses, token=token)
-        return None if result is NOTHING else result
+        result = self._node.work.do(self._own(keys), self._up.where(), self._node.losses, token=token)
+        return None if result is NOTHING else self._told(result, len(keys))
+
+    def _own(self, keys: Any) -> Any:
+        """What is to be made here of a batch of these."""
+        if self._place is None:
+            return keys
+        (rank, world), count = self._place, len(keys)
+        first, last = count * rank // world, count * (rank + 1) // world
+        return Slice(keys[first:last], first) if last > first else Slice(keys[:1], 0)
+
+    def _told(self, batch: Any, size: int) -> Any:
+        return batch if self._place is None else Rows(batch, size)
 
     def _note(self, flying: Flying) -> None:
         """Where this stands, now that `flying` is given: at the oldest that is under way, less what was given after."""

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from paceline.data import stages as s
-from paceline.data.asking import Number, at_least, checked_policy, how, place, runs_as_one
+from paceline.data.asking import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.augment import Augment, Operation
 from paceline.data.combining import Mixed, Zipped
 from paceline.data.cursor import Context, Mark
 from paceline.data.jobs import Last
 from paceline.data.losses import Losses, Policy
+from paceline.data.parting import Parting, is_the_scripts_own
 from paceline.data.plan import Plan, Planner, Runtime
 from paceline.data.reading import read_any, reader_of
 from paceline.data.reporting import Report, report_of
@@ -48,6 +50,7 @@ class Pipeline:
         self._context = context or Context()
         self._runtime = Runtime()
         self._planned: Plan | None = None
+        self._parting = Parting()
         self._epoch = 0  # of the next loop
         self._begin: tuple[int, Mark | None] | None = None  # where a restored state says to begin
         self._run: Run | None = None
@@ -215,8 +218,13 @@ class Pipeline:
         self._stop()
         epoch, mark = self._begin or (self._epoch, None)
         self._begin, self._epoch = None, epoch + 1
-        context = replace(self._context, epoch=(epoch,), ordered=runs_as_one())
-        self._run = Run(self, self._runtime, self._plan().open(context, mark), epoch, self._title)
+        plan, together = self._plan(), runs_as_one()
+        use, hand_out = "", None
+        if together and plan.gives_batches and is_the_scripts_own():
+            use = self._parting.begins(plan.parts)
+            hand_out = partial(self._parting.hand_out, use)
+        context = replace(self._context, epoch=(epoch,), ordered=together, parted=bool(use), place=workers())
+        self._run = Run(self, self._runtime, plan.open(context, mark), epoch, self._title, hand_out)
         return self._run
 
     def __len__(self) -> int:
@@ -224,7 +232,7 @@ class Pipeline:
         count = self._plan().length(self._context, self._begin[1] if self._begin else None)
         if count is None:
             raise TypeError("the length of this pipeline is not known before its end, or it has none")
-        return count
+        return -(-count // grows()) if self._plan().gives_batches else count
 
     def state(self) -> dict[str, Any]:
         """Where it stands after the last batch that was given: small, and made of plain numbers and texts."""

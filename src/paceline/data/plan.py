@@ -15,7 +15,7 @@ from paceline.data import order as orders
 from paceline.data import stages as s
 from paceline.data.ahead import Ahead
 from paceline.data.caching import Cached, Memo
-from paceline.data.combining import Zipped
+from paceline.data.combining import Mixed, Zipped
 from paceline.data.cursor import Context, Cursor, Mark
 from paceline.data.dealing import Deal
 from paceline.data.device import Moved
@@ -70,12 +70,34 @@ class Plan:
     def even(self) -> bool:
         return all(node.even for node in self.nodes)
 
+    @property
+    def gives_batches(self) -> bool:
+        """Whether what comes out has samples as its rows."""
+        found = False
+        for node in self.nodes:
+            if isinstance(node, (Zipped, Mixed)):
+                found = all(plan.gives_batches for plan in node.plans)
+            elif isinstance(node, Jobs) and node.size is not None:
+                found = True
+            elif isinstance(node, Interleaved):
+                found = False
+        return found
+
+    @property
+    def parts(self) -> Jobs | None:
+        """The stage whose batches are given as they are, if it can make them in part."""
+        last = next((node for node in reversed(self.nodes) if not isinstance(node, Ahead)), None)
+        return last if isinstance(last, Jobs) and last.can_be_parted else None
+
     def open(self, context: Context, mark: Mark | None) -> Cursor:
         return self._opener(len(self.nodes))(context, mark)
 
     def _opener(self, upto: int) -> Callable[[Context, Mark | None], Cursor]:
         def opened(context: Context, mark: Mark | None) -> Cursor:
-            return self.nodes[upto - 1].open(self._opener(upto - 1), context, mark)
+            node = self.nodes[upto - 1]
+            if context.parted and not isinstance(node, Ahead) and node is not self.parts:
+                context = replace(context, parted=False)
+            return node.open(self._opener(upto - 1), context, mark)
 
         return opened
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from paceline.data.cursor import Cursor
+from paceline.data.jobs import Rows
 from paceline.data.plan import Runtime
 from paceline.data.recording import keeper
+from paceline.errors import UsageError
 from paceline.script.api import current
 
 
 class Run:
     """One loop over a pipeline."""
 
-    def __init__(self, pipeline: object, runtime: Runtime, cursor: Cursor, epoch: int, title: str = "") -> None:
+    def __init__(
+        self,
+        pipeline: object,
+        runtime: Runtime,
+        cursor: Cursor,
+        epoch: int,
+        title: str,
+        hand_out: Callable[[Callable[[], Any]], Any] | None,
+    ) -> None:
         self.cursor, self.epoch, self.ended = cursor, epoch, False
+        self._hand_out = hand_out  # what makes a batch of what comes, where several workers run as one; else None
         self._pipeline = pipeline  # whose threads must not end before this does
         self._clock, self._losses = runtime.clock, runtime.losses
         self._final: dict[str, Any] | None = None
@@ -30,13 +42,22 @@ class Run:
         """In a run of Paceline's this is the seam where a loader hands out a batch, and its time that of data."""
         stage = current()
         if stage is None or threading.current_thread() is not threading.main_thread():
-            return self._next()
+            return self._whole(self._next())
         stage.watch.enter("data")
         try:
-            batch = self._next()
+            batch = self._next() if self._hand_out is None else self._hand_out(self._next)
         finally:
             stage.watch.leave()
         stage.emit("on_batch", batch)
+        return batch
+
+    def _whole(self, batch: Any) -> Any:
+        """In another thread than the main one, where nothing can be put together."""
+        if isinstance(batch, Rows):
+            raise UsageError(
+                "A loop over a pipeline was begun in the script's main thread and goes on in another one.",
+                advice="Begin it there, too: call iter(pipeline) in the thread that takes the batches.",
+            )
         return batch
 
     def _next(self) -> Any:

@@ -20,6 +20,17 @@ Token = tuple[int, ...]  # stands for a job, and for no other: its random number
 
 
 @dataclass(frozen=True, slots=True)
+class Slice:
+    """Keys that are a part of a batch's: the first of them is number `first` there."""
+
+    keys: Any
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A function of the user's, and what becomes of a sample on which it raises."""
 
@@ -73,6 +84,9 @@ class Work:
 
     def do(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty, token: Token = ()) -> Any:
         """A batch of these, or the one sample that is made of the only key; or NOTHING."""
+        first = 0
+        if isinstance(keys, Slice):
+            keys, first = keys.keys, keys.first
         if not self.batched:
             return next(self.on_each(keys, where, losses, token), NOTHING)
         if self.gather is not None:
@@ -84,7 +98,7 @@ class Work:
             batch = list(keys)  # raw records: there is nothing to put together
         else:
             tray = Tray(len(keys), allocate)
-            for sample in self.on_each(keys, where, losses, token):
+            for sample in self.on_each(keys, where, losses, token, first):
                 tray.put(sample)
             batch = tray.batch() if tray.count else NOTHING
         for step in self.after:
@@ -92,10 +106,10 @@ class Work:
                 batch = step(batch, lambda _: f"the batch that begins with {where(0)}", 0, losses, token)
         return batch
 
-    def on_each(self, keys: Any, where: Where, losses: Losses, token: Token = ()) -> Iterator[Any]:
-        """The samples made of these."""
-        samples = keys if self.fetch is None else self._fetched(keys, where)
-        for number, sample in enumerate(samples):
+    def on_each(self, keys: Any, where: Where, losses: Losses, token: Token = (), first: int = 0) -> Iterator[Any]:
+        """The samples made of these, the first of which has this number in its batch."""
+        samples = keys if self.fetch is None else self._fetched(keys, where, first)
+        for number, sample in enumerate(samples, first):
             for step in self.steps:
                 sample = step(sample, where, number, losses, token)
                 if sample is NOTHING:
@@ -103,9 +117,9 @@ class Work:
             else:
                 yield sample
 
-    def _fetched(self, keys: Any, where: Where) -> Iterator[Any]:
+    def _fetched(self, keys: Any, where: Where, first: int) -> Iterator[Any]:
         assert self.fetch is not None
-        for number, key in enumerate(keys.tolist()):
+        for number, key in enumerate(keys.tolist(), first):
             try:
                 yield self.fetch(key)
             except PacelineError:

@@ -37,9 +37,14 @@ def current() -> Stage | None:
     return _stage
 
 
+def in_own_process() -> bool:
+    """Whether this is the process that the stage is of, and not one that it forked."""
+    return os.getpid() == _pid
+
+
 def folder() -> Path | None:
     """Of the record that this process writes to, where there is one."""
-    return _folder if _stage is not None and os.getpid() == _pid else None
+    return _folder if _stage is not None and in_own_process() else None
 
 
 def before_leaving(callback: Callable[[], None]) -> None:
