@@ -1,114 +1,248 @@
-"""The accuracy table: one worker and eight emulated ones, with each technique; writes benchmarks/converge.md.
+"""The accuracy table: one worker and eight emulated ones, with each technique; writes converge.json and converge.md.
 
-    python benchmarks/converge.py --data DIR                                     # CIFAR-10 and Fashion-MNIST from there
-    PYTHONPATH=src:.gpu-site python3 benchmarks/converge.py --data DIR --into $OUT/converge.json
-    python benchmarks/converge.py --small                                        # on CPU, drawn pictures: does it work?
+    python benchmarks/converge.py --data DIR                                # all of it, CIFAR-10 and Fashion-MNIST
+    python benchmarks/converge.py --data DIR --minutes 9 --into a.json      # as far as nine minutes go; type it again
+    python benchmarks/converge.py --data DIR "cifar-10" --only lamb,auto --seeds 0,1,2 --into b.json
+    python benchmarks/converge.py --merge a.json b.json                     # one table of several files
+    python benchmarks/converge.py --small                                   # on CPU, drawn pictures: does it work?
 
-Each case is one `paceline converge` over benchmarks/residual_net.py: 12 epochs, batch 512 × 8 workers, Adam at 1e-3,
-bf16, three seeds; without batch norm and with it. Aims: naive is worst and LAMB is best by hand; `auto`, choosing by
-itself, reaches the better of the two single-worker accuracies, and the best technique's less one point.
+Each trial is one of `paceline converge` over benchmarks/residual_net.py: 12 epochs, batch 512 × 8 workers, Adam at
+1e-3, float32 (--precision bf16 for the other), training data on the GPU, three seeds; without batch norm and with it.
+Needs neither a network nor matplotlib. Aims: naive is worst and LAMB is best by hand; `auto`, choosing by itself,
+reaches the better of the two single-worker accuracies, and the best technique's less one point.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import math
+import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from side_by_side import PACELINE, ROOT
-from tune import machine
+import msgspec
+from in_parts import ABOUT, Kept, carry_out, unpacked
+from side_by_side import ROOT
 
-NET = "benchmarks/residual_net.py"
-TABLE1 = "lr_scale=8:linear,lr_scale=8:linear+warmup=22,lr_scale,warmup,lars,lamb,auto"
-TABLE2 = TABLE1 + ",ghost_bn,optimizer=lamb:0.02+ghost_bn=32+warmup=15+decay=88,optimizer=lars:5+warmup=15+decay=88"
-CASES = {  # arguments of the script, techniques
-    "cifar-10": (["--shape", "cifar"], TABLE1),
-    "cifar-10, batch norm": (["--shape", "cifar", "--norm"], TABLE2),
-    "fashion-mnist, batch norm": (["--shape", "fashion", "--norm"], TABLE2),
+from paceline.cli.converge_tables import accuracy
+from paceline.launch import Zygote
+from paceline.settings import RunSettings
+from paceline.trials.bench import Bench, Budget
+from paceline.trials.converge import ALONE, NAIVE, WARM_UP, Converge, Trial, Verdict, judge, parse_techniques
+from paceline.trials.converge_trials import OnBench
+
+NET = str(ROOT / "benchmarks" / "residual_net.py")
+CASES = {  # arguments of the script
+    "cifar-10": ("--shape", "cifar"),
+    "cifar-10, batch norm": ("--shape", "cifar", "--norm"),
+    "fashion-mnist, batch norm": ("--shape", "fashion", "--norm"),
 }
-SMALL = ["--train-size", "1024", "--test-size", "250", "--batch-size", "16", "--epochs", "2"]
-KEPT = ROOT / "benchmarks" / "converge.json"
+ROWS = {  # name: the technique as `--techniques` takes it; those that need a batch norm are marked
+    ALONE: "",
+    NAIVE: "",
+    "rate × 8": "lr_scale=8:linear",
+    "rate × 8, warm-up": "lr_scale=8:linear+warmup={warm}",
+    "rate × √8": "lr_scale",
+    "rate × √8, warm-up": "warmup",
+    "ghost": "ghost_bn",
+    "lars": "lars",
+    "lamb": "lamb",
+    "lars, by hand": "optimizer=lars:5+warmup={warm}+decay={steps}",
+    "lamb, by hand": "optimizer=lamb:0.02+ghost_bn=32+warmup={warm}+decay={steps}",
+    "auto": "auto",
+}
+NORMED = ("ghost", "lamb, by hand")
+WORKERS = 8
 
 
-def run(name: str, data: Path | None, seeds: int, small: bool, budget: str) -> dict[str, Any]:
-    """The verb's JSON document, with the command and the machine."""
-    arguments, techniques = CASES[name]
-    # A table's own techniques know how many steps there are; a small one has others.
-    techniques = "lr_scale,lamb,auto" if small else techniques
-    script = [NET, *arguments, *(SMALL if small else []), *(["--data", str(data)] if data else [])]
-    options = ["--workers", "8", "--seeds", str(seeds), "--budget", budget, "--techniques", techniques, "--seed", "1"]
-    if not small:
-        options += ["--mod", "precision=bf16", "--mod", "resident"]
-    print(f"paceline converge {' '.join([*options, *script])}", flush=True)
-    with tempfile.TemporaryDirectory() as records:
-        made = subprocess.run(
-            [*PACELINE, "converge", "--json", "--record", records, *options, *script],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            check=False,
-        )
-    document: dict[str, Any] = json.loads(made.stdout)
-    for key in ("record", "plot"):
-        document.pop(key, None)
-    typed = ["paceline", "converge", *options, *("DIR" if part == str(data) else part for part in script)]
-    return document | {"typed": " ".join(typed), "machine": machine(), "exit_code": made.returncode}
+class Sizes:
+    """Of a table."""
+
+    def __init__(self, small: bool) -> None:
+        self.train, self.test, self.batch, self.epochs = (512, 100, 8, 1) if small else (30_000, 2_000, 512, 12)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        names = {"--train-size": self.train, "--test-size": self.test, "--batch-size": self.batch}
+        return tuple(str(part) for pair in (names | {"--epochs": self.epochs}).items() for part in pair)
+
+    @property
+    def steps(self) -> int:
+        """Of eight workers."""
+        return self.epochs * math.ceil(self.train / (self.batch * WORKERS))
+
+    def mods(self, row: str) -> tuple[str, ...]:
+        if row == ALONE:
+            return ()
+        emulate = f"emulate={WORKERS}"
+        if row == NAIVE:
+            return (emulate,)
+        [technique] = parse_techniques(ROWS[row].format(warm=max(2, self.steps // WARM_UP), steps=self.steps))
+        return (emulate, *technique.mods(WORKERS, self.steps))
 
 
-def told(name: str, found: dict[str, Any]) -> list[str]:
+class Trials:
+    """Measures them, on one zygote."""
+
+    def __init__(self, sizes: Sizes, data: Path | None, mods: tuple[str, ...], records: Path) -> None:
+        self.sizes, self.data, self.mods, self.records = sizes, data, mods, records
+        self.zygote = Zygote.start()
+        self._benches: dict[str, OnBench] = {}
+
+    def __call__(self, case: str, row: str, seed: str) -> tuple[dict[str, Any], str]:
+        measure = self._bench(case)
+        trial = measure(f"{row}.seed{seed}", self.sizes.mods(row), int(seed))
+        said = trial.trouble or ("no accuracy" if trial.accuracy is None else f"{trial.accuracy:.1%}")
+        return msgspec.to_builtins(trial), f"{said}, {trial.samples_per_s:,.0f} images/s"
+
+    def _bench(self, case: str) -> OnBench:
+        if case not in self._benches:
+            folder = self.records / case.replace(", ", "-").replace(" ", "-")
+            folder.mkdir()
+            data = ("--data", str(self.data)) if self.data else ()
+            settings = RunSettings(
+                script=NET, arguments=(*CASES[case], *self.sizes.arguments, *data), mods=self.mods, seed=1
+            )
+            measure = OnBench(None)
+            measure.bench = Bench(
+                settings,
+                zygote=self.zygote,
+                record=folder,
+                budget=Budget(None),
+                verb="converge",
+                on_event=measure.event,
+            )
+            self._benches[case] = measure
+        return self._benches[case]
+
+
+def verdict_of(rows: dict[str, dict[str, Any]], sizes: Sizes) -> Verdict:
+    """The table of what is there so far."""
+    series = Converge(
+        lambda *_: Trial(accuracy=None), workers=WORKERS, seeds=max(map(len, rows.values())), techniques=()
+    )
+    for row in ROWS:
+        if row in rows:
+            series.trials[row] = [msgspec.convert(rows[row][seed], Trial) for seed in sorted(rows[row])]
+            series.mods[row] = sizes.mods(row)
+    return judge(series, target=None)
+
+
+def told(case: str, verdict: Verdict) -> list[str]:
     """A case as lines of the page."""
-    lines = [f"## {name}", "", f"    {found['typed']}", "", f"On {found['machine']}.", ""]
-    if "error" in found:
-        return [*lines, f"**{found['error']['message']}**", ""]
-    lines += ["| workers | technique | test accuracy | images/s | epochs to target | |", "|---|---|---|---|---|---|"]
-    for row in found["rows"]:
-        epochs = "" if row["epochs_to_target"] is None else f"{row['epochs_to_target']:.3g}"
-        notes = ["best"] if row["technique"] == found["chosen"] else []
-        notes += [f"diverged at step {row['diverged']}"] if row["diverged"] is not None else []
-        notes += [row["trouble"]] if row["trouble"] else []
-        cells = [str(row["workers"]), row["technique"], row["shown"], f"{row['samples_per_s']:,.0f}", epochs]
-        lines.append(f"| {' | '.join(cells)} | {', '.join(notes)} |")
-    return [*lines, "", f"Target: {found['target']:.1%}." if found["target"] else "", ""]
+    lines = [f"## {case}", "", "| workers | technique | mods | test accuracy | seeds | images/s | epochs to target | |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in verdict.rows:
+        epochs = "" if row.epochs_to_target is None else f"{row.epochs_to_target:.3g}"
+        notes = ["best"] if row.technique == verdict.chosen else []
+        notes += [f"diverged at step {row.diverged}"] if row.diverged is not None else []
+        notes += [row.trouble] if row.trouble else []
+        mods = " ".join(mod for mod in row.mods if not mod.startswith("emulate="))
+        cells = [str(row.workers), row.technique, mods, accuracy(row), str(row.accuracy.seeds)]
+        lines.append(f"| {' | '.join([*cells, f'{row.samples_per_s:,.0f}', epochs, ', '.join(notes)])} |")
+    return [*lines, "", f"Target: {verdict.target:.1%}." if verdict.target else "", ""]
 
 
-def aims(found: dict[str, Any]) -> list[str]:
-    """What was asked of the CIFAR-10 tables."""
-    plain, normed = ({r["technique"]: r for r in found.get(name, {}).get("rows", ())} for name in list(CASES)[:2])
-    if not plain or not normed:
-        return []
-    alone = max(rows["one worker"]["accuracy"]["mean"] for rows in (plain, normed))
-    eight = {name: row["accuracy"]["mean"] or 0.0 for name, row in normed.items() if name != "one worker"}
-    best = max(mean for name, mean in eight.items() if name != "auto")
-    return [
-        f"`auto` at 8 workers: {eight['auto']:.1%}. The better single worker: {alone:.1%}. "
-        f"The best technique chosen by hand: {best:.1%}.",
-        "",
+def aims(verdicts: dict[str, Verdict]) -> list[str]:
+    """What was asked of the CIFAR-10 tables, where their rows are there."""
+    tables = [
+        {row.technique: row.accuracy.mean or 0.0 for row in verdicts[case].rows}
+        for case in list(CASES)[:2]
+        if case in verdicts
     ]
+    if len(tables) < 2 or any(not {ALONE, NAIVE} <= table.keys() for table in tables):
+        return []
+    plain, normed = tables
+    alone = max(plain[ALONE], normed[ALONE])
+    eight = {f"{name}{', batch norm' * (table is normed)}": v for table in tables for name, v in table.items()
+             if name != ALONE}  # fmt: skip
+    by_hand = {name: value for name, value in eight.items() if not name.startswith("auto")}
+    worst, best = min(by_hand, key=by_hand.__getitem__), max(by_hand, key=by_hand.__getitem__)
+    said = f"One worker, the better of two: {alone:.1%}. Of eight, by hand: "
+    said += f"worst {worst} ({by_hand[worst]:.1%}), best {best} ({by_hand[best]:.1%})."
+    if "auto" in normed:
+        gaps = normed["auto"] - alone, normed["auto"] - by_hand[best]
+        said += f" `auto` with batch norm: {normed['auto']:.1%}: {gaps[0] * 100:+.1f} points of one worker, "
+        said += f"{gaps[1] * 100:+.1f} of the best by hand."
+    return [said, ""]
+
+
+def write_page(kept: Kept, sizes: Sizes) -> Path:
+    verdicts = {case: verdict_of(kept.tables[case], sizes) for case in CASES if kept.tables.get(case)}
+    about = kept.get(ABOUT, "machine", "")
+    head = [
+        "# The accuracy table",
+        "",
+        "Made by `benchmarks/converge.py`, which says how.",
+        *[f"On {about}."] * bool(about),
+    ]
+    page = [*head, "", *aims(verdicts), *(line for case, verdict in verdicts.items() for line in told(case, verdict))]
+    path = kept.path.with_suffix(".md")
+    path.write_text("\n".join(page).rstrip() + "\n")
+    return path
+
+
+def listed(text: str, known: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Rows, by comma; one whose own name has a comma is found as well."""
+    if text in known:
+        return [text]
+    names, parts = [], [part.strip() for part in text.split(",")]
+    while parts:
+        two = ", ".join(parts[:2])
+        name, parts = (two, parts[2:]) if two in known else (parts[0], parts[1:])
+        if name not in known:
+            parser.error(f"no row {name!r}; there are: {'; '.join(known)}")
+        names.append(name)
+    return names
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The accuracy table.")
     parser.add_argument("cases", nargs="*", help=f"of: {'; '.join(CASES)}")
     parser.add_argument("--data", type=Path, help="folder of the real sets")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--budget", default="30m", help="of each case")
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--into", type=Path, default=KEPT)
+    parser.add_argument("--only", metavar="ROWS", help=f"by comma, of: {'; '.join(ROWS)}")
+    parser.add_argument("--seeds", default="0,1,2", help="by comma")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no trial begins that would not fit")
+    parser.add_argument("--small", action="store_true", help="a few steps on drawn pictures")
+    parser.add_argument("--into", type=Path, default=ROOT / "benchmarks" / "converge.json")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="put these into --into, and run nothing")
     args = parser.parse_args()
+    rows = listed(args.only, list(ROWS), parser) if args.only else list(ROWS)
+    if unknown := set(args.cases) - CASES.keys():
+        parser.error(f"no case {unknown.pop()!r}; there are: {'; '.join(CASES)}")
+    kept, sizes = Kept(args.into.resolve()), Sizes(args.small)
+    if args.merge:
+        kept.merge(args.merge)
+        print(f"wrote {write_page(kept, sizes)}", file=sys.stderr)
+        return
     if args.data is None and not args.small:
         parser.error("give --data DIR, or --small")
-    found: dict[str, Any] = json.loads(args.into.read_text()) if args.into.exists() else {}
-    for name in args.cases or CASES:
-        found[name] = run(name, args.data, args.seeds, args.small, args.budget)
-        args.into.write_text(json.dumps(found, indent=1) + "\n")
-    head = ["# The accuracy table", "", "Made by `benchmarks/converge.py`, which says how.", "", *aims(found)]
-    page = [line for name in CASES if name in found for line in told(name, found[name])]
-    args.into.with_suffix(".md").write_text("\n".join([*head, *page]).rstrip() + "\n")
-    print(f"wrote {args.into.with_suffix('.md')}", file=sys.stderr)
+    kept.claim(" ".join([*sizes.arguments, args.precision, "real" if args.data else "drawn"]))
+    mods = ("resident", *(["precision=bf16"] if args.precision == "bf16" else []))
+    # All rows of a seed before the next one: a table that is cut short has all its lines.
+    wanted = [
+        (case, row, seed)
+        for seed in args.seeds.split(",")
+        for case in args.cases or CASES
+        for row in rows
+        if row not in NORMED or "--norm" in CASES[case]
+    ]
+    with unpacked(args.data) as data, tempfile.TemporaryDirectory() as records:
+        measure = Trials(sizes, data, mods, Path(records))
+        try:
+            carry_out(kept, wanted, measure, args.minutes * 60)
+        finally:
+            measure.zygote.close()
+            from tune import machine  # imports torch
+
+            kept.put(ABOUT, "machine", "", f"{machine()}, {args.precision}")
+            print(f"wrote {write_page(kept, sizes)}", file=sys.stderr)
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     main()

@@ -1,14 +1,16 @@
 """The network of the accuracy table, as a person would write it for one worker.
 
 A 7×7 convolution, a max-pool, two bottleneck blocks, an average pool and a linear layer; Adam at 1e-3. Prints the
-training and the test accuracy of each epoch.
+training and the test accuracy of each epoch; or, with --until, the step at which a test accuracy is reached.
 
     python benchmarks/residual_net.py --data DIR --norm
+    python benchmarks/residual_net.py --data DIR --until 0.5 --every 2048 --optimizer sgd --lr 0.04 --batch-size 256
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -63,14 +65,34 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--norm", action="store_true", help="with batch norm")
+    parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients make a step")
+    parser.add_argument("--until", type=float, help="stop where the mean of three test accuracies reaches this")
+    parser.add_argument("--every", type=int, default=2048, help="test after so many samples, with --until")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
 
-    torch.manual_seed(0)
+    torch.manual_seed(args.seed)
     x, y, x_test, y_test = pictures.load(args.shape, args.data, args.train_size, args.test_size)
-    loader = DataLoader(TensorDataset(x, y), args.batch_size, shuffle=True)
+    loader = DataLoader(TensorDataset(x, y), args.batch_size, shuffle=True, drop_last=args.accumulate > 1)
     model = Net(x.shape[1], args.norm).to(args.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
+    if args.optimizer == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, eps=1e-7)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    x_test, y_test = x_test.to(args.device), y_test.to(args.device)
+
+    @torch.no_grad()
+    def test() -> float:
+        model.eval()
+        parts = zip(x_test.split(500), y_test.split(500), strict=True)
+        right = torch.stack([(model(a).argmax(1) == b).sum() for a, b in parts]).sum().item()
+        model.train()
+        return right / len(x_test)
+
+    steps, seen, batches, last = 0, 0, 0, [0.0, 0.0, 0.0]
     for epoch in range(1, args.epochs + 1):
         model.train()
         right = torch.zeros((), device=args.device)
@@ -78,15 +100,23 @@ def main() -> None:
             images, labels = images.to(args.device), labels.to(args.device)
             logits = model(images)
             loss = F.cross_entropy(logits, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            (loss / args.accumulate).backward()
             right += (logits.argmax(1) == labels).sum()
-        model.eval()
-        with torch.no_grad():
-            parts = zip(x_test.split(500), y_test.split(500), strict=True)
-            tested = sum((model(a.to(args.device)).argmax(1).cpu() == b).sum().item() for a, b in parts)
-        print(f"epoch {epoch} train accuracy {right.item() / len(x):.4f} test accuracy {tested / len(x_test):.4f}")
+            batches, seen = batches + 1, seen + len(labels)
+            if batches % args.accumulate:
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if args.until and seen >= args.every:
+                seen, last = 0, [*last[1:], test()]
+                if sum(last) / 3 >= args.until:
+                    print(f"reached {args.until} after {steps} steps, test accuracy {last[-1]:.4f}")
+                    return
+                if not math.isfinite(loss.item()):
+                    print(f"diverged at step {steps}, test accuracy {last[-1]:.4f}")
+                    return
+        print(f"epoch {epoch} train accuracy {right.item() / len(x):.4f} test accuracy {test():.4f}")
 
 
 if __name__ == "__main__":

@@ -130,16 +130,19 @@ def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_order_of_techniques_on_drawn_pictures(tmp_path: Path) -> None:
-    """Minutes on two cores. Eight workers learn less in as many epochs; LAMB gets most of it back, and what is chosen
-    by itself is near it. (Eight times this script's rate is too high for it, warm-up or not: that is below naive.)"""
-    sizes = ("--train-size", "4096", "--test-size", "1000", "--batch-size", "64", "--epochs", "4")
+    """A minute or two on two cores. Eight workers learn least when nothing is done about it; a higher rate helps, LAMB
+    helps most, and what is chosen by itself is near it. (At the script's own default rate, eight times as much is too
+    high: it diverges, warm-up or not.)"""
+    sizes = ("--train-size", "2048", "--test-size", "500", "--batch-size", "32", "--epochs", "4", "--lr", "0.005")
     options = ("--workers", "8", "--seeds", "1", "--techniques", "lr_scale,warmup,lamb,auto")
     done = converge(tmp_path, *options, "--json", script=(str(EXAMPLES / "cnn.py"), *sizes))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     means = {row["technique"]: row["accuracy"]["mean"] for row in document["rows"]}
-    assert means["one worker"] > means["naive"] + 0.2
+    assert means["one worker"] > means["naive"] + 0.3
+    assert means["naive"] == min(means.values())
+    for better in ("lr_scale", "lr_scale + warmup"):
+        assert means["naive"] + 0.1 < means[better] < means["lamb"] - 0.1
     assert document["chosen"] in ("lamb", "auto")
-    assert means["lamb"] > means["naive"] + 0.1
-    assert means["auto"] > means["naive"] + 0.1
     assert means["auto"] > means["lamb"] - 0.05
+    assert means["lamb"] > means["one worker"] - 0.05, "what eight workers had lost is back"

@@ -253,7 +253,7 @@ BUFFER = torch.zeros(12, 4, dtype=torch.float64)
         (Aux, lambda model, x, y: F.cross_entropy(model(x)[0], y), "something else than in training"),
         (model_of, penalty_before, "before the model was called"),
         (model_of, no_model, "no call of a module"),
-        (lambda: model_of().bfloat16(), lambda m, x, y: cross_entropy(m, x.bfloat16(), y), "half precision"),
+        (lambda: model_of().bfloat16(), lambda m, x, y: cross_entropy(m, x.bfloat16(), y), "float32 or float64"),
     ],
 )
 def test_what_is_no_function_of_the_weights_is_said(tmp_path: Path, model: Any, loss_of: Loss, says: str) -> None:

@@ -55,13 +55,13 @@ class SolutionMeter:
         steps = [step for step in replay.steps if step.is_intact]
         found = RunSharpness(samples=sum(step.samples for step in steps), radius=RADIUS)
         if not steps:
-            changed = "the batches were written over" if replay.steps else "no step was made"
+            changed = "the batches were written over" if replay.steps else "no backward was seen before a step"
             found.trouble = f"not measured: {replay.trouble or changed}"
             return found
         models = list(dict.fromkeys(model for step in steps for model in step.models))
         weights = [w for group in replay.optimizer.param_groups for w in group["params"] if w.requires_grad]
         if any(weight.dtype not in (torch.float32, torch.float64) for weight in weights):
-            found.trouble = "not measured: the weights are of half precision, too coarse for it"
+            found.trouble = "not measured: it takes weights in float32 or float64"
             return found
         with replay.aside(), _measurable(models):
             for part in (self._perturb, self._curve, self._line):

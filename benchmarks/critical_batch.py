@@ -1,0 +1,194 @@
+"""Is the noise scale the batch at which more of it stops to help? Writes critical_batch.json and critical_batch.md.
+
+    python benchmarks/critical_batch.py --data DIR                             # CIFAR-10
+    python benchmarks/critical_batch.py --data DIR --minutes 9 --into a.json   # as far as it goes; type it again
+    python benchmarks/critical_batch.py --data DIR --only 64,128 --into b.json # these batches; `noise` for the rest
+    python benchmarks/critical_batch.py --merge a.json b.json
+    python benchmarks/critical_batch.py --small                                # on CPU, drawn pictures: does it work?
+
+Measured: the steps that benchmarks/residual_net.py (no batch norm, SGD with momentum) needs to a test accuracy, at
+batches from 64 to 8192, each at the best of some learning rates. S = S_min · (1 + B_crit / B) is fitted to them.
+Predicted: the noise scale by `paceline run --noise-scale` on the way to the same accuracy, from four seeds, at a batch
+of 4 × 128 and the rate that was best at 512. Aim: within a factor of two of each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from in_parts import Kept, carry_out, unpacked
+from side_by_side import PACELINE, ROOT
+
+from paceline.converge.critical import critical_batch
+from paceline.launch import Zygote
+from paceline.record.folder import log_path
+from paceline.record.noise import Noise, read_noise
+from paceline.settings import RunSettings
+from paceline.trials.bench import Bench, Budget
+
+NET = str(ROOT / "benchmarks" / "residual_net.py")
+REACHED = re.compile(r"reached [\d.]+ after (\d+) steps")
+PARTS, NOISE_SEEDS = 4, 4
+STEPS, NOISE = "steps", "noise"  # the two tables
+
+
+class Case:
+    """What is run: all of it, or so little that one sees whether it works."""
+
+    def __init__(self, small: bool, target: float | None, rates: str | None) -> None:
+        self.batches = [16, 32, 64] if small else [64 << k for k in range(8)]
+        self.noise_batch = 32 if small else 512
+        usual = "0.01,0.03" if small else "0.005,0.01,0.02,0.04,0.08,0.16"
+        self.rates = (rates or usual).split(",")
+        self.target = target or (0.3 if small else 0.5)
+        sizes = ("--train-size", "512", "--test-size", "100", "--epochs", "3", "--every", "64")
+        self.script = (
+            *("--shape", "cifar", "--optimizer", "sgd", "--until", str(self.target)),
+            *(
+                sizes
+                if small
+                else ("--train-size", "30000", "--test-size", "2000", "--epochs", "30", "--every", "2048")
+            ),
+        )
+
+    def arguments(self, batch: int, rate: str, data: Path | None, parts: int = 1) -> tuple[str, ...]:
+        size = ("--batch-size", str(batch // parts), "--lr", rate, "--accumulate", str(parts))
+        return (*self.script, *size, *(("--data", str(data)) if data else ()))
+
+
+class Trials:
+    """Measures one figure at a time."""
+
+    def __init__(self, case: Case, kept: Kept, data: Path | None, records: Path) -> None:
+        self.case, self.kept, self.data, self.records = case, kept, data, records
+        self.zygote = Zygote.start()
+        settings = RunSettings(script=NET, mods=("resident",), seed=1)
+        self.bench = Bench(settings, zygote=self.zygote, record=records, budget=Budget(None), verb="converge")
+
+    def __call__(self, table: str, row: str, key: str) -> tuple[dict[str, Any], str]:
+        return self._noise(int(key)) if table == NOISE else self._steps(int(row), key)
+
+    def _steps(self, batch: int, rate: str) -> tuple[dict[str, Any], str]:
+        measured = self.bench.measure(f"{batch}.{rate}", arguments=self.case.arguments(batch, rate, self.data))
+        text = log_path(Path(measured.record), 0).read_text()
+        reached = REACHED.search(text)
+        steps = int(reached[1]) if reached else None
+        last = (text.strip().splitlines() or ["nothing"])[-1]
+        return {"steps": steps, "seconds": measured.seconds}, f"{steps} steps" if steps else f"not reached ({last})"
+
+    def _noise(self, seed: int) -> tuple[dict[str, Any], str]:
+        """By the verb, as a person types it."""
+        rate = best_rates(self.kept).get(self.case.noise_batch, ("", self.case.rates[len(self.case.rates) // 2]))[1]
+        script = [NET, *self.case.arguments(self.case.noise_batch, rate, self.data, PARTS)]
+        script += ["--seed", str(seed)]
+        command = ["run", "--noise-scale", "--quiet", "--json", "--mod", "resident"]
+        folder = self.records / f"noise{seed}"
+        done = subprocess.run(
+            [*PACELINE, *command, "--record", str(folder), *script], cwd=ROOT, stdout=subprocess.PIPE, check=True
+        )
+        document = json.loads(done.stdout[done.stdout.index(b"{") :])
+        lines = read_noise(Path(document["record"]))
+        scale = document["noise_scale"]
+        return {"lines": msgspec.to_builtins(lines), "rate": rate}, f"noise scale {scale and scale.get('batch')}"
+
+
+def best_rates(kept: Kept) -> dict[int, tuple[int, str]]:
+    """Of each batch that reached the target: the fewest steps, and the rate that took them."""
+    found = {}
+    for batch, rates in kept.tables.get(STEPS, {}).items():
+        reached = [(value["steps"], rate) for rate, value in rates.items() if value["steps"]]
+        if reached:
+            found[int(batch)] = min(reached)
+    return dict(sorted(found.items()))
+
+
+def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(S_min, B_crit) of S = S_min · (1 + B_crit / B), by least squares of logarithms."""
+
+    def misfit(critical: float) -> tuple[float, float]:
+        logs = [math.log(steps / (1 + critical / batch)) for batch, steps in points]
+        mean = math.fsum(logs) / len(logs)
+        return math.fsum((value - mean) ** 2 for value in logs), math.exp(mean)
+
+    tried = [2 ** (k / 32) for k in range(32 * 20)]  # 1 to a million
+    best = min(tried, key=lambda critical: misfit(critical)[0])
+    return misfit(best)[1], best
+
+
+def told(kept: Kept) -> list[str]:
+    """What is there so far."""
+    best = best_rates(kept)
+    lines = ["# The critical batch", "", "Made by `benchmarks/critical_batch.py`, which says how.", ""]
+    lines += ["| batch | fewest steps to the target | samples | at rate | fitted |", "|---|---|---|---|---|"]
+    points = [(float(batch), float(steps)) for batch, (steps, _) in best.items()]
+    least, critical = fit(points) if len(points) >= 3 else (0.0, 0.0)
+    for batch, (steps, rate) in best.items():
+        fitted = f"{least * (1 + critical / batch):,.0f}" if critical else ""
+        lines.append(f"| {batch:,} | {steps:,} | {steps * batch:,} | {rate} | {fitted} |")
+    lines.append("")
+    if critical:
+        others = (
+            [fit([point for point in points if point is not left])[1] for left in points] if len(points) > 3 else []
+        )
+        around = f" ({min(others):,.0f} to {max(others):,.0f} with one batch left out)" if others else ""
+        lines.append(f"Measured: S_min {least:,.0f} steps, critical batch {critical:,.0f}{around}.")
+    measured = [msgspec.convert(line, Noise) for run in kept.tables.get(NOISE, {}).values()
+                for value in run.values() for line in value["lines"]]  # fmt: skip
+    for part, words in ((0.5, "the later half"), (1.0, "all")) if measured else ():
+        found = critical_batch(measured, last=part)
+        ratio = f", {found.batch / critical:.2f} of the measured one" if critical else ""
+        scale = f"{found.batch:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
+        lines.append(f"Predicted by the noise of {words} of the steps: {scale}{ratio}.")
+    return lines
+
+
+def write_page(kept: Kept) -> None:
+    path = kept.path.with_suffix(".md")
+    lines = told(kept)
+    path.write_text("\n".join(lines).rstrip() + "\n")
+    print("\n".join(lines[4:]), f"\nwrote {path}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The noise scale against the measured critical batch.")
+    parser.add_argument("--data", type=Path, help="folder of the real sets")
+    parser.add_argument("--only", metavar="BATCHES", help="by comma; noise for the noise scale")
+    parser.add_argument("--rates", help="learning rates to try, by comma")
+    parser.add_argument("--target", type=float, help="test accuracy; 0.5")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no trial begins that would not fit")
+    parser.add_argument("--small", action="store_true", help="a few steps on drawn pictures")
+    parser.add_argument("--into", type=Path, default=ROOT / "benchmarks" / "critical_batch.json")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="put these into --into, and run nothing")
+    args = parser.parse_args()
+    kept, case = Kept(args.into.resolve()), Case(args.small, args.target, args.rates)
+    if args.merge:
+        kept.merge(args.merge)
+        write_page(kept)
+        return
+    if args.data is None and not args.small:
+        parser.error("give --data DIR, or --small")
+    kept.claim(" ".join([*case.script, "real" if args.data else "drawn"]))
+    chosen = args.only.split(",") if args.only else [*map(str, case.batches), NOISE]
+    wanted = [(STEPS, batch, rate) for batch in chosen if batch != NOISE for rate in case.rates]
+    # Last, when the best rate is known.
+    wanted += [(NOISE, str(case.noise_batch), str(seed)) for seed in range(NOISE_SEEDS) if NOISE in chosen]
+    with unpacked(args.data) as data, tempfile.TemporaryDirectory() as records:
+        measure = Trials(case, kept, data, Path(records))
+        try:
+            carry_out(kept, wanted, measure, args.minutes * 60)
+        finally:
+            measure.zygote.close()
+            write_page(kept)
+
+
+if __name__ == "__main__":
+    main()
