@@ -13,7 +13,7 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    lowest = []
+    all_losses: list[float] = []
     for row in verdict.rows:
         line = row.sharpness.line if row.sharpness else []
         known = [(place, loss) for place, loss in line if loss is not None]
@@ -26,10 +26,10 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
             linewidth=2.5 if row.technique == verdict.chosen else 1.3,
             label=f"{row.workers} × {row.technique}",
         )
-        lowest.append(min(losses))
+        all_losses += losses
     for place in (0.0, 1.0):
         axes.axvline(place, color="0.6", linewidth=0.8, linestyle=":")
-    if lowest and min(lowest) > 0:
+    if all_losses and max(all_losses) > 10 * min(all_losses) > 0:
         axes.set_yscale("log")  # what lies between two solutions may be a mountain
     axes.set_xticks([0.0, 0.5, 1.0], [ALONE, "half way", "technique"])
     axes.set_ylabel("loss of the last batches")
