@@ -195,14 +195,26 @@ def test_a_small_sum_of_four_takes_two_messages_each(pool: Any) -> None:
 
 
 def measured(group: Group) -> Costs:
-    return measure(wire_of(group))
+    """Links whose times are known: messages really pass, but what that takes is the machine's affair."""
+    plain = costs._ring_once
+
+    def played(wire: Wire, tensor: torch.Tensor) -> float:
+        assert plain(wire, tensor) > 0
+        return 1e-4 * (wire.rank + 1) + (
+            tensor.nbytes / (1e9 * (wire.rank + 1)) if tensor.nbytes == costs.PROBE else 0.0
+        )
+
+    costs._ring_once = played
+    try:
+        return measure(wire_of(group))
+    finally:
+        costs._ring_once = plain
 
 
-def test_measured_costs_are_the_same_on_all_workers_and_sane(pool: Any) -> None:
+def test_measured_costs_are_those_of_the_slowest_link_on_all_workers(pool: Any) -> None:
     found = pool(3).run(measured)
     assert len(set(found)) == 1
-    assert 1e-6 < found[0].latency < 1.0
-    assert 1e6 < found[0].bandwidth < 1e12
+    assert (found[0].latency, found[0].bandwidth) == pytest.approx((3e-4, 1e9))
     assert measure(ThreadWire(0, 1, None)) == Costs()  # type: ignore[arg-type]
 
 
