@@ -120,7 +120,7 @@ def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path) -> None:
         )
     )
     options = ("--workers", "4", "--seeds", "1", "--techniques", "lr_scale", "--sharpness")
-    done = converge(tmp_path, *options, script=("closure.py",))
+    done = converge(tmp_path, *options, script=("closure.py", "--epochs", "1"))
     assert done.returncode == 0, done.stderr
     assert "sharpness of one worker, naive, lr_scale: not measured:" in done.stderr
     assert "closure" in done.stderr
