@@ -48,7 +48,7 @@ def run(folder: Path, *options: str, steps: int = 60) -> tuple[subprocess.Comple
 
 
 def test_two_workers_trace_the_same_steps_after_the_warm_up(tmp_path):
-    done, record = run(tmp_path, "-n", "2", "--steps", "3")
+    done, record = run(tmp_path, "-n", "2", "--steps", "3", "--tensorboard", "board")
     assert done.returncode == 0, done.stderr
     assert "made" not in done.stdout  # stopped after the trace
     assert "USDT" not in done.stderr
@@ -79,6 +79,8 @@ def test_two_workers_trace_the_same_steps_after_the_warm_up(tmp_path):
     [line] = waits(tables.traces[0]).filter(what="item").iter_rows(named=True)
     assert (Path(line["file"]).name, line["line"], line["calls"]) == ("train.py", 16, 1.0)
     assert {sample.rank for one in read_samples(record) for sample in one.workers} <= {0, 1}
+    [events] = (tmp_path / "board" / record.name).iterdir()
+    assert events.read_bytes().count(b"samples_per_second") == steps[0][-1]
 
 
 @pytest.mark.slow
