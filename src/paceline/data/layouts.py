@@ -40,7 +40,10 @@ class Layouts:
         end = len(raw)
         if not end:
             return found
-        at, head_of = into(raw, 0, end, 0x0A), self.heads.get
+        size, at = length(raw, 1)
+        if raw[0] != 0x0A or at + size != end:
+            raise UnusualError
+        head_of = self.heads.get
         for width in chain(self.widths, UNKNOWN):
             if at >= end:
                 break
