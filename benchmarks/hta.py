@@ -7,12 +7,13 @@
 HolisticTraceAnalysis wants an environment of its own (it brings Jupyter), and fails on traces without GPU events: so
 the traces are made here, of a GPU that is not there (see tests/tables/cuda_trace.py), in torch's format.
 
-Each side is a fresh process: it reads the eight files, and computes the time breakdown (compute, other, idle), the
-idle breakdown of each stream of each rank, and the overlap of communication and compute. Time is from the first file to
-the last figure, without imports; memory is the peak of the process and its children. Rounds are interleaved, and the
-figures of both must agree within 1 %. What counts as a short gap between kernels is 30 µs there, so here, too. HTA is
-told to leave times as they are (HTA_DISABLE_NS_ROUNDING): by itself it cuts every event to the whole microseconds
-inside it, which are one or two of the three that a small kernel takes.
+Each side is a fresh process: it reads the eight files, and computes the time breakdown (compute, other, idle), the idle
+breakdown of each stream of each rank, and the overlap of communication and compute. Time is from the first file to the
+last figure, without imports; memory is the peak of the process and its children. Processor time, imports included, is
+told as well: on a busy machine it is the steadier of the two. Rounds are interleaved, and the figures of both must
+agree within 1 %. What counts as a short gap between kernels is 30 µs there, so here, too. HTA is told to leave times as
+they are (HTA_DISABLE_NS_ROUNDING): by itself it cuts every event to the whole microseconds inside it, which are one or
+two of the three that a small kernel takes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -147,7 +149,7 @@ def measure(python: str, code: str, folder: Path) -> dict:
     pipe = subprocess.PIPE
     exact = {**os.environ, "HTA_DISABLE_NS_ROUNDING": "1"}
     process = subprocess.Popen([python, "-c", code, str(folder)], stdout=pipe, stderr=pipe, text=True, env=exact)
-    peak, stop = [0], threading.Event()
+    peak, stop, before = [0], threading.Event(), processor_time()
 
     def watch() -> None:
         while not stop.wait(0.02):
@@ -165,7 +167,13 @@ def measure(python: str, code: str, folder: Path) -> dict:
     if process.returncode:
         sys.exit(f"{python} failed:\n{err[-3000:]}")
     told = json.loads(out[out.rindex('{"load"') :])
-    return {**told, "memory": peak[0]}
+    return {**told, "memory": peak[0], "processor": processor_time() - before}
+
+
+def processor_time() -> float:
+    """Of all children that have ended, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def compare(ours: dict, theirs: dict) -> tuple[float, str]:
@@ -198,7 +206,8 @@ def main() -> None:
             theirs = measure(options.hta, THEIRS, folder)
             rounds.append((ours, theirs))
             told = [
-                f"{name} {side['seconds']:.2f} s (load {side['load']:.2f}), {side['memory'] >> 20} MiB"
+                f"{name} {side['seconds']:.2f} s (load {side['load']:.2f}), "
+                f"{side['processor']:.1f} s of processors, {side['memory'] >> 20} MiB"
                 for name, side in (("ours", ours), ("HTA", theirs))
             ]
             print(f"round {number + 1}: {'; '.join(told)}")
@@ -207,6 +216,8 @@ def main() -> None:
     worst, which = max(compare(ours["figures"], theirs["figures"]) for ours, theirs in rounds)
     print(f"{events:,} events of {RANKS} ranks")
     print(f"faster: {statistics.median(faster):.1f} × ({min(faster):.1f} to {max(faster):.1f})")
+    spared = [theirs["processor"] / ours["processor"] for ours, theirs in rounds]
+    print(f"less processor time: {statistics.median(spared):.1f} × ({min(spared):.1f} to {max(spared):.1f})")
     print(f"less memory: {statistics.median(smaller):.1f} × ({min(smaller):.1f} to {max(smaller):.1f})")
     print(f"figures differ by at most {worst:.4%}{f' ({which})' if which else ''}")
     sys.exit(0 if worst <= AGREE else 1)
