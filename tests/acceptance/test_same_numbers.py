@@ -113,8 +113,8 @@ class Paceline:
             workers=workers,
             view=view,
             threads=1,
-            stall_warning=20.0,
-            stall_abort=25.0,
+            stall_warning=80.0,  # longer than a busy machine keeps a worker from starting
+            stall_abort=90.0,
             **_options(script.options),
         )
         outcome = launch(settings, zygote=self._zygote, record=self.record, on_event=on_event)
