@@ -119,23 +119,29 @@ class Piece:
         self._pool: Threads | None = None
         self._coming: Task | None = None
         self._skip = 0  # records of the next chunk that are others'
-        self._records: Sequence[Any] = ()
-        self._at = 0
+        self._records: list[Any] = []  # of a chunk, the next one last: those that were given are not kept here
 
     def read_ahead(self, pool: Threads) -> None:
         self._pool = pool
         self._coming = pool.submit(self._next_chunk)
 
-    def take(self, count: int) -> Sequence[Any]:
+    def take(self, count: int) -> list[Any]:
         """The next ones; fewer only at the end."""
-        found = self._records[self._at : self._at + count]
-        self._at += len(found)
+        found = self._next(count)
         while len(found) < count and (chunk := self._receive()) is not None:
-            self._records = chunk[self._skip :: self._every] if self._every > 1 else chunk
+            self._records = list(chunk[self._skip :: self._every] if self._every > 1 else chunk)
+            self._records.reverse()
             self._skip = (self._skip - len(chunk)) % self._every
-            self._at = min(len(self._records), count - len(found))
-            found = [*found, *self._records[: self._at]]
+            del chunk
+            found += self._next(count - len(found))
         self.count += len(found)
+        return found
+
+    def _next(self, count: int) -> list[Any]:
+        cut = max(0, len(self._records) - count)
+        found = self._records[cut:]
+        del self._records[cut:]
+        found.reverse()
         return found
 
     def numbers(self, count: int) -> range:

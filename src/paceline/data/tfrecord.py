@@ -64,17 +64,22 @@ class Reader:
             block = self._read(BLOCK)
             if block is None:
                 return
+            whole = len(block) == BLOCK
             buffer = rest + block if rest else block
             records, used = self._parse(buffer)
             kept = records[start:]
             start -= len(records) - len(kept)
+            if used is not None:
+                self.offset += used
+                rest = buffer[used:]
+            ended = not block
+            del block, buffer, records  # others are open, too: memory that is used again is in the cache still
             if kept:
                 yield kept
+            del kept
             if used is None:
                 return
-            self.offset += used
-            rest = buffer[used:]
-            if not block:
+            if ended:
                 if rest:
                     self._lose(CUT_OFF)
                 return
@@ -82,7 +87,7 @@ class Reader:
                 rest = self._fill(rest)
                 if not rest:
                     return
-            elif used and self.plain and len(block) == BLOCK:
+            elif used and self.plain and whole:
                 self._file.seek(self.offset)  # the start of a record is read again: less than a copy of the block
                 rest = b""
 
