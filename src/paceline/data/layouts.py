@@ -17,6 +17,7 @@ from paceline.data.wire import integers, varint
 BYTES, FLOATS, INTEGERS = 0x0A, 0x12, 0x1A  # tags of a feature's lists
 TEXTS = 0  # a list of bytes that does not hold one, but any number
 HEADS, FEATURES = 4096, 256  # that are kept
+WIDTHS = 4  # of one feature that are tried
 WIDEST = 256  # bytes of a head that is kept
 UNKNOWN = repeat(0)
 FLOAT = np.dtype("<f4")
@@ -32,7 +33,8 @@ class Layouts:
 
     def __init__(self) -> None:
         self.heads: dict[bytes, Head] = {}
-        self.widths: tuple[int, ...] = ()  # bytes of each head of the last Example, to be tried first
+        self.widths: tuple[int, ...] = ()  # bytes of each head, to be tried first
+        self.others: dict[int, tuple[int, ...]] = {}  # … and next: of a text that is now short and now long
 
     def decode(self, raw: bytes) -> dict[str, Any]:
         """Each feature's values. What is no usual Example raises UnusualError, IndexError or ValueError."""
@@ -63,7 +65,12 @@ class Layouts:
         return found
 
     def _learn(self, raw: bytes, at: int, end: int, number: int) -> Head:
-        """Goes through the head of the feature of this number."""
+        """The head of the feature of this number, which is of another width than the last one's, or new."""
+        others = self.others.get(number, ())
+        for width in others:
+            known = self.heads.get(raw[at : at + width])
+            if known is not None:
+                return known
         head, width = read_head(raw, at, end)
         if width <= WIDEST and number < FEATURES:
             if len(self.heads) >= HEADS:
@@ -72,6 +79,7 @@ class Layouts:
             widths = self.widths
             if widths[number : number + 1] != (width,):
                 self.widths = (*widths[:number], width, *widths[number + 1 :])
+                self.others[number] = (width, *(other for other in others if other != width))[:WIDTHS]
         return head
 
 
