@@ -103,9 +103,7 @@ def _speak_of_stage(finding: Finding, evidence: Evidence, slowest: StageReport) 
     elif slowest.name.startswith(READS):
         finding.advice = f"Read more files at a time in {slowest.name}: parallel=N, or pack fewer, larger ones"
     elif slowest.busy < BUSY:
-        finding.advice = (
-            f"{slowest.name} waits more than it computes, for a disk or for cores: try parallel=N"
-        )
+        finding.advice = f"{slowest.name} waits more than it computes, for a disk or for cores: try parallel=N"
     else:
         finding.advice = f"Do less in {slowest.name}: keep what it makes with .cache(), or make less of it"
 
