@@ -6,7 +6,7 @@ import os
 import signal
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -200,6 +200,15 @@ def test_an_endless_budget_is_never_over():
     assert budget.limit is None
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where these tests run in the background, where a shell has Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_leaves_the_journal_as_it_was(bench, tmp_path):
     stopped = bench(train(more="import time; time.sleep(0.05)"), steps=None)
     stopped._on_event = lambda event: os.kill(os.getpid(), signal.SIGINT) if stopped.budget.spent > 0.3 else None
