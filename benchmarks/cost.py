@@ -13,7 +13,7 @@ are from the line of step 20 to the last one, so start-up and end don't count, a
 turn; a ratio is the median over rounds (smallest – largest).
 
 Figures, 2 cores of a virtual machine whose cores differ by up to a third from minute to minute: `one` 1.121 (0.920 –
-1.223), 5 rounds; `ddp` 0.889 (0.867 – 0.913), 4 rounds, where 1.0 is the aim. The steps of a worker vary by 10 ms and
+1.223), 5 rounds; `ddp` 0.936 (0.802 – 1.030), 5 rounds, where 1.0 is the aim. The steps of a worker vary by 10 ms and
 more there, and the batch view meets its peers at the batch, the outputs and the gradients, DDP at the gradients only:
 the record shows what a step without such waiting costs, some 3 ms of 140 for the exchange of the batch and of gradients
 and for the seams. With data in memory (benchmarks/ddp_engine.py) it is 1.005.
