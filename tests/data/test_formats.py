@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
+from paceline.data import pictures
 from paceline.errors import DataError, PacelineError, UsageError
 
 
@@ -177,6 +178,35 @@ def test_a_jpeg_may_be_decoded_smaller() -> None:
     assert pd.decode_image(raw.getvalue()).shape == (480, 640, 3)
     assert pd.decode_image(raw.getvalue(), at_least=100).shape == (120, 160, 3)
     assert pd.decode_image(raw.getvalue(), mode="L").shape == (480, 640)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("how", [{}, {"progressive": True}, {"subsampling": 0, "quality": 30}])
+def test_jpegs_are_decoded_as_by_pillow_to_the_last_bit(mode: str, how: dict[str, Any]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("simplejpeg")
+    small = image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
+    raw = io.BytesIO()
+    small.resize((201, 151), image.Resampling.BICUBIC).convert(mode).save(raw, "jpeg", **how)
+    quick = pictures._decode_jpeg(raw.getvalue())
+    assert (quick is None) == (mode == "CMYK")  # of four colours there is more than one reading
+    expected = np.asarray(image.open(raw).convert("RGB"))
+    assert np.array_equal(pd.decode_image(raw.getvalue()), expected)
+    with pytest.raises(DataError, match="cannot be decoded"):
+        pd.decode_image(raw.getvalue()[:700])
+
+
+def test_a_jpeg_that_says_it_is_huge_is_refused() -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("simplejpeg")
+    raw = io.BytesIO()
+    image.new("RGB", (16, 16)).save(raw, "jpeg")
+    data = raw.getvalue()
+    size = data.index(b"\xff\xc0") + 5  # height and width, two bytes each
+    huge = data[:size] + b"\xff\xff\xff\xff" + data[size + 4 :]
+    assert pictures._decode_jpeg(huge) is None
+    with pytest.raises(DataError, match="cannot be decoded"):
+        pd.decode_image(huge)
 
 
 @pytest.mark.parametrize("by_torch", [True, False])

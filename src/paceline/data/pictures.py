@@ -18,6 +18,7 @@ from paceline.errors import DataError, UsageError
 
 Array = np.ndarray[Any, Any]
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
+LARGEST = 1 << 26  # pixels: of what says that it is larger Pillow asks whether that can be true
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
@@ -98,22 +99,50 @@ def decode_image(
     """A picture as an array (height, width, channels) of bytes. `shorter`: resized until its shorter side has so many
     pixels. `crop`: of that the square in the middle; only what is kept of it is made. `at_least`: a JPEG may be decoded
     smaller than it is, as long as its shorter side keeps so many pixels, which takes a fraction of the time."""
-    picture = open_image(data)
+    quick = _decode_jpeg(data) if mode == "RGB" and at_least is None else None
+    picture: Any = open_image(data) if quick is None else quick
     try:
-        if at_least is not None and picture.format == "JPEG":
-            picture.draft(mode, (at_least, at_least))
-        picture = picture.convert(mode) if picture.mode != mode else picture
+        if quick is None:
+            if at_least is not None and picture.format == "JPEG":
+                picture.draft(mode, (at_least, at_least))
+            picture = picture.convert(mode) if picture.mode != mode else picture
         if shorter is None and crop is None:
             return np.asarray(picture)
-        wide, high = picture.size
+        wide, high = picture.size if quick is None else picture.shape[1::-1]
         scale = 1.0 if shorter is None else shorter / min(wide, high)
-        return _resized(picture, (round(wide * scale), round(high * scale)), crop)
+        size = round(wide * scale), round(high * scale)
+        if mode in ("RGB", "L") and _torch_resizes_faster():
+            return _resized(np.array(picture) if quick is None else picture, size, crop)
+        return _resized_by_pillow(picture, size, crop)
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise DataError(f"The picture cannot be decoded: {error}.", advice="Write it again, or leave it out.") from None
 
 
-def _resized(picture: Any, size: tuple[int, int], crop: int | None) -> Array:
-    """The middle of a picture that was made this large."""
+def _decode_jpeg(data: bytes | str | os.PathLike[str]) -> Array | None:
+    """The same pixels as Pillow's in half the time. None where that cannot be had: then Pillow tells why, or can."""
+    if not isinstance(data, bytes) or data[:3] != b"\xff\xd8\xff" or (quick := _simplejpeg()) is None:
+        return None
+    try:
+        high, wide, colours, _ = quick.decode_jpeg_header(data)
+        if colours not in ("YCbCr", "Gray") or high * wide > LARGEST:
+            return None
+        pixels: Array = quick.decode_jpeg(data)
+        return pixels
+    except ValueError:
+        return None
+
+
+@cache
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def _place(size: tuple[int, int], crop: int | None) -> tuple[int, int, int, int]:
+    """What is kept of a picture that was made this large: left, top, width, height."""
     wide, high = size
     left, top = (0, 0) if crop is None else ((wide - crop) // 2, (high - crop) // 2)
     if left < 0 or top < 0:
@@ -121,20 +150,29 @@ def _resized(picture: Any, size: tuple[int, int], crop: int | None) -> Array:
             f"The picture has {wide} × {high} pixels, fewer than the {crop} to be kept.",
             advice="Keep fewer, or make it larger before: shorter=N.",
         )
-    kept = size if crop is None else (crop, crop)
-    if picture.mode in ("RGB", "L") and _torch_resizes_faster():
-        import torch
-        import torch.nn.functional as F
+    return left, top, *(size if crop is None else (crop, crop))
 
-        pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)[None]
-        made = F.interpolate(pixels, (high, wide), mode="bilinear", antialias=True)
-        cut = made[0, :, top : top + kept[1], left : left + kept[0]].permute(1, 2, 0).numpy()
-        return cut if picture.mode == "RGB" else cut[:, :, 0]
+
+def _resized(pixels: Array, size: tuple[int, int], crop: int | None) -> Array:
+    import torch
+    import torch.nn.functional as F
+
+    left, top, wide, high = _place(size, crop)
+    planes = torch.from_numpy(pixels).view(*pixels.shape[:2], -1).permute(2, 0, 1)[None]
+    made = F.interpolate(planes, size[::-1], mode="bilinear", antialias=True)
+    cut = made[0, :, top : top + high, left : left + wide].permute(1, 2, 0).numpy()
+    return cut if pixels.ndim == 3 else cut[:, :, 0]
+
+
+def _resized_by_pillow(picture: Any, size: tuple[int, int], crop: int | None) -> Array:
     from PIL import Image
 
-    across, down = picture.width / wide, picture.height / high
-    box = (left * across, top * down, (left + kept[0]) * across, (top + kept[1]) * down)
-    return np.asarray(picture.resize(kept, Image.Resampling.BILINEAR, box=box))
+    left, top, wide, high = _place(size, crop)
+    if isinstance(picture, np.ndarray):
+        picture = Image.fromarray(picture)
+    across, down = picture.width / size[0], picture.height / size[1]
+    box = (left * across, top * down, (left + wide) * across, (top + high) * down)
+    return np.asarray(picture.resize((wide, high), Image.Resampling.BILINEAR, box=box))
 
 
 @cache
@@ -156,5 +194,5 @@ def open_image(data: bytes | str | os.PathLike[str]) -> Any:
     source: Any = io.BytesIO(data) if isinstance(data, (bytes, bytearray, memoryview)) else open_file(data)
     try:
         return Image.open(source)
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"The picture cannot be decoded: {error}.", advice="Write it again, or leave it out.") from None
