@@ -14,6 +14,9 @@ told as well: on a busy machine it is the steadier of the two. Rounds are interl
 agree within 1 %. What counts as a short gap between kernels is 30 µs there, so here, too. HTA is told to leave times as
 they are (HTA_DISABLE_NS_ROUNDING): by itself it cuts every event to the whole microseconds inside it, which are one or
 two of the three that a small kernel takes.
+
+Figures, 2 cores of a virtual machine, 1.1 M events, 3 rounds: 12.8 (12.3 – 13.3) × faster, with 12.0 (10.8 – 12.1) ×
+less processor time and 3.1 × less memory; the figures differ by 0.005 % at most.
 """
 
 from __future__ import annotations

@@ -236,3 +236,8 @@ def test_a_thread_that_computes_in_python_holds_the_lock() -> None:
         ended.set()
         thread.join()
     assert told
+
+
+def test_settings_in_words() -> None:
+    said = [str(Setting(kind, size)) for kind in ("here", "threads", "processes") for size in (1, 2)]
+    assert said == ["here", "here", "1 thread", "2 threads", "1 process", "2 processes"]

@@ -28,6 +28,7 @@ COMPUTES = 0.1  # cores that threads are busy with, beside a consumer that does 
 USED = 0.7  # of the cores that threads ought to use, below which processes are tried
 WAITS = 0.5  # cores, below which work waits for something else than the lock
 MOST = 64  # at a time, of jobs that wait
+ONE = {"threads": "thread", "processes": "process"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Setting:
     def __str__(self) -> str:
         if self.kind == "here":
             return "here"
-        return f"{self.size} {self.kind if self.size > 1 else self.kind.removesuffix('es').removesuffix('s')}"
+        return f"{self.size} {self.kind if self.size > 1 else ONE[self.kind]}"
 
 
 HERE = Setting("here", 1)
