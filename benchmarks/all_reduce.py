@@ -32,8 +32,8 @@ In place a sum is nearly as fast as this machine copies memory: there is little 
 passed on in rows (comm/memory/relay.py): every byte is read and written once, and every second one must reach the other
 core besides; that took 18 to 30 % less time than meeting twice a row, which was the form before. Rows of 32 KB to 2 MB
 and three forms of signals were tried, and reading the peer's memory through the kernel instead (process_vm_readv),
-which was slower. MPI, which does the same in C, in pieces of some kilobytes that stay in the nearest cache, is faster up
-to 4 MB.
+which was slower. MPI, which does the same in C, in pieces of some kilobytes that stay in the nearest cache, is faster
+up to 4 MB.
 """
 
 from __future__ import annotations

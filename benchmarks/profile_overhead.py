@@ -12,6 +12,9 @@ which the profiler starts; and the one after them, which holds the writing of th
 
 A round's figure is the median step; the verdict is the median of the rounds' ratios (smallest – largest). The aim is
 1.01 at most. Medians of steps of a busy machine differ by more than that from run to run: look at the spread first.
+
+Figures, 2 cores of a virtual machine, the CNN on one worker, 7 rounds: 1.006 (0.842 – 1.399) before the trace and 0.909
+(0.687 – 1.125) after it: no cost that stands out of the noise.
 """
 
 from __future__ import annotations
