@@ -9,10 +9,11 @@ its half, and prints the loss of that half. Models: the CNN of examples/cnn.py (
 at a batch where communication weighs much and at one where it doesn't. Sides run in turn; a ratio is the median over
 rounds (smallest – largest).
 
-Figures, 2 cores of a virtual machine whose cores differ by up to a third from minute to minute, 5 rounds:
-Mirrored / DDP 1.005 (0.848 – 1.251) on the CNN, 1.462 (1.351 – 1.596) on the MLP at batch 64. So the engine is
-Mirrored's own: as fast where communication is little, faster where it is much, and it needs no second copy of what the
-seams know (unused and late parameters, gradients that are kept back).
+Figures, 2 cores of a virtual machine whose cores differ by up to a third from minute to minute. Mirrored / DDP on the
+CNN: 1.005 (0.848 – 1.251) in 5 rounds; later 0.891 (0.811 – 0.943) in 7, and 1.032, 1.056 and 0.931 in 2 each, within
+the hour. On the MLP at batch 64: 1.462 (1.351 – 1.596) in 5 rounds. So the engine is Mirrored's own: about as
+fast where communication is little, faster where it is much, and it needs no second copy of what the seams know (unused
+and late parameters, gradients that are kept back).
 """
 
 from __future__ import annotations
