@@ -33,7 +33,7 @@ passed on in rows (comm/memory/relay.py): every byte is read and written once, a
 core besides; beside the form before, which met twice a row, it saved 15 to 28 % of the time. Rows of 32 KB to 2 MB
 and three forms of signals were tried, and reading the peer's memory through the kernel instead (process_vm_readv),
 which was slower. MPI, which does the same in C, in pieces of some kilobytes that stay in the nearest cache, is faster
-up to 4 MB.
+up to 4 MB, and about as fast at 25 MB.
 """
 
 from __future__ import annotations
