@@ -1,8 +1,7 @@
 """A run for TensorBoard: scalars of each step, written while the run goes on.
 
 The launcher reads what rank 0's files in the record gained, whenever the workers say that they have made steps; workers
-know nothing of it. An event file has the framing of a TFRecord file; its records are protobuf messages, whose few
-fields are put together here: TensorBoard itself is not needed to write them.
+know nothing of it. TensorBoard itself is not needed to write what it reads (data/event_file.py).
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ import contextlib
 import math
 import os
 import socket
-import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -25,16 +23,10 @@ from paceline.launch.events import Event, Progress
 from paceline.record.logged import Logged, logged_path
 from paceline.record.schema import Step
 
-VERSION = b"brain.Event:2"  # of the format: the first event of every file
 PIECE = 1 << 20  # bytes of a record's file that are read at once
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 
-# Field number << 3 | how its value lies there: 0 a number, 1 eight bytes, 2 counted bytes, 5 four bytes.
-_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY = b"\x09", b"\x10", b"\x1a", b"\x2a"  # of an Event
-_VALUE = b"\x0a"  # of a Summary
-_TAG, _SIMPLE_VALUE = b"\x0a", b"\x15"  # of a Value
 Line = TypeVar("Line", Step, Logged)
-_DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
 
 
 def prove_board(folder: Path) -> None:
@@ -79,9 +71,9 @@ class Board:
     such a folder a run, and several may share `folder`. A record whose run is over is written by one `look`."""
 
     def __init__(self, folder: Path, record: Path) -> None:
-        from paceline.data.tfrecord import frame  # only where it was asked for: it imports numpy
+        from paceline.data import event_file  # only where it was asked for: it imports numpy
 
-        self._frame = frame
+        self._format = event_file
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.0"
         self.path = folder / record.resolve().name / name
         self.trouble = ""  # why nothing is written any more
@@ -94,14 +86,14 @@ class Board:
             raise UsageError(
                 f"{self.path} cannot be written: {error.strerror}.", advice="Name another folder: --tensorboard DIR"
             ) from error
-        self._write([_WALL_TIME + _DOUBLE.pack(time.time()) + _FILE_VERSION + _counted(VERSION)])
+        self._write([event_file.encode_first(time.time())])
 
     def look(self) -> None:
         """Writes what the record gained since the last look."""
         for steps in self._steps.pieces():
-            self._write([encode(step.at, step.step, scalars(step)) for step in steps])
+            self._write([self._format.encode(step.at, step.step, scalars(step)) for step in steps])
         for calls in self._logged.pieces():
-            self._write([encode(call.at, call.step, _named(call)) for call in calls])
+            self._write([self._format.encode(call.at, call.step, _named(call)) for call in calls])
 
     def close(self) -> None:
         """Writes the rest. The run may have made its last steps since it was last heard of."""
@@ -111,7 +103,7 @@ class Board:
     def _write(self, events: list[bytes]) -> None:
         if self.trouble:
             return
-        data = b"".join(before + event + after for event in events for before, after in [self._frame(event)])
+        data = b"".join(map(self._format.framed, events))
         try:
             while data:
                 data = data[self._file.write(data) :]
@@ -166,33 +158,3 @@ def scalars(step: Step) -> dict[str, float]:
 
 def _named(call: Logged) -> dict[str, float]:
     return {f"logged/{name}": math.nan if number is None else number for name, number in call.numbers.items()}
-
-
-def encode(at: float, step: int, values: Mapping[str, float]) -> bytes:
-    """An Event with a Summary of these values."""
-    summary = b"".join(
-        _VALUE + _counted(_TAG + _counted(tag.encode()) + _SIMPLE_VALUE + _float(value))
-        for tag, value in values.items()
-    )
-    return _WALL_TIME + _DOUBLE.pack(at) + _STEP + _number(step) + _SUMMARY + _counted(summary)
-
-
-def _float(value: float) -> bytes:
-    try:
-        return _FLOAT.pack(value)
-    except OverflowError:
-        return _FLOAT.pack(math.copysign(math.inf, value))
-
-
-def _counted(data: bytes) -> bytes:
-    return _number(len(data)) + data
-
-
-def _number(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the eighth says that more follow."""
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
