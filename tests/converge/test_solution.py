@@ -308,6 +308,22 @@ def test_several_optimizers_and_closures_are_said(tmp_path: Path) -> None:
     assert "closure" in found.trouble
 
 
+def test_a_scaled_loss_is_said(tmp_path: Path) -> None:
+    model, (x, y) = model_of(), data()
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with meter(tmp_path):
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(cross_entropy(model, x, y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    found = read_sharpness(tmp_path)
+    assert found is not None
+    assert "scaled" in found.trouble
+    assert found.eigenvalue is None
+
+
 def test_dropout_is_off_and_the_loop_sees_the_same_numbers(tmp_path: Path) -> None:
     plain, watched = model_of(nn.Dropout(0.5)), model_of(nn.Dropout(0.5))
     torch.manual_seed(3)

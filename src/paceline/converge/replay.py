@@ -6,13 +6,14 @@ one: inputs, labels, masks, random numbers, what was detached. Computed again un
 loss that the script would have had.
 
 What is not a function of the weights in this way is found and said: a loss with parts from before the model's call,
-several optimizers, closures, compiled code. The first step is computed again at once, and must give the script's own
-loss.
+several optimizers, closures, scaled losses, compiled code. The first step is computed again at once, and must
+give the script's own loss.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,8 @@ class Replay:
         self.optimizer = self.optimizer or optimizer
         if optimizer is not self.optimizer:
             self._give_up("the script has several optimizers: it does not go down one loss")
+        if _is_called_from("torch.amp.grad_scaler"):
+            self._give_up("its loss is scaled (a GradScaler), by a factor that changes")
         if self._open and not self.trouble and self._now.losses:
             if not self._proven:
                 self._prove()
@@ -292,6 +295,13 @@ def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
         for module, was in zip(models[0].modules(), training[0], strict=True):
             module.__dict__["training"] = was
         yield
+
+
+def _is_called_from(module: str) -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _has_parameters(module: nn.Module) -> bool:
