@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_crc import masked_crc, slow_crc
 
 import paceline.data as pd
 from paceline.data import crc32c, tfrecord
@@ -23,24 +24,10 @@ from paceline.data.losses import Losses
 from paceline.errors import DataError, PacelineError, UsageError
 
 
-def slow_crc(data: bytes) -> int:
-    """CRC32C from its definition, a bit at a time."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
 def framed(record: bytes) -> bytes:
     """A record, byte by byte as the format is defined."""
-
-    def masked(crc: int) -> int:
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
     length = struct.pack("<Q", len(record))
-    crcs = (struct.pack("<I", masked(slow_crc(part))) for part in (length, record))
+    crcs = (struct.pack("<I", masked_crc(part)) for part in (length, record))
     return length + next(crcs) + record + next(crcs)
 
 

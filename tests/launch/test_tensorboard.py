@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launched import Play
+from slow_crc import masked_crc
 
 from paceline.data import crc32c, tfrecord
 from paceline.data.event_file import encode
@@ -25,17 +26,6 @@ from paceline.record import Step, StepWriter, read_steps
 from paceline.record.logged import Logged, logged_path
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
-
-
-def masked_crc(data: bytes) -> int:
-    """CRC32C a bit at a time, masked: as the format's definition has it."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def records(data: bytes) -> Iterator[bytes]:
