@@ -8,8 +8,9 @@
 
 Each trial is one of `paceline converge` over benchmarks/residual_net.py: 12 epochs, batch 512 × 8 workers, Adam at
 1e-3, float32 (--precision bf16 for the other), training data on the GPU, three seeds; without batch norm and with it.
-Needs neither a network nor matplotlib. Aims: naive is worst and LAMB is best by hand; `auto`, choosing by itself,
-reaches the better of the two single-worker accuracies, and the best technique's less one point.
+Needs neither a network nor matplotlib; several commands may run at a time, so the page has no speeds. Aims: naive is
+worst and LAMB is best by hand; `auto`, choosing by itself, reaches the better of the two single-worker accuracies, and
+the best technique's less one point.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ def verdict_of(rows: dict[str, dict[str, Any]], sizes: Sizes) -> Verdict:
 
 def told(case: str, verdict: Verdict) -> list[str]:
     """A case as lines of the page."""
-    lines = [f"## {case}", "", "| workers | technique | mods | test accuracy | seeds | images/s | epochs to target | |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = [f"## {case}", "", "| workers | technique | mods | test accuracy | seeds | epochs to target | |"]
+    lines.append("|---|---|---|---|---|---|---|")
     for row in verdict.rows:
         epochs = "" if row.epochs_to_target is None else f"{row.epochs_to_target:.3g}"
         notes = ["best"] if row.technique == verdict.chosen else []
@@ -142,7 +143,7 @@ def told(case: str, verdict: Verdict) -> list[str]:
         notes += [row.trouble] if row.trouble else []
         mods = " ".join(mod for mod in row.mods if not mod.startswith("emulate="))
         cells = [str(row.workers), row.technique, mods, accuracy(row), str(row.accuracy.seeds)]
-        lines.append(f"| {' | '.join([*cells, f'{row.samples_per_s:,.0f}', epochs, ', '.join(notes)])} |")
+        lines.append(f"| {' | '.join([*cells, epochs, ', '.join(notes)])} |")
     return [*lines, "", f"Target: {verdict.target:.1%}." if verdict.target else "", ""]
 
 

@@ -7,7 +7,8 @@
     python benchmarks/critical_batch.py --small                                # on CPU, drawn pictures: does it work?
 
 Measured: the steps that benchmarks/residual_net.py (no batch norm, SGD with momentum) needs to a test accuracy, at
-batches from 64 to 8192, each at the best of some learning rates. S = S_min · (1 + B_crit / B) is fitted to them.
+batches from 64 to 8192, each at the best of some learning rates: a rate is given up when it has taken more steps than
+the best before it, or FEW steps where none has arrived. S = S_min · (1 + B_crit / B) is fitted to them.
 Predicted: the noise scale by `paceline run --noise-scale` on the way to the same accuracy, from four seeds, at a batch
 of 4 × 128 and the rate that was best at 512. Aim: within a factor of two of each other.
 """
@@ -38,6 +39,7 @@ from paceline.trials.bench import Bench, Budget
 NET = str(ROOT / "benchmarks" / "residual_net.py")
 REACHED = re.compile(r"reached [\d.]+ after (\d+) steps")
 PARTS, NOISE_SEEDS = 4, 4
+FEW = 500  # steps that every batch is given, however many epochs they take
 STEPS, NOISE = "steps", "noise"  # the two tables
 
 
@@ -47,22 +49,27 @@ class Case:
     def __init__(self, small: bool, target: float | None, rates: str | None) -> None:
         self.batches = [16, 32, 64] if small else [64 << k for k in range(8)]
         self.noise_batch = 32 if small else 512
-        usual = "0.01,0.03" if small else "0.005,0.01,0.02,0.04,0.08,0.16"
+        usual = "0.01,0.03" if small else "0.04,0.08,0.02,0.16,0.01,0.32,0.005"  # likely ones first
         self.rates = (rates or usual).split(",")
         self.target = target or (0.3 if small else 0.5)
-        sizes = ("--train-size", "512", "--test-size", "100", "--epochs", "3", "--every", "64")
+        self.train, test, self.epochs, every = (512, 100, 3, 64) if small else (30_000, 2_000, 30, 2048)
+        sizes = {"--train-size": self.train, "--test-size": test, "--every": every, "--until": self.target}
         self.script = (
-            *("--shape", "cifar", "--optimizer", "sgd", "--until", str(self.target)),
-            *(
-                sizes
-                if small
-                else ("--train-size", "30000", "--test-size", "2000", "--epochs", "30", "--every", "2048")
-            ),
+            "--shape",
+            "cifar",
+            "--optimizer",
+            "sgd",
+            *(str(part) for pair in sizes.items() for part in pair),
         )
 
-    def arguments(self, batch: int, rate: str, data: Path | None, parts: int = 1) -> tuple[str, ...]:
-        size = ("--batch-size", str(batch // parts), "--lr", rate, "--accumulate", str(parts))
-        return (*self.script, *size, *(("--data", str(data)) if data else ()))
+    def arguments(
+        self, batch: int, rate: str, data: Path | None, *, parts: int = 1, best: int | None = None
+    ) -> tuple[str, ...]:
+        """Of the script: to the target, but no further than the best rate so far had to go."""
+        epochs = max(self.epochs, math.ceil(FEW * batch / self.train))
+        size = ("--batch-size", str(batch // parts), "--lr", rate, "--accumulate", str(parts), "--epochs", str(epochs))
+        limit = ("--at-most", str(best)) if best else ()
+        return (*self.script, *size, *limit, *(("--data", str(data)) if data else ()))
 
 
 class Trials:
@@ -78,7 +85,9 @@ class Trials:
         return self._noise(int(key)) if table == NOISE else self._steps(int(row), key)
 
     def _steps(self, batch: int, rate: str) -> tuple[dict[str, Any], str]:
-        measured = self.bench.measure(f"{batch}.{rate}", arguments=self.case.arguments(batch, rate, self.data))
+        best, _ = best_rates(self.kept).get(batch, (None, ""))
+        arguments = self.case.arguments(batch, rate, self.data, best=best)
+        measured = self.bench.measure(f"{batch}.{rate}", arguments=arguments)
         text = log_path(Path(measured.record), 0).read_text()
         reached = REACHED.search(text)
         steps = int(reached[1]) if reached else None
@@ -88,7 +97,7 @@ class Trials:
     def _noise(self, seed: int) -> tuple[dict[str, Any], str]:
         """By the verb, as a person types it."""
         rate = best_rates(self.kept).get(self.case.noise_batch, ("", self.case.rates[len(self.case.rates) // 2]))[1]
-        script = [NET, *self.case.arguments(self.case.noise_batch, rate, self.data, PARTS)]
+        script = [NET, *self.case.arguments(self.case.noise_batch, rate, self.data, parts=PARTS)]
         script += ["--seed", str(seed)]
         command = ["run", "--noise-scale", "--quiet", "--json", "--mod", "resident"]
         folder = self.records / f"noise{seed}"

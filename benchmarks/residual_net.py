@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients make a step")
     parser.add_argument("--until", type=float, help="stop where the mean of three test accuracies reaches this")
     parser.add_argument("--every", type=int, default=2048, help="test after so many samples, with --until")
+    parser.add_argument("--at-most", type=int, default=sys.maxsize, metavar="STEPS", help="give up, with --until")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
@@ -113,8 +114,8 @@ def main() -> None:
                 if sum(last) / 3 >= args.until:
                     print(f"reached {args.until} after {steps} steps, test accuracy {last[-1]:.4f}")
                     return
-                if not math.isfinite(loss.item()):
-                    print(f"diverged at step {steps}, test accuracy {last[-1]:.4f}")
+                if not math.isfinite(loss.item()) or steps >= args.at_most:
+                    print(f"given up at step {steps}, loss {loss.item():.4f}, test accuracy {last[-1]:.4f}")
                     return
         print(f"epoch {epoch} train accuracy {right.item() / len(x):.4f} test accuracy {test():.4f}")
 

@@ -178,18 +178,24 @@ class Normalize:
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
+        # By device and range. Sent there once: a copy from ordinary memory would make each batch wait for the device.
+        self._numbers: dict[tuple[torch.device, float], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor | None, generator: np.random.Generator
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        shape = (1, -1, 1, 1)
-        mean = torch.tensor(self.mean, dtype=torch.float64).view(shape)
-        std = torch.tensor(self.std, dtype=torch.float64).view(shape)
-        factor, less = (1 / (std * _top(images))), mean / std
+        key = images.device, _top(images)
+        if key not in self._numbers:
+            shape = (1, -1, 1, 1)
+            mean = torch.tensor(self.mean, dtype=torch.float64).view(shape)
+            std = torch.tensor(self.std, dtype=torch.float64).view(shape)
+            factor, less = 1 / (std * key[1]), mean / std
+            self._numbers[key] = factor.to(images.device, self.dtype), less.to(images.device, self.dtype)
+        factor, less = self._numbers[key]
         made = images.to(self.dtype)
         if made is images:
             made = made.clone()
-        return made.mul_(factor.to(made)).sub_(less.to(made)), labels
+        return made.mul_(factor).sub_(less), labels
 
 
 class Cutout:
