@@ -1,7 +1,9 @@
 """What the kernels of both optimizers share. Imported only where Triton is.
 
-A tensor's rows in the table: addresses first, then length, first chunk and treatment. A chunk that is whole and whose
-memory begins at a multiple of 16 bytes is read in words of 16; others element by element, under a mask.
+A tensor's rows in the table are those of `fused.Table`: 0 length, 1 first chunk, 2 treatment; addresses of 3 the
+gradient, 4 the step count, 5 the parameter, from 6 on the moments. Kernels write these numbers out: a global constant
+of a kernel is compared at every launch, and takes a microsecond each. A chunk that is whole and whose memory begins at
+a multiple of 16 bytes is read in words of 16; others element by element, under a mask.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -46,53 +48,62 @@ def write(pointer, at, left, values, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def add_up_chunks(rows, partial, sums, found, tensors, chunks, LENGTH: tl.constexpr, STEP: tl.constexpr,
-                  FOUND: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
-    """The two sums of one tensor, in the order of its chunks. Counts its step, where it has a count."""
-    skipped = False
-    if FOUND:
-        skipped = tl.load(found) != 0.0
-    if not skipped:
-        tensor = tl.program_id(0)
-        length = tl.load(rows + LENGTH * tensors + tensor)
-        first = tl.load(rows + (LENGTH + 1) * tensors + tensor)
-        mine = (length + BLOCK - 1) // BLOCK
+def place(rows, tensor_of_chunk, chunk, tensors, BLOCK: tl.constexpr):
+    """The tensor that a chunk is of, where in it the chunk begins, and how many elements there are from there on."""
+    tensor = tl.load(tensor_of_chunk + chunk)
+    start = (chunk - tl.load(rows + tensors + tensor)) * BLOCK
+    return tensor, start, tl.load(rows + tensor) - start
+
+
+@triton.jit
+def add_up_if_last(rows, partial, sums, arrived, left, right, chunk, tensor, tensors, chunks,
+                   BLOCK: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """Leaves a chunk's two sums. The program that is the last of its tensor to do so adds all of them up, in the order
+    of the chunks whoever came when, and is told so: all others have read by then what they read of the tensor's row."""
+    tl.store(partial + chunk, left)
+    tl.store(partial + chunks + chunk, right)
+    # What any thread of this program has stored comes before the count, for whoever sees the count.
+    tl.debug_barrier()
+    before = tl.atomic_add(arrived + tensor, 1, sem="acq_rel", scope="gpu")
+    mine = tl.cdiv(tl.load(rows + tensor), BLOCK).to(tl.int32)
+    last = before + 1 >= mine  # a tensor without elements has one chunk
+    if last:
+        first = tl.load(rows + tensors + tensor)
         at = tl.arange(0, SPAN)
-        left = tl.zeros([SPAN], tl.float32)
-        right = tl.zeros([SPAN], tl.float32)
+        lefts = tl.zeros([SPAN], tl.float32)
+        rights = tl.zeros([SPAN], tl.float32)
         for start in range(0, mine, SPAN):
             inside = start + at < mine
-            left += tl.load(partial + first + start + at, mask=inside, other=0.0)
-            right += tl.load(partial + chunks + first + start + at, mask=inside, other=0.0)
-        tl.store(sums + tensor, tl.sum(left))
-        tl.store(sums + tensors + tensor, tl.sum(right))
-        if STEP >= 0:
-            count = address(rows, STEP, tensor, tensors, tl.float32)
-            tl.store(count, tl.load(count) + 1.0)
+            # Other programs wrote them a moment ago: read where they arrive, not in a cache of this processor's own.
+            lefts += tl.load(partial + first + start + at, mask=inside, other=0.0, cache_modifier=".cg")
+            rights += tl.load(partial + chunks + first + start + at, mask=inside, other=0.0, cache_modifier=".cg")
+        tl.store(sums + tensor, tl.sum(lefts))
+        tl.store(sums + tensors + tensor, tl.sum(rights))
+        tl.store(arrived + tensor, 0)  # for the next step
+    return last
 
 
-def launch_sums(table: Any, found: Any, *, length: int, step: int) -> None:
-    """Adds up the chunks' sums of every tensor, and over the workers that hold other shards of it."""
+def run(kernel: Any, table: Any, kind: str | None, *arguments: Any) -> None:
+    """Launches a kernel, with a program for each chunk. Triton looks at the type and the alignment of all arguments at
+    every call, to find what it compiled for them. Where they cannot have changed since the last call of this `kind`
+    with this table, that is called at once. None: they can, as a tensor of the script's is among them."""
+    ready = None if kind is None else table.ready.get(kind)
+    if ready is not None:
+        ready(*arguments)
+        return
+    compiled = kernel[(table.chunks,)](*arguments, num_warps=WARPS)
+    if kind is not None and compiled is not None:  # Triton's interpreter compiles nothing
+        table.ready[kind] = compiled[(table.chunks, 1, 1)]
+
+
+def add_up_shards(table: Any) -> None:
+    """Over the workers that hold other shards of the same tensors. Each of them calls it, and waits for the others."""
     from paceline.converge.layerwise import add_up
 
-    add_up_chunks[(table.tensors,)](
-        table.rows,
-        table.partial,
-        table.sums,
-        found,
-        table.tensors,
-        table.partial.shape[1],
-        LENGTH=length,
-        STEP=step,
-        FOUND=found is not None,
-        BLOCK=table.block,
-        SPAN=SPAN,
-        num_warps=4,
-    )
     if table.sharded:
         add_up(table.sums, table.mesh, table.sharded)
 
 
 def on_device(lr: Any, table: Any) -> tuple[float, Tensor | None]:
     """A learning rate as a kernel takes it: a number, or a tensor that the host need not read."""
-    return (0.0, lr.to(device=table.device, dtype=torch.float32)) if isinstance(lr, Tensor) else (lr, None)
+    return (0.0, lr.to(device=table.device, dtype=torch.float32)) if isinstance(lr, Tensor) else (float(lr), None)

@@ -8,8 +8,9 @@ tensor has moved; gradients, which torch may allocate anew for every step, have 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Collection
 from functools import cache
-from itertools import chain
+from itertools import repeat
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,8 @@ def is_capturing() -> bool:
 
 
 class Table:
-    """The tensors of one batch, in its order. `rows` is what kernels read, in int64; a row for each of: address of the
-    parameter, of each moment, of the step count; length; number of the first chunk; treatment."""
+    """The tensors of one batch, in its order. `rows` is what kernels read, in int64; a row for each of: length, number
+    of the first chunk, treatment; address of the gradient, of the step count, of the parameter, of each moment."""
 
     def __init__(self, batch: Batch, moments: tuple[str, ...]) -> None:
         parameters = batch.parameters
@@ -53,30 +54,34 @@ class Table:
         self.dtypes = tuple(t[0].dtype for t in (parameters, batch.grads, batch.state(moments[0])))
         self._strides = [parameter.stride() for parameter in parameters]
         lengths = torch.tensor([parameter.numel() for parameter in parameters])
-        chunks = (lengths + self.block - 1) // self.block
+        # A tensor without elements has a chunk too: the program that takes it counts the step.
+        chunks = ((lengths + self.block - 1) // self.block).clamp_min(1)
         self.chunks = int(chunks.sum())
         rows = [
-            *(_addresses(tensors) for tensors in (parameters, *(batch.state(name) for name in moments))),
-            _addresses(batch.state("step")) if "step" in batch.states[0] else [0] * self.tensors,
             lengths.tolist(),
             (chunks.cumsum(0) - chunks).tolist(),
             batch.treatment,
+            [0] * self.tensors,
+            _addresses(batch.state("step")) if "step" in batch.states[0] else [0] * self.tensors,
+            *(_addresses(tensors) for tensors in (parameters, *(batch.state(name) for name in moments))),
         ]
         self.rows = torch.tensor(rows, dtype=torch.int64).to(self.device)
         of_chunks = torch.arange(self.tensors, dtype=torch.int32).repeat_interleave(chunks)
         self.tensor_of_chunk = of_chunks.to(self.device)
         # Two sums of squares: of each chunk, then of each tensor. Added up in a fixed order, so that a run can be
-        # made again to the last digit.
-        self.partial = torch.empty((2, max(1, self.chunks)), dtype=torch.float32, device=self.device)
+        # made again to the last digit; by the program that finds, counting arrivals, that it is the tensor's last.
+        self.partial = torch.empty((2, self.chunks), dtype=torch.float32, device=self.device)
         self.sums = torch.empty((2, self.tensors), dtype=torch.float32, device=self.device)
-        self.grads = torch.zeros(self.tensors, dtype=torch.int64, device=self.device)
-        self._cells = self.grads.unbind()
+        self.arrived = torch.zeros(self.tensors, dtype=torch.int32, device=self.device)
+        self.ready: dict[str, Callable[..., None]] = {}  # compiled kernels
+        self._grads = self.rows[3]
+        self._cells = self._grads.unbind()
         self._told: list[int] = []
 
-    def take(self, grads: list[Tensor]) -> list[Tensor]:
+    def take(self, grads: list[Tensor], *, alike: bool) -> list[Tensor]:
         """Tells the kernels where this step's gradients lie. Gives those that they will read: they have to live until
-        the launch, and are copies where a gradient is not laid out as its parameter is."""
-        if list(map(Tensor.stride, grads)) != self._strides:
+        the launch, and are copies where a gradient is not laid out as its parameter is; `alike` says that all are."""
+        if not alike:
             grads = [_laid_out(grad, strides) for grad, strides in zip(grads, self._strides, strict=True)]
         addresses = _addresses(grads)
         if is_capturing():
@@ -86,53 +91,89 @@ class Table:
             self._told = []
         elif addresses != self._told:
             fresh = torch.tensor(addresses, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-            self.grads.copy_(fresh, non_blocking=True)
+            self._grads.copy_(fresh, non_blocking=True)
             self._told = addresses
         return grads
 
 
 class Prepared:
     """The tables of a parameter group, and what must not have changed for them to hold. Asked at every step, of every
-    tensor, while the device waits: so by functions that loop in C."""
+    tensor, while the device waits: so by functions that loop in C, and nothing is asked twice."""
 
     def __init__(
         self,
-        adapt: bool | None,
-        parameters: list[Tensor],
-        grads: list[Tensor],
+        group: dict[str, Any],
         states: list[dict[str, Any]],
+        names: tuple[str, ...],
         tables: list[tuple[Table, list[int]]],
     ) -> None:
-        self.tables = tables  # each with the numbers of its tensors
-        self.sharded = any(table.mesh is not None for table, _ in tables)
-        self._adapt = adapt
-        self._lengths, self._dtypes = [p.numel() for p in parameters], [g.dtype for g in grads]
+        self.tables = tables  # each with the numbers of its tensors, among those that have gradients
+        self._treated = _treated(group)
+        self._group = list(group["params"])
+        self._absent = [parameter.grad is None for parameter in self._group]
+        self._parameters = [parameter for parameter in self._group if parameter.grad is not None]
+        self._sharded = any(table.mesh is not None for table, _ in tables)
+        parameters, grads = self._here(self._parameters), self._here([p.grad for p in self._parameters])
+        self._addresses, self._lengths = _addresses(parameters), list(map(Tensor.numel, parameters))
+        self._strides, self._dtypes = list(map(Tensor.stride, parameters)), list(map(_dtype, grads))
         self._states = states
-        self._kept = _values(states)
-        self._kept_here = [_own(tensor) for tensor in self._kept]
-        self._addresses = _addresses([*parameters, *self._kept_here])
+        self._kept = [(name, [state[name] for state in states]) for name in names]
+        # Whoever moves a moment's memory, under the same tensor, moves all moments: one is looked at.
+        self._moment = self._here(self._kept[0][1])
+        self._moment_at = _addresses(self._moment)
 
-    def holds(
-        self, adapt: bool | None, parameters: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]]
-    ) -> bool:
-        return (
-            self._adapt is adapt
-            and len(states) == len(self._states)
-            and all(map(is_, states, self._states))
-            and len(kept := _values(states)) == len(self._kept)
-            and all(map(is_, kept, self._kept))
-            and _addresses([*parameters, *self._kept_here]) == self._addresses
+    def holds(self, group: dict[str, Any], grads: list[Any]) -> tuple[list[Tensor], bool] | None:
+        """What `Table.take` is to be given, if everything else is as it was. `grads` are of the whole group. That the
+        states are the same dictionaries has been seen already."""
+        if _treated(group) != self._treated or [grad is None for grad in grads] != self._absent:
+            return None
+        if not _are(group["params"], self._group):
+            return None
+        if len(self._parameters) < len(grads):
+            grads = [grad for grad in grads if grad is not None]
+        parameters, grads = self._here(self._parameters), self._here(grads)
+        try:
+            strides = list(map(Tensor.stride, grads))
+        except RuntimeError:  # a sparse gradient: there are words for it elsewhere
+            return None
+        alike = strides == self._strides
+        if (
+            list(map(_dtype, grads)) == self._dtypes
+            and _addresses(parameters) == self._addresses
             and list(map(Tensor.numel, parameters)) == self._lengths
-            and list(map(_dtype, grads)) == self._dtypes
-            and set(map(_layout, grads)) == {torch.strided}
-        )
+            and all(all(map(is_, map(dict.get, self._states, repeat(name)), kept)) for name, kept in self._kept)
+            and _addresses(self._moment) == self._moment_at
+            # Gradients come laid out as their parameters are: if they do not, was it the parameters that changed?
+            and (alike or list(map(Tensor.stride, parameters)) == self._strides)
+        ):
+            return grads, alike
+        return None
+
+    def _here(self, tensors: list[Any]) -> list[Tensor]:
+        return [_own(tensor) for tensor in tensors] if self._sharded else tensors
 
 
-_dtype, _layout = attrgetter("dtype"), attrgetter("layout")
+class States:
+    """The states of an optimizer as they were: the same dictionaries, of the same parameters. Compared by identity and
+    in order, which takes no hash of a tensor."""
+
+    def __init__(self, state: dict[Tensor, dict[str, Any]]) -> None:
+        self._parameters, self._states = list(state), list(state.values())
+
+    def hold(self, state: dict[Tensor, dict[str, Any]]) -> bool:
+        return _are(state, self._parameters) and _are(state.values(), self._states)
 
 
-def _values(states: list[dict[str, Any]]) -> list[Any]:
-    return list(chain.from_iterable(map(dict.values, states)))
+_dtype = attrgetter("dtype")
+
+
+def _treated(group: dict[str, Any]) -> tuple[Any, ...]:
+    return group["adapt"], group["fused"]
+
+
+def _are(some: Collection[Any], others: Collection[Any]) -> bool:
+    """The same objects: tensors have an equality of their own, that compares numbers."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _addresses(tensors: list[Tensor]) -> list[int]:

@@ -14,17 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.converge.chunk_kernels import TYPES, WARPS, address, launch_sums, on_device, read, write
+from paceline.converge.chunk_kernels import (
+    SPAN,
+    TYPES,
+    add_up_if_last,
+    add_up_shards,
+    address,
+    on_device,
+    place,
+    read,
+    run,
+    write,
+)
 from paceline.converge.fused import Table
-
-# Rows of the table.
-PARAMETER = tl.constexpr(0)
-FIRST = tl.constexpr(1)
-SECOND = tl.constexpr(2)
-STEP = tl.constexpr(3)
-LENGTH = tl.constexpr(4)
-FIRST_CHUNK = tl.constexpr(5)
-TREATMENT = tl.constexpr(6)
 
 
 @triton.jit
@@ -70,25 +72,24 @@ def moments_of_chunk(p, g, m, v, left, factor, sign, rest1, root2, keep1, beta2,
 
 
 @triton.jit
-def lamb_moments(rows, grads, tensor_of_chunk, partial, scale, found, tensors, chunks, sign, keep1, beta2, keep2,
-                 log1, log2, eps, decay, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, SCALED: tl.constexpr,
-                 FOUND: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def lamb_moments(rows, tensor_of_chunk, partial, sums, arrived, scale, found, tensors, chunks, sign, keep1, beta2,
+                 keep2, log1, log2, eps, decay, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
+                 SCALED: tl.constexpr, FOUND: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
     skipped = False
     if FOUND:
         skipped = tl.load(found) != 0.0
     if not skipped:
         chunk = tl.program_id(0)
-        tensor = tl.load(tensor_of_chunk + chunk)
-        start = (chunk - tl.load(rows + FIRST_CHUNK * tensors + tensor)) * BLOCK
-        left = tl.load(rows + LENGTH * tensors + tensor) - start
-        p = address(rows, PARAMETER, tensor, tensors, P) + start
-        g = address(grads, 0, tensor, tensors, G) + start
-        m = address(rows, FIRST, tensor, tensors, S) + start
-        v = address(rows, SECOND, tensor, tensors, S) + start
-        count = tl.load(address(rows, STEP, tensor, tensors, tl.float32)) + 1.0
+        tensor, start, left = place(rows, tensor_of_chunk, chunk, tensors, BLOCK)
+        g = address(rows, 3, tensor, tensors, G) + start
+        step = address(rows, 4, tensor, tensors, tl.float32)
+        p = address(rows, 5, tensor, tensors, P) + start
+        m = address(rows, 6, tensor, tensors, S) + start
+        v = address(rows, 7, tensor, tensors, S) + start
+        count = tl.load(step) + 1.0
         rest1 = one_minus_power(log1, count)
         root2 = tl.sqrt(one_minus_power(log2, count))
-        decay = tl.where(tl.load(rows + TREATMENT * tensors + tensor) & 2 != 0, decay, 0.0)
+        decay = tl.where(tl.load(rows + 2 * tensors + tensor) & 2 != 0, decay, 0.0)
         factor = 1.0
         if SCALED:
             factor = 1.0 / tl.load(scale)
@@ -99,8 +100,10 @@ def lamb_moments(rows, grads, tensor_of_chunk, partial, scale, found, tensors, c
         else:
             weights, updates = moments_of_chunk(p, g, m, v, left, factor, sign, rest1, root2, keep1, beta2, keep2,
                                                 eps, decay, SCALED, False, BLOCK)  # fmt: skip
-        tl.store(partial + chunk, weights)
-        tl.store(partial + chunks + chunk, updates)
+        last = add_up_if_last(rows, partial, sums, arrived, weights, updates, chunk, tensor, tensors, chunks, BLOCK,
+                              SPAN)  # fmt: skip
+        if last:
+            tl.store(step, count)
 
 
 @triton.jit
@@ -121,16 +124,14 @@ def lamb_update(rows, tensor_of_chunk, sums, lr_tensor, found, tensors, chunks, 
     if not skipped:
         # Backwards: what the pass before touched last may still be in the cache.
         chunk = chunks - 1 - tl.program_id(0)
-        tensor = tl.load(tensor_of_chunk + chunk)
-        start = (chunk - tl.load(rows + FIRST_CHUNK * tensors + tensor)) * BLOCK
-        left = tl.load(rows + LENGTH * tensors + tensor) - start
-        p = address(rows, PARAMETER, tensor, tensors, P) + start
-        m = address(rows, FIRST, tensor, tensors, S) + start
-        v = address(rows, SECOND, tensor, tensors, S) + start
-        count = tl.load(address(rows, STEP, tensor, tensors, tl.float32))
+        tensor, start, left = place(rows, tensor_of_chunk, chunk, tensors, BLOCK)
+        p = address(rows, 5, tensor, tensors, P) + start
+        m = address(rows, 6, tensor, tensors, S) + start
+        v = address(rows, 7, tensor, tensors, S) + start
+        count = tl.load(address(rows, 4, tensor, tensors, tl.float32))
         rest1 = one_minus_power(log1, count)
         root2 = tl.sqrt(one_minus_power(log2, count))
-        treatment = tl.load(rows + TREATMENT * tensors + tensor)
+        treatment = tl.load(rows + 2 * tensors + tensor)
         decay = tl.where(treatment & 2 != 0, decay, 0.0)
         weights = tl.sqrt(tl.load(sums + tensor))
         updates = tl.sqrt(tl.load(sums + tensors + tensor))
@@ -138,7 +139,7 @@ def lamb_update(rows, tensor_of_chunk, sums, lr_tensor, found, tensors, chunks, 
         rate = lr
         if TENSOR_LR:
             rate = tl.load(lr_tensor)
-        rate = rate * tl.where(adapted, weights / updates, 1.0)
+        rate = rate * tl.where(adapted, weights / tl.where(adapted, updates, 1.0), 1.0)
         whole = (left >= BLOCK) & ((p.to(tl.int64) | m.to(tl.int64) | v.to(tl.int64)) % 16 == 0)
         if whole:
             update_chunk(p, m, v, left, rate, rest1, root2, eps, decay, True, BLOCK)
@@ -147,56 +148,63 @@ def lamb_update(rows, tensor_of_chunk, sums, lr_tensor, found, tensors, chunks, 
 
 
 def launch(group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-    """One step of a table's tensors. Three launches; the host waits for nothing."""
-    beta1, beta2 = group["betas"]
+    """One step of a table's tensors. Two launches; the host waits for nothing, unless tensors are sharded."""
+    beta1, beta2 = map(float, group["betas"])
     log1, log2 = (math.log(beta) if beta else -math.inf for beta in (beta1, beta2))
+    # All numbers as floats: a kernel that once was given a whole number is compiled for whole numbers.
+    sign, eps, decay = -1.0 if group["maximize"] else 1.0, float(group["eps"]), float(group["weight_decay"])
     lr, lr_tensor = on_device(group["lr"], table)
     parameter, grad, state = (TYPES[dtype] for dtype in table.dtypes)
-    if table.chunks:
-        lamb_moments[(table.chunks,)](
-            table.rows,
-            table.grads,
-            table.tensor_of_chunk,
-            table.partial,
-            scale,
-            found_inf,
-            table.tensors,
-            table.chunks,
-            -1.0 if group["maximize"] else 1.0,
-            1.0 - beta1,
-            beta2,
-            1.0 - beta2,
-            log1,
-            log2,
-            group["eps"],
-            group["weight_decay"],
-            P=parameter,
-            G=grad,
-            S=state,
-            SCALED=scale is not None,
-            FOUND=found_inf is not None,
-            BLOCK=table.block,
-            num_warps=WARPS,
-        )
-    launch_sums(table, found_inf, length=LENGTH.value, step=STEP.value)
-    if table.chunks:
-        lamb_update[(table.chunks,)](
-            table.rows,
-            table.tensor_of_chunk,
-            table.sums,
-            lr_tensor,
-            found_inf,
-            table.tensors,
-            table.chunks,
-            lr,
-            log1,
-            log2,
-            group["eps"],
-            group["weight_decay"],
-            P=parameter,
-            S=state,
-            TENSOR_LR=lr_tensor is not None,
-            FOUND=found_inf is not None,
-            BLOCK=table.block,
-            num_warps=WARPS,
-        )
+    scaled, found = scale is not None, found_inf is not None
+    run(
+        lamb_moments,
+        table,
+        None if scaled or found else "moments",
+        table.rows,
+        table.tensor_of_chunk,
+        table.partial,
+        table.sums,
+        table.arrived,
+        scale,
+        found_inf,
+        table.tensors,
+        table.chunks,
+        sign,
+        1.0 - beta1,
+        beta2,
+        1.0 - beta2,
+        log1,
+        log2,
+        eps,
+        decay,
+        parameter,
+        grad,
+        state,
+        scaled,
+        found,
+        table.block,
+        SPAN,
+    )
+    add_up_shards(table)
+    run(
+        lamb_update,
+        table,
+        None if found or lr_tensor is not None else "update",
+        table.rows,
+        table.tensor_of_chunk,
+        table.sums,
+        lr_tensor,
+        found_inf,
+        table.tensors,
+        table.chunks,
+        lr,
+        log1,
+        log2,
+        eps,
+        decay,
+        parameter,
+        state,
+        lr_tensor is not None,
+        found,
+        table.block,
+    )

@@ -13,15 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.converge.chunk_kernels import TYPES, WARPS, address, launch_sums, on_device, read, write
+from paceline.converge.chunk_kernels import (
+    SPAN,
+    TYPES,
+    add_up_if_last,
+    add_up_shards,
+    address,
+    on_device,
+    place,
+    read,
+    run,
+    write,
+)
 from paceline.converge.fused import Table
-
-# Rows of the table.
-PARAMETER = tl.constexpr(0)
-BUFFER = tl.constexpr(1)
-LENGTH = tl.constexpr(3)
-FIRST_CHUNK = tl.constexpr(4)
-TREATMENT = tl.constexpr(5)
 
 
 @triton.jit
@@ -33,18 +37,17 @@ def squares_of_chunk(p, g, left, factor, WHOLE: tl.constexpr, BLOCK: tl.constexp
 
 
 @triton.jit
-def lars_squares(rows, grads, tensor_of_chunk, partial, scale, found, tensors, chunks, P: tl.constexpr, G: tl.constexpr,
-                 SCALED: tl.constexpr, FOUND: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def lars_squares(rows, tensor_of_chunk, partial, sums, arrived, scale, found, tensors, chunks, P: tl.constexpr,
+                 G: tl.constexpr, SCALED: tl.constexpr, FOUND: tl.constexpr, BLOCK: tl.constexpr,
+                 SPAN: tl.constexpr):  # fmt: skip
     skipped = False
     if FOUND:
         skipped = tl.load(found) != 0.0
     if not skipped:
         chunk = tl.program_id(0)
-        tensor = tl.load(tensor_of_chunk + chunk)
-        start = (chunk - tl.load(rows + FIRST_CHUNK * tensors + tensor)) * BLOCK
-        left = tl.load(rows + LENGTH * tensors + tensor) - start
-        p = address(rows, PARAMETER, tensor, tensors, P) + start
-        g = address(grads, 0, tensor, tensors, G) + start
+        tensor, start, left = place(rows, tensor_of_chunk, chunk, tensors, BLOCK)
+        g = address(rows, 3, tensor, tensors, G) + start
+        p = address(rows, 5, tensor, tensors, P) + start
         factor = 1.0
         if SCALED:
             factor = 1.0 / tl.load(scale)
@@ -52,8 +55,7 @@ def lars_squares(rows, grads, tensor_of_chunk, partial, scale, found, tensors, c
             of_weight, of_grad = squares_of_chunk(p, g, left, factor, True, BLOCK)
         else:
             of_weight, of_grad = squares_of_chunk(p, g, left, factor, False, BLOCK)
-        tl.store(partial + chunk, of_weight)
-        tl.store(partial + chunks + chunk, of_grad)
+        add_up_if_last(rows, partial, sums, arrived, of_weight, of_grad, chunk, tensor, tensors, chunks, BLOCK, SPAN)
 
 
 @triton.jit
@@ -76,7 +78,7 @@ def update_chunk(p, g, b, left, factor, sign, lr, rate, momentum, decay, NESTERO
 
 
 @triton.jit
-def lars_update(rows, grads, tensor_of_chunk, sums, lr_tensor, scale, found, tensors, chunks, sign, lr, momentum, decay,
+def lars_update(rows, tensor_of_chunk, sums, lr_tensor, scale, found, tensors, chunks, sign, lr, momentum, decay,
                 trust, eps, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr, NESTEROV: tl.constexpr,
                 TENSOR_LR: tl.constexpr, SCALED: tl.constexpr, FOUND: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     skipped = False
@@ -85,13 +87,11 @@ def lars_update(rows, grads, tensor_of_chunk, sums, lr_tensor, scale, found, ten
     if not skipped:
         # Backwards: what the pass before touched last may still be in the cache.
         chunk = chunks - 1 - tl.program_id(0)
-        tensor = tl.load(tensor_of_chunk + chunk)
-        start = (chunk - tl.load(rows + FIRST_CHUNK * tensors + tensor)) * BLOCK
-        left = tl.load(rows + LENGTH * tensors + tensor) - start
-        p = address(rows, PARAMETER, tensor, tensors, P) + start
-        g = address(grads, 0, tensor, tensors, G) + start
-        b = address(rows, BUFFER, tensor, tensors, S) + start
-        treatment = tl.load(rows + TREATMENT * tensors + tensor)
+        tensor, start, left = place(rows, tensor_of_chunk, chunk, tensors, BLOCK)
+        g = address(rows, 3, tensor, tensors, G) + start
+        p = address(rows, 5, tensor, tensors, P) + start
+        b = address(rows, 6, tensor, tensors, S) + start
+        treatment = tl.load(rows + 2 * tensors + tensor)
         of_weight = tl.sqrt(tl.load(sums + tensor))
         of_grad = tl.sqrt(tl.load(sums + tensors + tensor))
         adapted = (treatment & 1 != 0) & (of_weight > 0.0) & (of_grad > 0.0)
@@ -109,51 +109,56 @@ def lars_update(rows, grads, tensor_of_chunk, sums, lr_tensor, scale, found, ten
 
 
 def launch(group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-    """One step of a table's tensors. Three launches; the host waits for nothing."""
+    """One step of a table's tensors. Two launches; the host waits for nothing, unless tensors are sharded."""
     lr, lr_tensor = on_device(group["lr"], table)
     parameter, grad, state = (TYPES[dtype] for dtype in table.dtypes)
-    if table.chunks:
-        lars_squares[(table.chunks,)](
-            table.rows,
-            table.grads,
-            table.tensor_of_chunk,
-            table.partial,
-            scale,
-            found_inf,
-            table.tensors,
-            table.chunks,
-            P=parameter,
-            G=grad,
-            SCALED=scale is not None,
-            FOUND=found_inf is not None,
-            BLOCK=table.block,
-            num_warps=WARPS,
-        )
-    launch_sums(table, found_inf, length=LENGTH.value, step=-1)
-    if table.chunks:
-        lars_update[(table.chunks,)](
-            table.rows,
-            table.grads,
-            table.tensor_of_chunk,
-            table.sums,
-            lr_tensor,
-            scale,
-            found_inf,
-            table.tensors,
-            table.chunks,
-            -1.0 if group["maximize"] else 1.0,
-            lr,
-            group["momentum"],
-            group["weight_decay"],
-            group["trust"],
-            group["eps"],
-            P=parameter,
-            G=grad,
-            S=state,
-            NESTEROV=group["nesterov"],
-            TENSOR_LR=lr_tensor is not None,
-            SCALED=scale is not None,
-            FOUND=found_inf is not None,
-            BLOCK=table.block,
-            num_warps=WARPS,
-        )
+    scaled, found, nesterov = scale is not None, found_inf is not None, bool(group["nesterov"])
+    run(
+        lars_squares,
+        table,
+        None if scaled or found else "squares",
+        table.rows,
+        table.tensor_of_chunk,
+        table.partial,
+        table.sums,
+        table.arrived,
+        scale,
+        found_inf,
+        table.tensors,
+        table.chunks,
+        parameter,
+        grad,
+        scaled,
+        found,
+        table.block,
+        SPAN,
+    )
+    add_up_shards(table)
+    run(
+        lars_update,
+        table,
+        None if scaled or found or lr_tensor is not None else f"update {nesterov}",
+        table.rows,
+        table.tensor_of_chunk,
+        table.sums,
+        lr_tensor,
+        scale,
+        found_inf,
+        table.tensors,
+        table.chunks,
+        # As floats: a kernel that once was given a whole number is compiled for whole numbers.
+        -1.0 if group["maximize"] else 1.0,
+        lr,
+        float(group["momentum"]),
+        float(group["weight_decay"]),
+        float(group["trust"]),
+        float(group["eps"]),
+        parameter,
+        grad,
+        state,
+        nesterov,
+        lr_tensor is not None,
+        scaled,
+        found,
+        table.block,
+    )

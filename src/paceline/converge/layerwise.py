@@ -11,16 +11,18 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.converge.fused import ADAPTED, DECAYED, Prepared, Table, can_fuse, is_capturing
+from paceline.converge.fused import ADAPTED, DECAYED, Prepared, States, Table, can_fuse, is_capturing
 from paceline.errors import PacelineError, UsageError
 
 HALF = (torch.float16, torch.bfloat16)
+_grad = attrgetter("grad")
 
 
 @dataclass(slots=True)
@@ -50,11 +52,12 @@ class Layerwise(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self._prepared: dict[int, Prepared] = {}  # by number of the group, where all of it is fused
+        self._states = States({})  # with which they were prepared
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._prepared = {}
+        self._prepared, self._states = {}, States({})
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -87,34 +90,38 @@ class Layerwise(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        capturing = is_capturing()
+        if self._prepared and not self._states.hold(self.state):
+            self._prepared = {}
+        capturing, anew = is_capturing(), False
         for number, group in enumerate(self.param_groups):
             if capturing and not group["capturable"]:
                 raise PacelineError(
                     f"{type(self).__name__} makes a step under CUDA graph capture, and capturable is False.",
                     advice=f"{type(self).__name__}(…, capturable=True)",
                 )
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters and not self._step_as_before(number, group, parameters):
-                self._step_anew(number, group, parameters)
+            grads = list(map(_grad, group["params"]))
+            if not self._step_as_before(number, group, grads):
+                anew |= self._step_anew(number, group)
+        if anew and self._prepared:
+            self._states = States(self.state)
         return loss
 
-    def _step_as_before(self, number: int, group: dict[str, Any], parameters: list[Tensor]) -> bool:
+    def _step_as_before(self, number: int, group: dict[str, Any], grads: list[Tensor | None]) -> bool:
         """The step of a group whose tensors lie where they lay at the last one: nothing but launches."""
         prepared = self._prepared.get(number)
-        if prepared is None:
+        found = None if prepared is None else prepared.holds(group, grads)
+        if prepared is None or found is None:
             return False
-        states = [self.state[parameter] for parameter in parameters]
-        grads: list[Any] = [parameter.grad for parameter in parameters]
-        if prepared.sharded:
-            parameters, grads = [local(p) for p in parameters], [local(g) for g in grads]
-        if not prepared.holds(group["adapt"], parameters, grads, states):
-            return False
+        here, alike = found
         for table, numbers in prepared.tables:
-            self._launch(group, table, grads if len(numbers) == len(grads) else [grads[i] for i in numbers])
+            self._launch(group, table, here if len(numbers) == len(here) else [here[i] for i in numbers], alike)
         return True
 
-    def _step_anew(self, number: int, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _step_anew(self, number: int, group: dict[str, Any]) -> bool:
+        """The step of a group of which nothing is known. Whether there was anything to do."""
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return False
         batches = self._batches(group, parameters)
         tables = []
         for (fused, *_), batch in batches.items():
@@ -127,19 +134,20 @@ class Layerwise(Optimizer):
                     advice="Make a step before the capture, as for every optimizer that keeps state.",
                 )
             table = Table(batch, self.moments)
-            self._launch(group, table, batch.grads)
+            self._launch(group, table, batch.grads, alike=False)
             tables.append((table, batch.numbers))
         self._prepared.pop(number, None)
         if len(tables) == len(batches):
-            own, grads = [local(p) for p in parameters], [local(p.grad) for p in parameters]
             states = [self.state[parameter] for parameter in parameters]
-            self._prepared[number] = Prepared(group["adapt"], own, grads, states, tables)
+            names = (*self.moments, "step") if self.counts_steps else self.moments
+            self._prepared[number] = Prepared(group, states, names, tables)
+        return True
 
-    def _launch(self, group: dict[str, Any], table: Table, grads: list[Tensor]) -> None:
+    def _launch(self, group: dict[str, Any], table: Table, grads: list[Tensor], alike: bool) -> None:
         device = table.device
         here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with here:
-            read = table.take(grads)
+            read = table.take(grads, alike=alike)
             # Set by torch's gradient scaler for the time of this step.
             scale, found = (_on(getattr(self, name, None), device) for name in ("grad_scale", "found_inf"))
             self._fused_step(group, table, scale, found)
