@@ -5,8 +5,8 @@
 
 First each fused form is compared with the foreach form, and a captured step with an uncaptured one. Then sides run in
 turn; a round is some steps between two CUDA events, so a host that is slower than the device counts: what each of them
-needs for itself is given too. "moving": the gradients lie elsewhere at every other step. Aims: LAMB at most 0.5 × AdamW(fused=True) on ResNet-50's 161 tensors, and
-0.95 × on the GPT's 290.
+needs for itself is given too. "moving": the gradients lie elsewhere at every other step. Aims: LAMB at most
+0.5 × AdamW(fused=True) on ResNet-50's 161 tensors, and 0.95 × on the GPT's 290.
 """
 
 from __future__ import annotations
