@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 import paceline
 from paceline.errors import PeerLostError, UsageError
 from paceline.launch.trimming import describe, stack_of
@@ -59,6 +61,20 @@ def test_an_error_of_ours_is_told_without_a_traceback() -> None:
     told = describe(UsageError("What was found.", advice="What to type."))
     assert told.text == "What was found.\nWhat to type."
     assert told.summary == "UsageError: What was found."
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (ValueError(), "ValueError"),
+        (RuntimeError("LoweringException: bad\n\nSet VERBOSE=1 for more."), "RuntimeError: LoweringException: bad"),
+        (RuntimeError("backend='x' raised:\nKeyError: 'y'\n\nmore"), "RuntimeError: backend='x' raised: KeyError: 'y'"),
+        (SyntaxError("invalid syntax", ("train.py", 3, 5, "a b", 3, 6)), "SyntaxError: invalid syntax"),
+    ],
+)
+def test_an_exception_in_one_line_is_its_begin(error: Exception, line: str) -> None:
+    assert describe(error).summary == line
 
 
 def test_a_lost_peer_is_a_consequence_also_behind_another_error() -> None:

@@ -24,9 +24,17 @@ def describe(error: BaseException) -> wire.Failed:
         summary = f"{name}: {error.message}"
         text = str(error)
     else:
-        summary = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+        summary = _in_a_line(error)
         text = trimmed(error)
     return wire.Failed(name=name, summary=summary, text=text, consequence=_is_consequence(error))
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Type and message. Of a long message its begin: the end is advice, most often (torch.compile's is)."""
+    said = [line.strip() for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
+    if isinstance(error, SyntaxError):  # which begins with the line that it is about
+        return said[-1]
+    return f"{said[0]} {said[1]}" if said[0].endswith(":") and len(said) > 1 else said[0]
 
 
 def trimmed(error: BaseException) -> str:
