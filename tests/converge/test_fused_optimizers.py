@@ -81,6 +81,35 @@ def test_both_forms_make_the_same_steps(kind: Any, settings: dict[str, Any], dty
             assert (p - q).float().abs().mean() < (0.06 if INTERPRETED else 0.01)
 
 
+def test_every_tensor_counts_its_own_steps_also_one_without_elements() -> None:
+    one, other = tensors(), tensors()
+    first, second = pl.LAMB(one), pl.LAMB(other, fused=False)
+    run(first, one, range(3))
+    run(second, other, range(3))
+    counts = [int(first.state[p]["step"]) for p in one]
+    assert counts == [int(second.state[p]["step"]) for p in other]
+    assert set(counts) == {2, 3}
+    assert not any(table.arrived.any() for table, _ in first._prepared[0].tables)
+
+
+@pytest.mark.parametrize("kind", [pl.LAMB, pl.LARS])
+def test_settings_may_change_at_any_step_also_from_whole_numbers(kind: Any) -> None:
+    one, other = tensors(), tensors()
+    pair = kind(one, lr=1, weight_decay=0), kind(other, lr=1, weight_decay=0, fused=False)
+    for step in range(8):
+        for mine, optimizer in zip((one, other), pair, strict=True):
+            for group in optimizer.param_groups:
+                if step == 2:
+                    group |= {"lr": 0.02, "weight_decay": 0.1}
+                if step == 4:
+                    group |= {"lr": torch.tensor(0.02), "maximize": True, "nesterov": True}
+                if step == 6:
+                    group |= {"lr": 0}
+            run(optimizer, mine, range(step + 10, step + 11))
+    for p, q in zip(one, other, strict=True):
+        torch.testing.assert_close(p, q, rtol=5e-5, atol=5e-6)
+
+
 @pytest.mark.parametrize("kind", [pl.LAMB, pl.LARS])
 def test_the_same_steps_again_are_the_same_to_the_last_digit(kind: Any) -> None:
     found = []

@@ -78,12 +78,12 @@ class Table:
         self._cells = self._grads.unbind()
         self._told: list[int] = []
 
-    def take(self, grads: list[Tensor], *, alike: bool) -> list[Tensor]:
+    def take(self, grads: list[Tensor], addresses: list[int] | None) -> list[Tensor]:
         """Tells the kernels where this step's gradients lie. Gives those that they will read: they have to live until
-        the launch, and are copies where a gradient is not laid out as its parameter is; `alike` says that all are."""
-        if not alike:
+        the launch. Without addresses, gradients may be laid out otherwise than their parameters: then as copies."""
+        if addresses is None:
             grads = [_laid_out(grad, strides) for grad, strides in zip(grads, self._strides, strict=True)]
-        addresses = _addresses(grads)
+            addresses = _addresses(grads)
         if is_capturing():
             # As arguments of kernels: memory of the host would be read again at each replay.
             torch._foreach_zero_(self._cells)
@@ -122,9 +122,9 @@ class Prepared:
         self._moment = self._here(self._kept[0][1])
         self._moment_at = _addresses(self._moment)
 
-    def holds(self, group: dict[str, Any], grads: list[Any]) -> tuple[list[Tensor], bool] | None:
-        """What `Table.take` is to be given, if everything else is as it was. `grads` are of the whole group. That the
-        states are the same dictionaries has been seen already."""
+    def holds(self, group: dict[str, Any], grads: list[Any]) -> tuple[list[Tensor], list[int] | None] | None:
+        """What tables are to take, if everything else is as it was. `grads` are of the whole group. That the states
+        are the same dictionaries has been seen already."""
         if _treated(group) != self._treated or [grad is None for grad in grads] != self._absent:
             return None
         if not _are(group["params"], self._group):
@@ -133,10 +133,9 @@ class Prepared:
             grads = [grad for grad in grads if grad is not None]
         parameters, grads = self._here(self._parameters), self._here(grads)
         try:
-            strides = list(map(Tensor.stride, grads))
-        except RuntimeError:  # a sparse gradient: there are words for it elsewhere
+            alike, addresses = list(map(Tensor.stride, grads)) == self._strides, _addresses(grads)
+        except RuntimeError:  # a sparse gradient has no address: there are words for it elsewhere
             return None
-        alike = strides == self._strides
         if (
             list(map(_dtype, grads)) == self._dtypes
             and _addresses(parameters) == self._addresses
@@ -146,7 +145,7 @@ class Prepared:
             # Gradients come laid out as their parameters are: if they do not, was it the parameters that changed?
             and (alike or list(map(Tensor.stride, parameters)) == self._strides)
         ):
-            return grads, alike
+            return grads, addresses if alike else None
         return None
 
     def _here(self, tensors: list[Any]) -> list[Tensor]:

@@ -112,9 +112,12 @@ class Layerwise(Optimizer):
         found = None if prepared is None else prepared.holds(group, grads)
         if prepared is None or found is None:
             return False
-        here, alike = found
+        here, addresses = found
         for table, numbers in prepared.tables:
-            self._launch(group, table, here if len(numbers) == len(here) else [here[i] for i in numbers], alike)
+            if len(numbers) == len(here):
+                self._launch(group, table, here, addresses)
+            else:
+                self._launch(group, table, [here[i] for i in numbers], addresses and [addresses[i] for i in numbers])
         return True
 
     def _step_anew(self, number: int, group: dict[str, Any]) -> bool:
@@ -134,7 +137,7 @@ class Layerwise(Optimizer):
                     advice="Make a step before the capture, as for every optimizer that keeps state.",
                 )
             table = Table(batch, self.moments)
-            self._launch(group, table, batch.grads, alike=False)
+            self._launch(group, table, batch.grads, None)
             tables.append((table, batch.numbers))
         self._prepared.pop(number, None)
         if len(tables) == len(batches):
@@ -143,11 +146,11 @@ class Layerwise(Optimizer):
             self._prepared[number] = Prepared(group, states, names, tables)
         return True
 
-    def _launch(self, group: dict[str, Any], table: Table, grads: list[Tensor], alike: bool) -> None:
+    def _launch(self, group: dict[str, Any], table: Table, grads: list[Tensor], addresses: list[int] | None) -> None:
         device = table.device
         here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with here:
-            read = table.take(grads, alike=alike)
+            read = table.take(grads, addresses)
             # Set by torch's gradient scaler for the time of this step.
             scale, found = (_on(getattr(self, name, None), device) for name in ("grad_scale", "found_inf"))
             self._fused_step(group, table, scale, found)
@@ -172,22 +175,28 @@ class Layerwise(Optimizer):
             own, own_grad = local(parameter), local(grad)
             if not fused and own_grad.dtype != own.dtype:
                 own_grad = own_grad.to(own.dtype)
-            key = (fused, own.device, own.dtype, own_grad.dtype, mesh, sharded)
+            state = self._ready_state(group, parameter, fused)
+            # A model that was cast after a step has moments of the type that it had.
+            kept = local(state[self.moments[0]]).dtype
+            key = (fused, own.device, own.dtype, own_grad.dtype, kept, mesh, sharded)
             batch = found.setdefault(key, Batch(mesh=mesh, sharded=sharded))
             batch.numbers.append(number)
             batch.parameters.append(own)
             batch.grads.append(own_grad)
-            batch.states.append(self._ready_state(group, parameter, fused))
+            batch.states.append(state)
             batch.treatment.append(_treatment(group["adapt"], parameter))
         return found
 
     def _ready_state(self, group: dict[str, Any], parameter: Tensor, fused: bool) -> dict[str, Any]:
         state = self.state[parameter]
+        dtype = state.get(self.moments[0], parameter).dtype
         for name in self.moments:
             moment = state.get(name)
-            # Kernels go over memory: a state that was loaded may be laid out otherwise.
-            if moment is None or (fused and local(moment).stride() != local(parameter).stride()):
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            # Kernels go over memory: a state that was loaded or put there may be laid out otherwise.
+            if moment is None or (
+                fused and (local(moment).stride() != local(parameter).stride() or moment.dtype != dtype)
+            ):
+                state[name] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
                 if moment is not None:
                     state[name].copy_(moment)
         if self.counts_steps:
