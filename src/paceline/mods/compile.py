@@ -1,8 +1,9 @@
 """Compile: the model as torch.compile makes it, and on a GPU the cross entropy of large outputs.
 
 Changes: operations are fused, hence the last digits. Applies to most models; the first steps take long. A loss over
-many classes is as large as the model's output and, in one kernel, is read once instead of six times. Can break: models
-that torch.compile cannot trace, and speed where shapes change at every step.
+many classes is as large as the model's output and, in one kernel, is read once instead of six times; with `precision`,
+in its half precision. Can break: models that torch.compile cannot trace, and speed where shapes change at every step;
+with `precision`, code that asks for the gradient of such an output after the loss was computed.
 
 By hand:
 
@@ -19,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from paceline.mods import widened
 from paceline.script.stage import Stage
-
-LARGE = 1 << 24  # elements of a loss's input: below that, a kernel more or less is no matter
 
 
 class Mod:
@@ -33,21 +33,30 @@ class Mod:
     def on_stage(self, stage: Stage) -> None:
         stage.subscribe(self)
         if torch.cuda.is_available():
-            F.cross_entropy = _compiled_where_large(F.cross_entropy)
+            F.cross_entropy = compiled_where_large(F.cross_entropy)
 
     def on_model(self, module: nn.Module) -> None:
         if module._compiled_call_impl is None and not hasattr(module, "_orig_mod"):
             module.compile(mode=None if self.mode == "default" else self.mode)
 
 
-def _compiled_where_large(plain: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: list[Callable[..., Any]] = []
+def compiled_where_large(
+    plain: Callable[..., Any], compile: Callable[..., Any] = lambda loss: torch.compile(loss)
+) -> Callable[..., Any]:
+    """A loss that is compiled where its input is large. It reads the original of an input that was widened."""
+
+    def widening(narrow: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return plain(narrow.float(), *args, **kwargs)
+
+    compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not input.is_cuda or input.numel() < LARGE:
+        if torch.compiler.is_compiling() or not widened.is_large(input):
             return plain(input, *args, **kwargs)
-        if not compiled:
-            compiled.append(torch.compile(plain))
-        return compiled[0](input, *args, **kwargs)
+        narrow = widened.original_of(input)
+        loss, read = (plain, input) if narrow is None else (widening, narrow)
+        if loss not in compiled:
+            compiled[loss] = compile(loss)
+        return compiled[loss](read, *args, **kwargs)
 
     return cross_entropy

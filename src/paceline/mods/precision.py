@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.mods import widened
 from paceline.mods.scaling import Scaler
 from paceline.script import tree
 from paceline.script.stage import Stage
@@ -44,6 +45,7 @@ class Mod:
         self.stage = stage
         stage.subscribe(self)
         self.scaler = Scaler(stage) if self.dtype is torch.float16 else None
+        self.widen = widened.widen if widened.are_read(stage.run.mods) else torch.Tensor.float
 
     def on_model(self, module: nn.Module) -> None:
         if self.scaler is not None and any(parameter.device.type == "cpu" for parameter in module.parameters()):
@@ -56,11 +58,10 @@ class Mod:
             first = next(module.parameters(), None)
             with torch.autocast("cpu" if first is None else first.device.type, self.dtype):
                 output = plain(module, *args, **kwargs)
-            return tree.replace(output, _to_float)
+            return tree.replace(output, self._to_float)
 
         return call
 
-
-def _to_float(leaf: Any) -> Any:
-    half = isinstance(leaf, torch.Tensor) and leaf.dtype in DTYPES.values()
-    return leaf.float() if half else leaf
+    def _to_float(self, leaf: Any) -> Any:
+        half = isinstance(leaf, torch.Tensor) and leaf.dtype in DTYPES.values()
+        return self.widen(leaf) if half else leaf
