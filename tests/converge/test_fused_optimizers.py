@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import copy
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from pool import alone
 from torch import nn
 
 import paceline as pl
+from paceline.comm.group import Group
 from paceline.converge import fused
 
 pytest.importorskip("triton")
@@ -187,6 +191,40 @@ def test_the_corrections_have_all_their_digits_from_the_first_step_on() -> None:
     w.grad = torch.full_like(w, 0.25)
     optimizer.step()  # m̂ is the gradient and v̂ its square: the step is one
     torch.testing.assert_close(w.detach(), torch.ones_like(w), rtol=0, atol=2e-6)
+
+
+def sharded_and_whole(group: Group, meeting: str) -> list[float]:
+    """How far fused steps of shards are from foreach steps of whole tensors; what each tensor has counted."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    fused.DEVICES = ("cpu",)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=group.rank, world_size=group.world)
+    mesh = init_device_mesh("cpu", (group.world,))
+    found = []
+    for kind in (pl.LAMB, pl.LARS):
+        torch.manual_seed(0)
+        whole = [nn.Parameter(torch.randn(shape)) for shape in ((90, 100), (5, 4), (7,), (1, 3))]
+        parts = [nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole]
+        first, second = kind(whole, lr=0.1, fused=False), kind(parts, lr=0.1, fused=True)
+        for _ in range(3):
+            for p, q, grad in zip(whole, parts, (torch.randn_like(p) for p in whole), strict=True):
+                p.grad, q.grad = grad, distribute_tensor(grad.clone(), mesh, [Shard(0)])
+            first.step()
+            before = second._prepared.get(0)
+            second.step()
+            assert before in (None, second._prepared[0])
+        found += [float((q.full_tensor() - p).detach().abs().max()) for p, q in zip(whole, parts, strict=True)]
+        assert all(int(second.state[q].get("step", 3)) == 3 for q in parts)
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="its workers would share a GPU")
+def test_fused_steps_of_shards_are_those_of_whole_tensors(tmp_path: Path) -> None:
+    with alone(2) as workers:
+        for found in workers.run(sharded_and_whole, str(tmp_path / "meeting")):
+            assert max(found) < 1e-5
 
 
 @pytest.mark.skipif(INTERPRETED, reason="graphs are of GPUs")
