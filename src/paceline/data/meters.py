@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from time import perf_counter, thread_time
+from typing import Any
 
 LONG = 200e-6  # seconds of work
+SUMS = ("jobs", "samples", "given", "work", "cpu", "wait", "idle")
+SETTINGS = ("ratio", "bytes", "parallel", "kind", "fill", "notes")
 ENOUGH_JOBS, ENOUGH_TIME = 8, 0.05  # jobs, or seconds of work, after which a cost is known
 
 
@@ -56,6 +59,21 @@ class Meter:
             self.samples += samples
             self.work += work
             self.cpu += cpu
+
+    def sums(self) -> list[float]:
+        """All that is added up."""
+        return [getattr(self, name) for name in SUMS]
+
+    def settings(self) -> list[Any]:
+        """All that is not."""
+        return [getattr(self, name) for name in SETTINGS]
+
+    def take_over(self, sums: list[float], settings: list[Any]) -> None:
+        """What the same stage did in another process since the last time, and how it is done there now."""
+        for name, value in zip(SUMS, sums, strict=True):
+            setattr(self, name, getattr(self, name) + value)
+        for name, value in zip(SETTINGS, settings, strict=True):
+            setattr(self, name, value)
 
 
 class Clock:

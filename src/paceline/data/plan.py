@@ -14,12 +14,13 @@ from typing import Any
 from paceline.data import order as orders
 from paceline.data import stages as s
 from paceline.data.ahead import Ahead
+from paceline.data.apart import Apart
 from paceline.data.caching import Cached, Memo
 from paceline.data.combining import Mixed, Zipped
-from paceline.data.cursor import Context, Cursor, Mark
+from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.dealing import Deal
 from paceline.data.device import Moved
-from paceline.data.execution import Chooser
+from paceline.data.execution import Chooser, cores
 from paceline.data.interleaving import Interleaved
 from paceline.data.jobs import Jobs
 from paceline.data.limits import Filtered, Limited, Rounds
@@ -43,6 +44,7 @@ class Runtime:
     meters: list[Meter] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     choosers: list[Chooser] = field(default_factory=list)
+    aparts: list[Apart] = field(default_factory=list)
 
     def meter(self, name: str) -> Meter:
         meter = Meter(name)
@@ -56,6 +58,8 @@ class Runtime:
 
     def close(self, *, wait: bool) -> None:
         """Ends threads and processes that outlive an epoch."""
+        for apart in self.aparts:
+            apart.close(wait=wait)
         for chooser in self.choosers:
             chooser.close(wait=wait)
 
@@ -127,8 +131,11 @@ class Plan:
 class Planner:
     """Reads stages one by one, and holds back what may still be put together with the next."""
 
-    def __init__(self, source: Source | None, runtime: Runtime, first: Node | None = None) -> None:
-        self.runtime = runtime
+    def __init__(
+        self, source: Source | None, runtime: Runtime, first: Node | None = None, *, is_apart: bool = False
+    ) -> None:
+        self.runtime, self.begins_with, self.is_apart = runtime, source, is_apart
+        self.read: list[s.Stage] = []
         self.nodes: list[Node] = [first] if first is not None else []
         self.source = source  # as long as samples can be asked for by index
         self.order: orders.Order | None = None if source is None else orders.Whole(len(source))
@@ -141,6 +148,7 @@ class Planner:
     def plan(self, stages: Sequence[s.Stage]) -> Plan:
         for stage in stages:
             self._read(stage)
+            self.read.append(stage)
         self._flush()
         return Plan(self.nodes)
 
@@ -207,13 +215,33 @@ class Planner:
             case s.Filter():
                 self.nodes.append(Filtered(Step(stage.function, stage.on_error), self.runtime.losses))
             case s.Prefetch():
-                self.nodes.append(Ahead(stage.depth, self.runtime.meter("prefetch")))
+                apart = self._apart() if self._may_be_apart() else None
+                self.nodes.append(Ahead(stage.depth, self.runtime.meter("prefetch"), apart))
             case s.To():
                 self.moved = True
                 self.nodes.append(Moved(stage.device, self.runtime.meter(f"to {stage.device}")))
             case s.Batch():
                 self.batch = stage
                 self.how = stage.how
+
+    def _may_be_apart(self) -> bool:
+        """Whether what was read so far can be opened again in another process: where samples are asked for by index, or
+        read from files by our own readers, and nothing is kept in memory, lies on a device, or has to be done here."""
+        own = all(stage.name == "records" for stage in self.read if isinstance(stage, s.Interleave))
+        kept = any(isinstance(stage, s.Cache | s.Prefetch | s.To) for stage in self.read)
+        here = any(isinstance(stage, s.Map | s.Batch) and stage.how.kind == "here" for stage in self.read)
+        return self.begins_with is not None and own and not (kept or here or self.is_apart) and cores() > 1
+
+    def _apart(self) -> Apart:
+        source, stages = self.begins_with, tuple(self.read)
+
+        def planned() -> tuple[Opener, Runtime]:
+            runtime = Runtime(losses=Losses(keeps=True))
+            return Planner(source, runtime, is_apart=True).plan(stages).open, runtime
+
+        apart = Apart(planned, self.runtime.meters, self.runtime.losses)
+        self.runtime.aparts.append(apart)
+        return apart
 
     def _cache(self, stage: s.Cache) -> None:
         """Before the shuffling and the batch, wherever it is written: so each epoch's order stays its own."""

@@ -136,7 +136,7 @@ class ProcessEngine:
             well, raw, work, cpu, samples, lost = child.pipe.recv()
         except (EOFError, ConnectionResetError):
             if ticket is not None:
-                ticket.answer = False, self._died(child)
+                ticket.answer = False, died(child.pid)
             return
         if ticket is None:
             return
@@ -157,14 +157,14 @@ class ProcessEngine:
             ticket.answer = True, self._unpack(raw, ticket.slot)
 
     def _unpack(self, raw: bytes, slot: Slot) -> Any:
-        held = _Held(slot)
-        told = _Unpickler(io.BytesIO(raw), held).load()
+        held = Held(slot)
+        told = Unpickler(io.BytesIO(raw), held).load()
         if not held.tensors:
             self._free.append(slot)
         elif len(self._free) < 2 * self.size:
             # The consumer keeps many: what it keeps from here on is its own memory.
             held.tensors.clear()
-            told = _Unpickler(io.BytesIO(raw), _Copied(slot)).load()
+            told = Unpickler(io.BytesIO(raw), Copied(slot)).load()
             self._free.append(slot)
         else:
             weakref.finalize(held.base, self._free.append, slot).atexit = False
@@ -177,17 +177,6 @@ class ProcessEngine:
                 if ticket.done():
                     return number
             wait([child.pipe for child in self._children if child.has])
-
-    def _died(self, child: Child) -> DataError:
-        try:
-            _, status = os.waitpid(child.pid, 0)
-        except ChildProcessError:
-            status = 0
-        how = f"by signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "by itself"
-        return DataError(
-            f"A process that makes samples ended {how}.",
-            advice="SIGKILL most often means that memory ran out: use fewer (parallel=1), or threads (kind='threads').",
-        )
 
     def _fork(self) -> Child:
         ours, its = Pipe()
@@ -209,19 +198,37 @@ class ProcessEngine:
         self._closed = True
         for child in self._children:
             child.pipe.close()
-            if wait:
-                try:
-                    os.kill(child.pid, signal.SIGKILL)
-                    os.waitpid(child.pid, 0)
-                except (ProcessLookupError, ChildProcessError):
-                    pass
-            else:
-                _gone.append(child.pid)
+            end(child.pid, wait=wait)
         for slot in self._slots:
             slot.close()
 
     def __del__(self) -> None:
         self.close(wait=False)
+
+
+def end(pid: int, *, wait: bool) -> None:
+    """Ends a process whose pipe was closed. Without `wait` it does so by itself, and is waited for later."""
+    if not wait:
+        _gone.append(pid)
+        return
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+def died(pid: int) -> DataError:
+    """What is said of a process that is gone before its work was done."""
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        status = 0
+    how = f"by signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "by itself"
+    return DataError(
+        f"A process that makes samples ended {how}.",
+        advice="SIGKILL most often means that memory ran out: use fewer (parallel=1), or threads (kind='threads').",
+    )
 
 
 def _reap() -> None:
@@ -236,7 +243,7 @@ def _reap() -> None:
 # -- what passes between them ------------------------------------------------------------------------------------------
 
 
-class _Pickler(pickle.Pickler):
+class Pickler(pickle.Pickler):
     """Tensors that lie in the slot are told by their place; others are put there, if they fit."""
 
     def __init__(self, file: io.BytesIO, slot: Slot) -> None:
@@ -255,7 +262,7 @@ class _Pickler(pickle.Pickler):
         return value.data_ptr() - self._begin, str(value.dtype).removeprefix("torch."), tuple(value.shape)
 
 
-class _Held:
+class Held:
     """Tensors as views of a slot."""
 
     def __init__(self, slot: Slot) -> None:
@@ -269,15 +276,15 @@ class _Held:
         return made
 
 
-class _Copied(_Held):
+class Copied(Held):
     """Tensors of their own."""
 
     def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         return super().tensor(at, dtype, shape).clone()
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, held: _Held) -> None:
+class Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, held: Held) -> None:
         super().__init__(file)
         self._held = held
 
@@ -318,15 +325,15 @@ def _live(pipe: Connection, work: Work, slots: list[Slot]) -> None:
         try:
             file = io.BytesIO()
             value = work.do(keys, _place, losses, slot.allocate, token)
-            _Pickler(file, slot).dump(None if value is NOTHING else (value,))
+            Pickler(file, slot).dump(None if value is NOTHING else (value,))
             well, raw = True, file.getvalue()
         except Exception as error:
-            well, raw = False, _picklable(error)
+            well, raw = False, picklable(error)
         spent = time.perf_counter() - began, time.process_time() - busy
         pipe.send((well, raw, *spent, len(keys), losses.kept))
 
 
-def _picklable(error: Exception) -> bytes:
+def picklable(error: Exception) -> bytes:
     error.__cause__ = error.__context__ = None
     try:
         raw = pickle.dumps(error)
