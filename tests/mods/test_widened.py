@@ -270,3 +270,26 @@ def test_the_compiled_loss_keeps_nothing_as_large_as_the_copy() -> None:
     assert torch.allclose(narrow.grad.double(), exact.grad, rtol=2**-8, atol=1e-9)
     assert size[torch.bfloat16] == narrow.numel()
     assert size[torch.float32] < narrow.numel() / 100
+
+
+def test_a_loss_that_is_called_by_its_name_while_it_is_compiled_is_the_plain_one() -> None:
+    """As torch does under a mode that looks at its functions."""
+    calls = []
+
+    def plain(input: torch.Tensor, *args: Any) -> torch.Tensor:
+        calls.append("plain")
+        return loss(input, *args) if calls.count("plain") == 1 else input.sum()
+
+    def compile(function: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            calls.append("compiled")
+            return function(*args)
+
+        return compiled
+
+    loss = compiled_where_large(plain, compile)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(widened, "is_large", lambda input: True)
+        loss(torch.ones(3))
+        loss(torch.ones(3))
+    assert calls == ["compiled", "plain", "plain", "compiled", "plain"]

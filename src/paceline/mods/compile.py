@@ -49,14 +49,20 @@ def compiled_where_large(
         return plain(narrow.float(), *args, **kwargs)
 
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+    inside = False  # torch calls what it finds under this name, too, while it compiles the loss
 
     def cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not widened.is_large(input):
+        nonlocal inside
+        if inside or torch.compiler.is_compiling() or not widened.is_large(input):
             return plain(input, *args, **kwargs)
         narrow = widened.original_of(input)
         loss, read = (plain, input) if narrow is None else (widening, narrow)
         if loss not in compiled:
             compiled[loss] = compile(loss)
-        return compiled[loss](read, *args, **kwargs)
+        inside = True
+        try:
+            return compiled[loss](read, *args, **kwargs)
+        finally:
+            inside = False
 
     return cross_entropy
