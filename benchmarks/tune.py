@@ -32,7 +32,10 @@ CASES: dict[str, tuple[list[str], float | None]] = {  # command, and the gain th
     ),
     "gpt": (["tune", "examples/gpt.py", "--epochs", "1000", "--batch-size", "256", "--train-size", "10240"], 3.5),
     "cnn": (["tune", "examples/cnn.py", "--epochs", "1000"], 1.3),
-    "sweep-gpt": (["sweep", "--from", "8", "examples/gpt.py", "--epochs", "1000", "--train-size", "40960"], None),
+    "sweep-gpt": (
+        ["sweep", "--from", "8", "--to-the-end", "examples/gpt.py", "--epochs", "1000", "--train-size", "40960"],
+        None,
+    ),
 }
 KEPT = ROOT / "benchmarks" / "tune.json"
 
@@ -71,8 +74,9 @@ def told(name: str, found: dict[str, Any]) -> list[str]:
         lines += ["| batch | samples/s | memory (GB) |", "|---|---|---|"]
         for point in found["points"]:
             speed = f"{point['samples_per_s']:,.0f}" if point["fits"] else "out of memory"
-            lines.append(f"| {point['batch']:,} | {speed} | {point['memory'] / 1e9:.1f} |")
-        return [*lines, "", f"Knee: {found['knee']}. Best: {found['best']}.", ""]
+            memory = f"{point['memory'] / 1e9:.1f}" if point["fits"] else ""
+            lines.append(f"| {point['batch']:,} | {speed} | {memory} |")
+        return [*lines, "", f"Knee: {found['knee']}. Best: {found['best']}. It ended: {found['why']}.", ""]
     lines += ["| mod | before | after | gain | loss difference | |", "|---|---|---|---|---|---|"]
     for row in found["mods"]:
         numbers = [

@@ -20,6 +20,7 @@ class BySize(FakeLaunch):
     """Trains on the batch that the mod asks for: 10 ms a step and 10 µs a sample, until it no longer fits."""
 
     disturbed = 1.0
+    overhead = 0.01
 
     def __call__(self, run, *, record: Path, **rest) -> Outcome:
         self.outcome = Outcome(exit_code=0, seconds=3.0, view="batch")
@@ -33,7 +34,7 @@ class BySize(FakeLaunch):
             (record / f"steps.rank{rank}.jsonl").unlink()
             writer = StepWriter(record / f"steps.rank{rank}.jsonl")
             for step in steps:
-                seconds = (0.01 + 1e-5 * batch) * (self.disturbed if step.step % 24 < 12 else 1)
+                seconds = (self.overhead + 1e-5 * batch) * (self.disturbed if step.step % 24 < 12 else 1)
                 writer.append(sized(step, batch, seconds))
             writer.close()
         return outcome
@@ -91,6 +92,19 @@ def test_the_document(launched, paceline_):
     assert (document["knee"], document["best"], document["ceiling"]) == (128, 128, "to")
     assert document["points"][-1]["rounds"] == 2
     assert launched.runs[0].mods == ("batch=32:none",)
+
+
+def test_the_end_is_asked_for(launched, paceline_):
+    launched.overhead = 0.0  # no batch is faster than another
+    _, _, err = paceline_("sweep", "--repeat", "1", "train.py")
+    assert "--to-the-end" in err
+    assert "out of memory" not in err
+    code, out, err = paceline_("sweep", "--repeat", "1", "--to-the-end", "--json", "train.py")
+    assert code == 0
+    assert "out of memory" in err
+    document = json.loads(out)
+    assert (document["knee"], document["largest"], document["ceiling"]) == (OWN, FITS, "memory")
+    assert document["points"][-1]["status"] == "memory"
 
 
 def test_what_a_trial_is_told(launched, paceline_):

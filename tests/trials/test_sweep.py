@@ -46,8 +46,8 @@ class Machine:
         )
 
 
-def swept(machine: Machine, *, start=None, to=None, repeat=1, budget=None) -> Verdict:
-    sweep = Sweep(machine, Budget(budget), start=start, to=to, repeat=repeat)
+def swept(machine: Machine, *, start=None, to=None, repeat=1, budget=None, to_the_end=False) -> Verdict:
+    sweep = Sweep(machine, Budget(budget), start=start, to=to, repeat=repeat, to_the_end=to_the_end)
     sweep.run()
     return judge(sweep, workers=1, mods=[])
 
@@ -93,6 +93,23 @@ def test_two_flat_doublings_are_the_end():
     assert max(batch for batch, _ in machine.asked) == 256
     assert (verdict.knee, verdict.own) == (64, 16)
     assert verdict.keep == "batch=64"
+
+
+@given(st.integers(1, 200), st.integers(1, 64), st.integers(3000, 9000))
+def test_with_the_end_asked_for_it_goes_on_to_where_memory_ends(corner, own, most):
+    machine = Machine(lambda batch: float(min(batch, corner)), own=own, most=most)
+    near, far = swept(machine), swept(machine, to_the_end=True)
+    assert (near.ceiling, far.ceiling) == ("flat", "memory")
+    lost = [p for p in far.points if not p.fits]
+    assert {p.status for p in lost} == {"memory"}
+    assert far.largest <= most < min(p.batch for p in lost) <= far.largest + min(p.batch for p in lost) // FINE
+    assert far.knee == near.knee
+
+
+def test_the_end_may_be_that_of_the_data_or_one_that_was_asked_for():
+    flat = Machine(lambda batch: 100.0, data=1000)
+    assert swept(flat, to_the_end=True).ceiling == "data"
+    assert swept(flat, to=512, to_the_end=True).ceiling == "to"
 
 
 def test_one_flat_doubling_is_not():

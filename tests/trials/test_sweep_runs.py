@@ -47,9 +47,8 @@ def swept(zygote: Zygote, tmp_path: Path) -> Callable[..., Verdict]:
             verb="sweep",
         )
         measure = OnBench(bench, start)
-        sweep = Sweep(measure, bench.budget, start=start, to=to, repeat=1)
         # Speeds of such short trials say nothing: the walk is what is looked at.
-        sweep._is_flat = lambda: False  # type: ignore[method-assign]
+        sweep = Sweep(measure, bench.budget, start=start, to=to, repeat=1, to_the_end=True)
         sweep._double()
         return judge(sweep, workers=bench.settings.workers, mods=[], ask=measure.value)
 

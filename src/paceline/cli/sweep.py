@@ -52,6 +52,14 @@ To = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+ToTheEnd = Annotated[
+    bool,
+    typer.Option(
+        "--to-the-end",
+        help="Go on although nothing is gained any more, until memory or data ends.",
+        rich_help_panel=options.HOW,
+    ),
+]
 Repeat = Annotated[
     int,
     typer.Option(
@@ -79,6 +87,7 @@ def sweep(
     workers: Workers = 1,
     start: From = None,
     to: To = None,
+    to_the_end: ToTheEnd = False,
     repeat: Repeat = 2,
     steps: Steps = 1000,
     memory_limit: series.MemoryLimit = None,
@@ -107,7 +116,15 @@ def sweep(
     session.record, settings = series.open_record("sweep", settings, parent=record, resume=resume, seed=asked.seed)
     console = stderr()
     verdict, code = carry_out(
-        session, settings, Budget(time), start=start, to=to, repeat=repeat, console=console, quiet=quiet
+        session,
+        settings,
+        Budget(time),
+        start=start,
+        to=to,
+        to_the_end=to_the_end,
+        repeat=repeat,
+        console=console,
+        quiet=quiet,
     )
     (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
     plot = draw(verdict, session.record, asked.script) if verdict.knee is not None else None
@@ -138,6 +155,7 @@ def carry_out(
     *,
     start: int | None,
     to: int | None,
+    to_the_end: bool,
     repeat: int,
     console: Console,
     quiet: bool,
@@ -170,7 +188,7 @@ def carry_out(
         on_result=on_result,
     )
     measure = OnBench(bench, start)
-    walk = Sweep(measure, budget, start=start, to=to, repeat=repeat)
+    walk = Sweep(measure, budget, start=start, to=to, repeat=repeat, to_the_end=to_the_end)
     with series.recorded(session.record, "sweep", settings) as outcome:
         with line:
             walk.run()

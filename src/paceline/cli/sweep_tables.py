@@ -94,6 +94,8 @@ def ceiling_line(verdict: Verdict) -> str:
     if verdict.ceiling == "memory":
         lost = min(point.batch for point in verdict.points if not point.fits)
         return f"ceiling: {verdict.largest:,} fits, {lost:,} does not: {verdict.why}"
+    if verdict.ceiling == "flat":
+        return f"ended: {verdict.why}. To see where memory ends: --to-the-end"
     return f"ended: {verdict.why}." if verdict.why else "ended: interrupted."
 
 

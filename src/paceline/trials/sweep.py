@@ -1,9 +1,9 @@
 """Throughput against batch size: doubling up to a ceiling, then closing in on the knee.
 
-The batch is doubled until it no longer fits, until two doublings in a row have gained nothing much, or until the data,
-the script or what was asked ends it. The knee is the smallest batch within 5 % of the best; between it and the next
-smaller one it is bisected. Those that come near the best are then measured again, in rounds, so that a moment's
-disturbance does not pick the knee. Where memory was the ceiling, that is bisected first.
+The batch is doubled until it no longer fits, until two doublings in a row have gained nothing much (unless the end is
+asked for), or until the data, the script or what was asked ends it. The knee is the smallest batch within 5 % of the
+best; between it and the next smaller one it is bisected. Those that come near the best are then measured again, in
+rounds, so that a moment's disturbance does not pick the knee. Where memory was the ceiling, that is bisected first.
 """
 
 from __future__ import annotations
@@ -66,9 +66,18 @@ class Verdict(msgspec.Struct, kw_only=True):
 class Sweep:
     """One sweep: `run` it, then `judge` it, also after an interrupt."""
 
-    def __init__(self, measure: Measure, budget: Budget, *, start: int | None, to: int | None, repeat: int) -> None:
+    def __init__(
+        self,
+        measure: Measure,
+        budget: Budget,
+        *,
+        start: int | None,
+        to: int | None,
+        repeat: int,
+        to_the_end: bool = False,
+    ) -> None:
         self._measure, self._budget = measure, budget
-        self._start, self._to, self._repeat = start, to, repeat
+        self._start, self._to, self._repeat, self._to_the_end = start, to, repeat, to_the_end
         self.trials: dict[int, list[Measured]] = {}  # that ended well, by samples a step
         self.lost: dict[int, Measured] = {}  # … and that did not, by what was asked for
         self.own: int | None = None
@@ -163,6 +172,8 @@ class Sweep:
     # -- where it ends ---------------------------------------------------------------------------------------------
 
     def _is_flat(self) -> bool:
+        if self._to_the_end:
+            return False
         speeds = list(self.speeds.values())
         latest = list(pairwise(speeds))[-FLAT:]
         if len(latest) < FLAT or any(after > (1 + CLOSE) * before for before, after in latest):
