@@ -19,7 +19,7 @@ from paceline.converge import layerwise
 from paceline.converge.fused import ADAPTED, DECAYED, Table
 from paceline.errors import UsageError
 
-SHAPES = [(6, 6), (3, 5), (7,), (4, 2, 3, 3), (3, 5), (0, 4), ()]
+SHAPES = [(6, 6), (3, 5), (7,), (4, 2, 3, 3), (3, 5), (0, 4), (4, 3, 1, 1), ()]
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +130,11 @@ def turn(n: Noted) -> None:
     weight.grad = torch.randn(6, 6).to(weight).as_strided((6, 6), weight.stride())
 
 
+def meaningless(n: Noted) -> torch.Tensor:
+    """As convolutions leave them: a dimension of one element is never stepped over."""
+    return torch.randn_like(n.parameters[6]).as_strided((4, 3, 1, 1), (3, 1, 3, 3))
+
+
 def swap_states(n: Noted) -> None:
     state, one, other = n.optimizer.state, n.parameters[1], n.parameters[4]
     state[one], state[other] = state[other], state[one]
@@ -139,6 +144,13 @@ def hand_on_state(n: Noted) -> None:
     """To a parameter that is no part of the optimizer, in the same place of the dictionary."""
     last = list(n.optimizer.state)[-1]
     n.optimizer.state[nn.Parameter(torch.zeros(()))] = n.optimizer.state.pop(last)
+
+
+def load_states(n: Noted) -> None:
+    members = {id(member) for member in n.of_groups()}
+    for stranger in [parameter for parameter in n.optimizer.state if id(parameter) not in members]:
+        del n.optimizer.state[stranger]  # torch would stumble over it
+    n.optimizer.load_state_dict(copy.deepcopy(n.optimizer.state_dict()))
 
 
 def replace_parameter(n: Noted) -> None:
@@ -166,6 +178,7 @@ NOTICED: dict[str, Change] = {
     "other adaptation": lambda n: put(group_of(n), "adapt", True),
     "another moment": lambda n: put(state_of(n), n.optimizer.moments[-1], torch.randn(3, 5)),
     "another moment that is equal": lambda n: put(state_of(n), n.optimizer.moments[0], torch.zeros(3, 5)),
+    "a moment of another type": lambda n: put(state_of(n), n.optimizer.moments[-1], torch.randn(3, 5).bfloat16()),
     "moments of another layout": lambda n: put(state_of(n), n.optimizer.moments[0], torch.randn(5, 3).t()),
     "a moment that was moved": lambda n: move(state_of(n)[n.optimizer.moments[0]]),
     "a moment of another name": lambda n: put(state_of(n), "other", state_of(n).pop(n.optimizer.moments[0])),
@@ -176,7 +189,7 @@ NOTICED: dict[str, Change] = {
     "no states": lambda n: n.optimizer.state.clear(),
     "states that were swapped": swap_states,
     "a state that is another's": hand_on_state,
-    "states that were loaded": lambda n: n.optimizer.load_state_dict(copy.deepcopy(n.optimizer.state_dict())),
+    "states that were loaded": load_states,
 }
 TAKEN: dict[str, Change] = {  # told to the kernels, without preparing anything
     "nothing": lambda n: None,
@@ -185,6 +198,7 @@ TAKEN: dict[str, Change] = {  # told to the kernels, without preparing anything
         n.parameters[1], "grad", torch.randn(5, 3).to(n.parameters[1]).t()
     ),
     "a gradient that was moved": lambda n: move(n.parameters[1].grad),  # type: ignore[arg-type]
+    "a gradient with strides that mean nothing": lambda n: setattr(n.parameters[6], "grad", meaningless(n)),
     "a rate": lambda n: put(n.optimizer.param_groups[0], "lr", 0.5),
 }
 
@@ -219,6 +233,19 @@ def test_what_did_not_change_is_not_prepared_again(kind: Any, change: str) -> No
     before = noted.step()
     TAKEN[change](noted)
     assert [id(table) for table in noted.step()] == [id(table) for table in before]
+
+
+def test_a_gradient_whose_strides_mean_nothing_is_read_where_it_lies() -> None:
+    noted = Noted(pl.LAMB)
+    noted.fresh_grads()
+    noted.step()
+    for _ in range(3):
+        noted.parameters[6].grad = meaningless(noted)
+        noted.step()
+        addresses = [row[3] for _, row, _ in noted.told]
+        assert noted.parameters[6].grad.data_ptr() in addresses
+    noted.fresh_grads()
+    noted.step()
 
 
 @settings(max_examples=60, deadline=None)

@@ -116,6 +116,7 @@ class Prepared:
         parameters, grads = self._here(self._parameters), self._here([p.grad for p in self._parameters])
         self._addresses, self._lengths = _addresses(parameters), list(map(Tensor.numel, parameters))
         self._strides, self._dtypes = list(map(Tensor.stride, parameters)), list(map(_dtype, grads))
+        self._alike = [self._strides]  # of gradients that lie as their parameters do
         self._states = states
         self._kept = [(name, [state[name] for state in states]) for name in names]
         # Whoever moves a moment's memory, under the same tensor, moves all moments: one is looked at.
@@ -133,9 +134,10 @@ class Prepared:
             grads = [grad for grad in grads if grad is not None]
         parameters, grads = self._here(self._parameters), self._here(grads)
         try:
-            alike, addresses = list(map(Tensor.stride, grads)) == self._strides, _addresses(grads)
+            strides, addresses = list(map(Tensor.stride, grads)), _addresses(grads)
         except RuntimeError:  # a sparse gradient has no address: there are words for it elsewhere
             return None
+        alike = strides in self._alike
         if (
             list(map(_dtype, grads)) == self._dtypes
             and _addresses(parameters) == self._addresses
@@ -145,6 +147,8 @@ class Prepared:
             # Gradients come laid out as their parameters are: if they do not, was it the parameters that changed?
             and (alike or list(map(Tensor.stride, parameters)) == self._strides)
         ):
+            if not alike and (alike := all(map(_lies_as, grads, self._strides))):
+                self._alike[1:] = [strides]  # the next step need not look so closely
             return grads, addresses if alike else None
         return None
 
@@ -183,9 +187,14 @@ def _own(tensor: Any) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def _lies_as(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether these are its strides in memory. Those of a dimension of one element mean nothing."""
+    return all(a == b for a, b, size in zip(tensor.stride(), strides, tensor.shape, strict=True) if size > 1)
+
+
 def _laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """With these strides in memory: a copy where it has others. Those of a dimension of one element mean nothing."""
-    if all(a == b for a, b, size in zip(tensor.stride(), strides, tensor.shape, strict=True) if size > 1):
+    """With these strides in memory: a copy where it has others."""
+    if _lies_as(tensor, strides):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
