@@ -95,6 +95,15 @@ def launch_bound(mods: frozenset[str]) -> float:
     return 1000 * batch / (batch * data + max(launch, device * (0.3 + 0.7 * batch)))
 
 
+def starved(mods: frozenset[str]) -> float:
+    """A convolutional network so small that a GPU is idle at ten times its batch; then its layout in memory counts."""
+    batch = next((int(mod[7:].partition(":")[0]) for mod in mods if mod.startswith("batch=x")), 1)
+    data = 0.5 if "resident" in mods else 1.6 + 0.9 * batch
+    launch = 2.0 if "cuda_graphs" in mods else 7.5
+    device = (0.5 + 0.64 * batch) * (0.57 if "channels_last" in mods and batch > 1 else 1.0)
+    return 128_000 * batch / (data + max(launch, device))
+
+
 def compute_bound(mods: frozenset[str]) -> float:
     """A large model: the device is what is waited for."""
     device = 1.0

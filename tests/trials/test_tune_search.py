@@ -8,13 +8,14 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine import Machine, compute_bound, launch_bound, tuned_already
+from machine import Machine, compute_bound, launch_bound, starved, tuned_already
 
 from paceline.errors import UsageError
 from paceline.mods import catalog
 from paceline.trials import candidates as plan
 from paceline.trials.candidates import candidates, settings_of, together
 from paceline.trials.tune import Search
+from paceline.trials.tune_trials import Trials
 from paceline.trials.tune_verdict import Verdict
 
 ON_GPU = candidates(gpus=1, cores=8, workers=1, threads=8)
@@ -209,6 +210,74 @@ def test_five_minutes_are_enough_for_a_small_model_on_a_gpu():
         machine = Machine(compute_bound, noise=0.01, seed=seed, budget=300, trial=6, starts=starts)
         verdict = tune(machine)
         assert {"precision=bf16", "compile=default"} <= set(verdict.final.mods), verdict.final.mods
+
+
+LARGE = tuple(f"batch=x{2**k}" for k in range(5, 12))  # at which the linear rule no longer learns
+
+
+def test_five_minutes_are_enough_for_a_batch_that_may_grow():
+    """Trials of 7 s on a restless machine."""
+    starts = {"compile=default": 40.0, "compile=reduce-overhead": 40.0}
+    for seed in range(8):
+        machine = Machine(starved, noise=0.04, seed=seed, budget=300, trial=7, starts=starts, breaks=LARGE)
+        verdict = tune(machine, MORE)
+        assert {"cuda_graphs", "resident", "channels_last"} <= set(verdict.final.mods), (seed, verdict.final.mods)
+        assert starved(frozenset(verdict.final.mods)) > 20 * starved(frozenset()), (seed, verdict.final.mods)
+
+
+def test_where_a_rule_is_refused_the_gentler_one_is_tried_at_once_if_the_batch_gains():
+    def truth(mods):  # every doubling gains
+        return 100 * next((int(mod[7:].partition(":")[0]) for mod in mods if mod.startswith("batch=x")), 1)
+
+    machine = Machine(truth, noise=0.01, budget=3000, breaks=("batch=x8", "batch=x16"))
+    machine.fails = {"batch=x32:sqrt": "memory"}
+    verdict = tune(machine, MORE)
+    assert machine.asked[machine.asked.index("batch=x8.r1") + 1] == "batch=x8:sqrt.r1"
+    assert verdict.final.mods == ["batch=x16:sqrt"]
+    assert "refused" in row(verdict, "batch=x8").reason
+    assert row(verdict, "batch=x4").reason == "batch=x8:sqrt gains more"
+
+
+def test_what_showed_nothing_alone_waits_for_what_was_not_tried():
+    machine = Machine(starved, noise=0.01, budget=3000, breaks=LARGE)
+    tune(machine, MORE)
+    more = machine.asked.index("batch=x2+cuda_graphs+resident.r1")
+    assert not any("cuda_graphs" in name and "precision" in name for name in machine.asked[:more])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more"),
+    [
+        ((100.0, 101.0), 200.0, 0),  # leaves no doubt
+        ((100.0, 101.0), 103.0, 2),
+        ((100.0, 200.0), 201.0, 2),  # one of them was disturbed
+        ((100.0,), 200.0, 2),  # it may have been disturbed
+    ],
+)
+def test_a_trial_that_leaves_no_doubt_is_a_pair_already(before, after, more):
+    speeds = iter((*before, after, *[100.0, after] * 4))
+    machine = Machine(lambda mods: next(speeds))
+    trials = Trials(machine, {})
+    for k in range(len(before)):
+        trials.baseline(f"baseline.r{k + 1}")
+    trials.measure(("resident",), best=())
+    made = len(machine.asked)
+    ratios = trials.pairs((), ("resident",), best=())
+    assert len(machine.asked) - made >= more
+    assert bool(more) == (len(machine.asked) > made)
+    assert ratios[0] == pytest.approx(after / (max(before) if not more else 100.0))
+
+
+def test_what_was_measured_long_ago_is_no_pair():
+    machine = Machine(lambda mods: 300.0 if "resident" in mods else 100.0)
+    trials = Trials(machine, {})
+    for k in (1, 2):
+        trials.baseline(f"baseline.r{k}")
+    for mod in ("resident", *["tf32"] * 5):
+        trials.measure((mod,), best=())
+    made = len(machine.asked)
+    assert trials.pairs((), ("resident",), best=()) == [pytest.approx(3.0)]
+    assert len(machine.asked) == made + 2
 
 
 def test_a_budget_that_is_too_short_is_said():

@@ -3,9 +3,9 @@
 The script as it is first: twice from one seed, then from others, for the guard. Then each candidate alone, in order of
 promise. Then the best is put on, and what is left is tried again on top of it, since many a mod only gains after
 another has gone before. Nothing is kept before pairs of trials, best and candidate in turn, show a gain above the
-noise; what the guard refuses is out. At the end each kept mod is taken away once, and the whole is compared with the
-script as it is once more: only what that confirms is claimed. All within the budget, of which the last check's share
-is set aside.
+noise, or a trial leaves no doubt; what the guard refuses is out. At the end each kept mod is taken away once, and the
+whole is compared with the script as it is once more: only what that confirms is claimed. All within the budget, of
+which the last check's share is set aside.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Search:
                 self._confirm(standing)
             elif self._screen(standing):
                 standing = self._climb(standing)
-                if (standing.gain or 1.0) > 1 + self.speeds.margin(1):
+                if (standing.gain or 1.0) > 1 + max(self.speeds.margin(1), WORTH * standing.candidate.doubles):
                     self._confirm(standing)
                 else:  # pairs that show so little are many: later, if nothing better comes
                     self._doubtful.append(standing)
@@ -167,12 +167,15 @@ class Search:
         return max(self._doubtful, key=lambda one: one.gain or 1.0, default=None)
 
     def _rank(self, standing: Standing) -> tuple[int, float, int]:
-        """What showed a gain comes first, then the others by their promise; what was tried twice in vain, last. What
-        takes long to start makes every later trial long, and waits for those that promise more even if it gained."""
-        candidate, gain = standing.candidate, standing.gain or 1.0
-        if gain > 1 + LEAST and candidate.seconds < LONG_START:
+        """What showed a gain comes first, then what was not tried yet, then the others by their promise; what was tried
+        twice in vain, last. What takes long to start makes every later trial long, and waits for those that promise
+        more even if it gained."""
+        candidate, gain, quick = standing.candidate, standing.gain or 1.0, standing.candidate.seconds < LONG_START
+        if quick and gain > 1 + self.speeds.margin(1):
             return (0, -gain, candidate.order)
-        return (1 if standing.fruitless < 2 else 2, 0.0, candidate.order)
+        if quick and standing.gain is None and not standing.fruitless:
+            return (1, 0.0, candidate.order)
+        return (2 if standing.fruitless < 2 else 3, 0.0, candidate.order)
 
     # -- a candidate -----------------------------------------------------------------------------------------------
 
@@ -195,8 +198,8 @@ class Search:
         if not compared.held:
             row.reason, standing.out = _refusal(compared), True
             gentler = standing.candidate.gentler()
-            if gentler is not None:
-                self.standings.setdefault(gentler.mod, Standing(gentler, Row(mod=gentler.mod)))
+            if gentler is not None:  # as if it had been tried here: it is as fast as this one
+                self.standings.setdefault(gentler.mod, Standing(gentler, Row(mod=gentler.mod), fruitless=1))
             return False
         standing.gain = gain
         if gain <= 1 + max(LEAST / 2, self.speeds.noise / 2):
@@ -207,18 +210,24 @@ class Search:
         return True
 
     def _climb(self, standing: Standing) -> Standing:
-        """From `batch=x2` upward, as long as twice as much gains."""
+        """From `batch=x2` upward, as long as twice as much gains; by the gentler rule where the other is refused."""
         while standing.candidate.doubles:
             doubled = standing.candidate.doubled()
             following = Standing(doubled, Row(mod=doubled.mod))
             self.standings[doubled.mod] = following
             reached = standing.gain or 1.0
             least = max(WORTH, self.speeds.margin(1))
-            if not self._screen(following) or (following.gain or 0.0) < reached * (1 + least):
+            fine = self._screen(following)
+            gentler = following.candidate.gentler()
+            if gentler and gentler.mod in self.standings and (following.row.gain or 0.0) >= reached * (1 + least):
+                following = self.standings[gentler.mod]
+                fine = self._screen(following)
+            if not fine or (following.gain or 0.0) < reached * (1 + least):
                 if following.row.reason.startswith("not confirmed"):
-                    following.row.reason = _no_gain((following.gain or reached) / reached, least)
+                    following.gain = (following.gain or reached) / reached  # on what is about to be put on
+                    following.row.reason, following.fruitless = _no_gain(following.gain, least), 1
                 break
-            standing.row.reason, standing.out = f"{doubled.mod} gains more", True
+            standing.row.reason, standing.out = f"{following.row.mod} gains more", True
             standing = following
         return standing
 
