@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.data.cursor import Context, Cursor, Mark, Opener
@@ -17,6 +18,19 @@ from paceline.data.nodes import Through
 from paceline.script import tree
 
 BUFFERS = 2
+
+
+def copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Between tensors of one kind in ordinary memory, on this core alone. torch shares a large copy out to all cores,
+    and then waits for the last of them: on a machine that is busy with the next batch, many times as long."""
+    if source.is_contiguous():
+        np.copyto(_bytes(target), _bytes(source))
+    else:
+        target.copy_(source)
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 class Moved(Through):
@@ -96,7 +110,7 @@ class StreamedCursor(Cursor):
         if buffer is None or buffer.dtype != leaf.dtype or buffer.numel() < leaf.numel():
             buffer = self._pinned[number, self._turn] = torch.empty(leaf.numel(), dtype=leaf.dtype, pin_memory=True)
         lent = buffer[: leaf.numel()].view(leaf.shape)
-        lent.copy_(leaf)
+        copy(leaf, lent)
         return lent.to(self._device, non_blocking=True)
 
     def mark(self) -> Mark:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.data.alike import decode_together
 from paceline.data.collate import Allocate, Tray, empty
 from paceline.data.losses import Losses, Policy
+from paceline.data.nests import decode
 from paceline.data.seeds import generator
 from paceline.errors import DataError, PacelineError, UsageError
 
@@ -82,6 +84,11 @@ class Work:
     def nothing_to_do(self) -> bool:
         return not (self.gather or self.fetch or self.steps or self.batched or self.after)
 
+    @property
+    def _are_records(self) -> bool:
+        """Whether keys are records of samples, and nothing is done but to decode them."""
+        return self.fetch is None and len(self.steps) == 1 and self.steps[0].function is decode
+
     def do(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty, token: Token = ()) -> Any:
         """A batch of these, or the one sample that is made of the only key; or NOTHING."""
         first = 0
@@ -96,6 +103,8 @@ class Work:
             batch = self.collate(made) if made else NOTHING
         elif self.fetch is None and not self.steps and isinstance(keys[0], (bytes, str)):
             batch = list(keys)  # raw records: there is nothing to put together
+        elif self._are_records and (batch := decode_together(keys, allocate)) is not None:
+            pass
         else:
             tray = Tray(len(keys), allocate)
             for sample in self.on_each(keys, where, losses, token, first):
