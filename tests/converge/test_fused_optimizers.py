@@ -82,7 +82,7 @@ def test_both_forms_make_the_same_steps(kind: Any, settings: dict[str, Any], dty
         if dtype == torch.float32:
             torch.testing.assert_close(p, q, rtol=2e-5, atol=2e-6)
         elif p.numel():  # rounded at other places, and cut off by the interpreter
-            assert (p - q).float().abs().mean() < (0.06 if INTERPRETED else 0.01)
+            assert (p - q).float().abs().mean() < (0.06 if INTERPRETED else 0.02)
 
 
 def test_every_tensor_counts_its_own_steps_also_one_without_elements() -> None:

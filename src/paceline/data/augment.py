@@ -37,7 +37,12 @@ class Augment:
         self.operations = tuple(operations)
         self.__name__ = "augment"
 
-    def __call__(self, batch: Any, generator: np.random.Generator) -> Any:
+    @property
+    def draws(self) -> bool:
+        """Whether it needs random numbers, which take longer to prepare than pictures to normalise."""
+        return not all(isinstance(operation, Normalize) for operation in self.operations)
+
+    def __call__(self, batch: Any, generator: np.random.Generator | None = None) -> Any:
         leaves = tree.leaves(batch)
         image = next((n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim() == 4), None)
         label = next((n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim() == 1), None)
@@ -48,7 +53,7 @@ class Augment:
             )
         images, labels = leaves[image], None if label is None else leaves[label]
         for operation in self.operations:
-            images, labels = operation(images, labels, generator)
+            images, labels = operation(images, labels, generator)  # type: ignore[arg-type]
         leaves[image] = images
         if label is not None:
             leaves[label] = labels
@@ -182,7 +187,7 @@ class Normalize:
         self._numbers: dict[tuple[torch.device, float], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
-        self, images: torch.Tensor, labels: torch.Tensor | None, generator: np.random.Generator
+        self, images: torch.Tensor, labels: torch.Tensor | None, generator: np.random.Generator | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         key = images.device, _top(images)
         if key not in self._numbers:
@@ -192,10 +197,10 @@ class Normalize:
             factor, less = 1 / (std * key[1]), mean / std
             self._numbers[key] = factor.to(images.device, self.dtype), less.to(images.device, self.dtype)
         factor, less = self._numbers[key]
-        made = images.to(self.dtype)
-        if made is images:
-            made = made.clone()
-        return made.mul_(factor).sub_(less), labels
+        # Whole numbers become floats on the way: one kernel less.
+        whole = not images.is_floating_point()
+        made = torch.mul(images if whole else images.to(self.dtype), factor)
+        return made.sub_(less), labels
 
 
 class Cutout:

@@ -146,7 +146,8 @@ class Pipeline:
 
     def augment(self, *operations: Operation, seed: int = 0) -> Pipeline:
         """Operations on the pictures of a batch, one after the other, where the batch lies: `pd.Crop`, `pd.Flip`, …"""
-        return self.map(Augment(operations), seed=seed)
+        made = Augment(operations)
+        return self.map(made, seed=seed if made.draws else None)
 
     def interleave(
         self, make: Callable[[Any], Any], *, cycle: int = 4, block: int = 1, parallel: bool = False
