@@ -365,21 +365,22 @@ def test_weights_in_float16_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "can", "lamb", "scale", "says"),
+    ("noise", "can", "chosen", "scale", "says"),
     [
-        (10_000.0, True, False, 8.0, "mostly noise at this batch, so the rate is scaled × 8 (linear rule)"),
-        (math.inf, True, False, 8.0, "beyond measure"),
-        (300.0, True, True, math.sqrt(8), "about 300 samples"),
-        (None, True, True, math.sqrt(8), "unknown"),
-        (300.0, False, False, math.sqrt(8), "cannot take this optimizer's place"),
+        (10_000.0, "lamb", "", 8.0, "mostly noise at this batch, so the rate is scaled × 8 (linear rule)"),
+        (math.inf, "lars", "", 8.0, "beyond measure"),
+        (300.0, "lamb", "lamb", math.sqrt(8), "about 300 samples"),
+        (300.0, "lars", "lars", math.sqrt(8), "so LARS gives each layer a step of its own length"),
+        (None, "lamb", "lamb", math.sqrt(8), "unknown"),
+        (300.0, "", "", math.sqrt(8), "no other optimizer can take the place of this one"),
     ],
 )
-def test_what_is_chosen(noise: float | None, can: bool, lamb: bool, scale: float, says: str) -> None:
+def test_what_is_chosen(noise: float | None, can: str, chosen: str, scale: float, says: str) -> None:
     wanted: dict[str, Any] = {"batch": 4096, "times": 8, "rule": "linear", "steps": 88, "warm_up": 14, "ghosts": 32}
-    made = choose(noise=noise, can_lamb=can, known=False, **wanted)
-    if lamb:
-        assert choose(noise=noise, can_lamb=can, known=True, **wanted).scale == 1.0
-    assert (made.lamb, made.scale) == (lamb, pytest.approx(scale))
+    made = choose(noise=noise, layerwise=can, known=False, **wanted)
+    if chosen:
+        assert choose(noise=noise, layerwise=can, known=True, **wanted).scale == 1.0
+    assert (made.optimizer, made.scale) == (chosen, pytest.approx(scale))
     assert says in made.why
     assert "ghosts of 32, warm-up over 14 steps, cosine to step 88" in made.why
 

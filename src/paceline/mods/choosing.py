@@ -28,9 +28,8 @@ MEASURED = 50  # steps, where nobody knows how many there will be
 class Choice:
     """What is done from now on, and why."""
 
-    lamb: bool
+    optimizer: str  # lamb, lars; none: the script's own
     scale: float  # of the rate
-    warm_up: int
     steps: int  # at which the cosine ends; 0: there is none
     why: str
 
@@ -78,27 +77,29 @@ def choose(
     rule: Any,
     steps: int,
     warm_up: int,
-    can_lamb: bool,
+    layerwise: str,
     ghosts: int,
     known: bool,
 ) -> Choice:
-    """From the noise scale to rule, warm-up and optimizer. `known`: the steps of the whole run are. Pure."""
+    """From the noise scale to rule and optimizer. `layerwise` is what could take the place of the script's own;
+    `known`: the number of steps of the whole run is. Pure."""
     below = noise is not None and noise >= BELOW * batch
-    lamb = can_lamb and not below
-    # How far LAMB's layers go is known where the number of steps is.
-    scale = 1.0 if lamb and known else scale_rate(rule if below else "sqrt", times)
+    optimizer = "" if below else layerwise
+    # How far layers go is known where the number of steps is.
+    scale = 1.0 if optimizer and known else scale_rate(rule if below else "sqrt", times)
     found = "unknown" if noise is None else "beyond measure" if math.isinf(noise) else f"about {noise:,.0f} samples"
     if below:
         why = f"gradients are mostly noise at this batch, so the rate is scaled × {scale:.3g} ({rule} rule)"
-    elif lamb:
-        why = "a higher rate alone would not make up for fewer steps, so LAMB gives each layer a step of its own length"
+    elif optimizer:
+        why = "a higher rate alone would not make up for fewer steps, so "
+        why += f"{optimizer.upper()} gives each layer a step of its own length"
     else:
-        why = f"LAMB cannot take this optimizer's place, so the rate is scaled × {scale:.3g} (square root)"
+        why = f"no other optimizer can take the place of this one, so the rate is scaled × {scale:.3g} (square root)"
     ways = [f"ghosts of {ghosts}"] if ghosts else []
     ways.append(f"warm-up over {warm_up} steps")
     ways.append(f"cosine to step {steps}" if steps else "no decay of its own")
     text = f"large_batch=auto: the noise scale is {found}, the batch has {batch:,}: {why}; {', '.join(ways)}"
-    return Choice(lamb=lamb, scale=scale, warm_up=warm_up, steps=steps, why=text)
+    return Choice(optimizer=optimizer, scale=scale, steps=steps, why=text)
 
 
 def growth(run: RunSettings) -> float:

@@ -1,11 +1,11 @@
 """Large batch: `large_batch=auto` measures how noisy gradients are, and chooses rule, warm-up and optimizer by it.
 
-Changes: the mathematics. For the first steps (a twentieth of STEPS, 4 to 200 of them) the script's own optimizer and
-rate hold, while the noise scale is measured. Where the batch is well below it, the rate is scaled by the usual rule;
-where it is not, a higher rate does not help, and LAMB takes the place of SGD or Adam. Either way the rate warms up over
-a sixth of the steps; with `large_batch=auto:STEPS`, the number of steps of the whole run, and no schedule in the
-script, it goes down along a cosine. Batch norms become ghosts of 32. Applies where the batch grew: `--emulate`,
-`batch`, `--batch scale`. Can break: accuracy; what it goes by is a few papers and one table: see docs/converge.md.
+Changes: the mathematics. The rate warms up over a sixth of the steps; in the first of them (a twentieth of STEPS, 4 to
+200) the script's own optimizer holds, and the noise scale is measured. Where the batch is well below it, the rate is
+scaled by the usual rule; where it is not, a higher rate does not help, and LARS (in models with batch norms) or LAMB
+takes the place of SGD or Adam. With `large_batch=auto:STEPS`, the number of steps of the whole run, and no schedule in
+the script, the rate goes down along a cosine. Batch norms become ghosts of 32. Applies where the batch grew:
+`--emulate`, `batch`, `--batch scale`. Can break: accuracy; it goes by a few papers and a table: docs/converge.md.
 
 By hand:
 
@@ -29,7 +29,7 @@ from paceline.mods.choosing import Choice, Meter, choose, growth
 from paceline.mods.decay import END, has_schedule
 from paceline.mods.optimizer import KINDS
 from paceline.mods.rates import Rates, usual_rule
-from paceline.mods.redirected import Redirected
+from paceline.mods.redirected import NAMES, Redirected
 from paceline.script.stage import Stage
 
 
@@ -38,10 +38,12 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self.steps = int(value.partition(":")[2] or 0)
+        self.warm_up = max(5, self.steps // 6) if self.steps else 100
         self._choice: Choice | None = None
         self._made = self._batch = self._ghosts = 0
+        self._enough = False  # was seen to choose by
         self._primary: Any = None
-        self._redirected: dict[int, Redirected] = {}
+        self._redirected: dict[int, dict[str, Redirected]] = {}
 
     def on_stage(self, stage: Stage) -> None:
         self.stage, self.times, self.meter = stage, growth(stage.run), Meter(self.steps)
@@ -49,6 +51,7 @@ class Mod:
             stage.pulse.notice("large_batch=auto does nothing: the batch is the script's own (see --emulate).")
             return
         self.rates = Rates.of(stage)
+        self.rates.start = 0.0  # until it is known that the rate itself is scaled
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
@@ -63,47 +66,54 @@ class Mod:
         halves = any(p.dtype is torch.float16 for group in optimizer.param_groups for p in group["params"])
         if type(optimizer) not in KINDS or optimizer.defaults.get("differentiable") or halves or self.stage.aside:
             return
-        redirected = self._redirected[id(optimizer)] = Redirected(optimizer, "lamb", None, self.stage, steps=self.steps)
+        made = {name: Redirected(optimizer, name, None, self.stage, steps=self.steps) for name in NAMES}
+        self._redirected[id(optimizer)] = made
         plain = type(optimizer).step.__wrapped__
 
         def step(own: Any, closure: Any = None) -> Any:
-            chosen = self._choice is not None and self._choice.lamb and own is self._primary
-            return redirected.step(own, closure) if chosen else plain(own, closure)
+            chosen = self._choice.optimizer if self._choice is not None and own is self._primary else ""
+            return made[chosen].step(own, closure) if chosen else plain(own, closure)
 
         optimizer.step = types.MethodType(Optimizer.profile_hook_step(step), optimizer)
 
     def before_backward(self, losses: Any) -> None:
-        if self._choice is not None and self._choice.lamb:
+        if self._choice is not None and self._choice.optimizer:
             self._primary._step_supports_amp_scaling = False  # a scaler of the script's is to unscale by itself
 
     def before_step(self, optimizer: Any) -> None:
         self._primary = self._primary or optimizer
         if optimizer is not self._primary:
             return
-        if self._choice is None and self.meter.take(optimizer):
-            batch = self._batch or self.stage.views.rows
-            self._choice = choose(
-                noise=self.meter.noise(batch),
-                batch=batch,
-                times=self.times,
-                rule=usual_rule(self.stage, optimizer),
-                steps=0 if has_schedule(optimizer) else self.steps,
-                warm_up=max(5, self.steps // 6) if self.steps else 100,
-                can_lamb=id(optimizer) in self._redirected,
-                ghosts=self._ghosts,
-                known=bool(self.steps),
-            )
-            self.rates.start = 0.0 if self._choice.lamb else None
-            self.stage.pulse.notice(self._choice.why)
-            return  # this step is the last one as before
         choice = self._choice
-        if choice is not None:
-            if choice.scale != 1.0:
-                self.rates.scale(optimizer, choice.scale)
-            if self._made < choice.warm_up:
-                self.rates.warm(optimizer, (self._made + 0.5) / choice.warm_up)
-            if choice.steps:
-                at = self._made + self.meter.steps
-                left = factor(at, warm_up=choice.warm_up, start=1.0, steps=choice.steps, decay="cosine", end=END)
-                self.rates.decay(optimizer, left)
-            self._made += 1
+        if choice is not None and choice.scale != 1.0:
+            self.rates.scale(optimizer, choice.scale)
+        if self._made < self.warm_up:
+            self.rates.warm(optimizer, (self._made + 0.5) / self.warm_up)
+        if choice is not None and choice.steps:
+            cosine: dict[str, Any] = {"steps": choice.steps, "decay": "cosine", "end": END}
+            left = factor(self._made, warm_up=self.warm_up, start=1.0, **cosine)
+            self.rates.decay(optimizer, left)
+        self._made += 1
+        self._enough = choice is None and self.meter.take(optimizer)
+
+    def after_step(self, optimizer: Any) -> None:
+        if self._enough and optimizer is self._primary:
+            self._enough = False
+            self._choose(optimizer)
+
+    def _choose(self, optimizer: Any) -> None:
+        batch = self._batch or self.stage.views.rows
+        self._choice = choose(
+            noise=self.meter.noise(batch),
+            batch=batch,
+            times=self.times,
+            rule=usual_rule(self.stage, optimizer),
+            steps=0 if has_schedule(optimizer) else self.steps,
+            warm_up=self.warm_up,
+            layerwise=("lars" if self._ghosts else "lamb") if id(optimizer) in self._redirected else "",
+            ghosts=self._ghosts,
+            known=bool(self.steps),
+        )
+        if not self._choice.optimizer:
+            self.rates.start = None
+        self.stage.pulse.notice(self._choice.why)
