@@ -45,6 +45,8 @@ def find(stage: Stage) -> Callable[[], None]:
     def lose() -> None:
         for remove in reversed(undo):
             remove()
+        if "torch._dynamo" in sys.modules:
+            _trace_no_calls()
 
     return lose
 
@@ -92,6 +94,8 @@ def _keep_out_of_graphs(stage: Stage) -> None:
         if not name.startswith("_") and inspect.isfunction(method):
             setattr(stage.group, name, torch._dynamo.disable(getattr(stage.group, name)))
     torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
+    if _is_ours(nn.Module.__call__):
+        _trace_no_calls()
     for name, module in list(sys.modules.items()):
         if name.startswith("paceline."):
             owners = [
@@ -101,6 +105,14 @@ def _keep_out_of_graphs(stage: Stage) -> None:
             things = [thing for owner in owners for thing in vars(owner).values()]
             for function in (thing for thing in things if hasattr(thing, "__code__") and _is_ours(thing)):
                 torch._dynamo.eval_frame.skip_code(inspect.unwrap(function).__code__)
+
+
+def _trace_no_calls() -> None:
+    """The compiler goes from an inner module's call straight to its forward where it knows the call, which it looks at
+    when it is imported. A zygote that has served before imports it before our patch: there it would trace our lines and
+    watch the stage at every module, and a trial would compile something else than a run does."""
+    for module in (torch._dynamo.utils, torch._dynamo.variables.nn_module):
+        module.unpatched_nn_module_call = nn.Module.__call__  # type: ignore[attr-defined]
 
 
 def _is_ours(thing: Any) -> bool:
