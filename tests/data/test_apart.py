@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import paceline.data as pd
 from paceline.data import ahead
+from paceline.data.cursor import Context
 from paceline.data.losses import Losses
 from paceline.errors import DataError
 
@@ -257,3 +258,21 @@ def test_nothing_is_left_behind(shards: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script, shards], capture_output=True, text=True, check=True, timeout=100)
     stat = Path(f"/proc/{int(done.stdout)}/stat")
     assert not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+
+
+def test_a_workers_own_rows_come_from_there_too(shards: str, switches: set[int]) -> None:
+    expected = [rows_of(shards, rank) for rank in range(2)]
+    switches.add(2)
+    assert [rows_of(shards, rank) for rank in range(2)] == expected
+
+
+def rows_of(shards: str, rank: int) -> list[tuple[int, list[int]]]:
+    """What worker `rank` of two that run as one makes of each batch: its size, and the numbers of the rows."""
+    made = pipeline(shards)
+    cursor = made._plan().open(Context(parted=True, place=(rank, 2)), None)
+    found = []
+    while got := cursor.take(1):
+        found.append((got[0].size, got[0].value[1].tolist()))
+    cursor.close()
+    made.close()
+    return found
