@@ -23,9 +23,9 @@ Figures, 2 cores of a virtual machine (median of 5 rounds, smallest – largest)
                the copy into bytes 0.4, the checksum 0.3; tfrecord takes 2.7, without one
     examples   1.42 (1.33 – 1.59) × tfrecord, 0.93 (0.74 – 1.06) × tf.data
     pictures   1.69 (1.56 – 1.83) × DataLoader, 1.03 (0.90 – 8.4) × tf.data, 1.72 (1.47 – 2.12) × WebDataset
-    overlap    1.01 (0.80 – 1.12) T for work that lets go of Python's lock, 1.00 (0.90 – 1.27) T for work that holds it
-    autotune   0.88 (0.76 – 1.18) of the best by hand for work that waits (it takes 63 threads, by hand 64), 0.98
-               (0.97 – 1.00) for work that decodes, 0.99 (0.85 – 1.23) for Python's own
+    overlap    1.02 (0.84 – 1.18) T for work that lets go of Python's lock, 1.01 (0.84 – 1.50) T for work that holds it
+    autotune   1.07 (0.98 – 1.18) of the best by hand for work that waits (0.88 in another run: it takes 63 threads, by
+               hand 64), 0.98 (0.95 – 1.02) for work that decodes, 1.02 (0.85 – 1.03) for Python's own
 """
 
 from __future__ import annotations

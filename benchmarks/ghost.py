@@ -6,6 +6,9 @@
 4096 × 64 × 32 × 32 in 16 ghosts of 256, float32 as NCHW and bfloat16 with channels last. First the output and all
 gradients are compared with plain operations in float64, on a smaller batch with an uneven last ghost; then sides run in
 turn between CUDA events. Aim: at most 1.0 × nn.BatchNorm2d, both ways.
+
+Figures, one H200, torch 2.11 (× nn.BatchNorm2d, 5 rounds): float32 NCHW 0.270 (0.265 – 0.291), bfloat16 channels last
+0.598 (0.440 – 0.947); float32 channels last 1.015 (0.896 – 1.088), bfloat16 NCHW 0.155 (0.130 – 0.178).
 """
 
 from __future__ import annotations

@@ -7,6 +7,15 @@ First each fused form is compared with the foreach form, and a captured step wit
 turn; a round is some steps between two CUDA events, so a host that is slower than the device counts: what each of them
 needs for itself is given too. "moving": the gradients lie elsewhere at every other step. Aims: LAMB at most
 0.5 × AdamW(fused=True) on ResNet-50's 161 tensors, and 0.95 × on the GPT's 290.
+
+Figures, one H200, torch 2.11, 7 rounds:
+
+    ResNet-50  LAMB 0.296 ms (device alone 0.263, host alone 0.292), AdamW 0.614 (0.262, 0.735): 0.482 (0.412 – 0.587);
+               where gradients move 0.565 (0.509 – 0.831). LARS / SGD 0.635 (0.515 – 0.674).
+    GPT        LAMB 3.476 ms, AdamW 2.973: 1.169 (1.168 – 1.171). LARS / SGD 1.195. LAMB goes over memory ten times
+               (a layer's norms are known when all of it was read: what it wrote is read again), AdamW seven times; ten
+               passes at the rate of a copy take 3.35 ms. One launch in which the second pass follows the first while
+               the layer is in the cache took 4.5 to 5.9 ms, by programs that stay and take work in turn.
 """
 
 from __future__ import annotations
