@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("paceline")
+
+
+def pytest_collection_finish() -> None:
+    """Tests' own numbers are computed in this process, by several threads."""
+    if "torch" in sys.modules:
+        from paceline.launch.worker import settle_mathematics
+
+        settle_mathematics()
 
 
 @pytest.fixture(scope="session")

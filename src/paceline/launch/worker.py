@@ -36,6 +36,14 @@ def default_threads() -> int:
     return torch.get_num_threads()
 
 
+def settle_mathematics() -> None:
+    """Called once, by one thread, before workers are forked. MKL looks at the processor when one of its vector
+    functions (sqrt, exp, log, tanh, …) is first called. Where several threads make that call together, as they do on a
+    large tensor, some of them now and then get functions of a few digits: in one or two of a hundred processes a first
+    result is wrong in the fourth digit."""
+    torch.sqrt(torch.ones(1))
+
+
 def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: int) -> int | str | None:
     """Runs the script as one worker; returns what to give to sys.exit. `descriptors` are rank 0's: the
     listening socket of the rendezvous, and the pipes for its standard output and error."""

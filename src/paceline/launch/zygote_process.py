@@ -197,6 +197,7 @@ def main() -> None:
     except ImportError as error:
         wire.send(launcher, wire.Broken(f"{type(error).__name__}: {error}"))
         os._exit(1)
+    worker.settle_mathematics()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a fork that is no worker yet, without a word
     gc.freeze()
