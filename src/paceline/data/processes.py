@@ -9,6 +9,7 @@ none is left behind however this one ends.
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import os
 import pickle
@@ -50,7 +51,7 @@ class Slot:
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in here; an ordinary one where it does not fit."""
         empty = torch.empty(0, dtype=dtype)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         begin, size = -(-self.used // ALIGN) * ALIGN, count * empty.element_size()
         if not size or begin + size > self.size:
             return torch.empty(shape, dtype=dtype)
@@ -270,7 +271,7 @@ class Held:
         self.tensors: list[torch.Tensor] = []
 
     def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         made = torch.frombuffer(self.base, dtype=dtype, count=count, offset=at).view(shape)
         self.tensors.append(made)
         return made
