@@ -482,10 +482,11 @@ def times_called(group: Group) -> list[int]:
         return [*seen, len(counts)]
 
 
-def test_it_is_made_once_for_each_kind_of_call(pool: Any) -> None:
+def test_it_is_made_twice_for_each_kind_of_call(pool: Any) -> None:
     for first, second, third, fourth, evaluated in pool(2).run(times_called):
         assert first > 1
-        assert [second - first, third - second, fourth - third] == [1, 1, 1]
+        assert second - first > 1, "the first batch may have been made up"
+        assert [third - second, fourth - third] == [1, 1]
         assert evaluated - fourth > 1, "evaluation is another kind of call"
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 from paceline.script import streams, tree
-from paceline.script.proof import undisturbed
+from paceline.script.rehearsal import undisturbed
 from paceline.script.stage import Stage
 
 MOST_CALLS = 10_000  # noted in a step: more are a loop that never comes to a backward

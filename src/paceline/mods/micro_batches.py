@@ -15,7 +15,9 @@ from torch import nn
 
 from paceline.errors import ScriptError
 from paceline.script import streams, tree
-from paceline.script.proof import close, undisturbed, ways_to_cut
+from paceline.script.comparing import close
+from paceline.script.proof import ways_to_cut
+from paceline.script.rehearsal import undisturbed
 from paceline.script.sliced import Role
 
 

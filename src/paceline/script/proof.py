@@ -11,44 +11,22 @@ Nothing of the script's state is changed by it: random streams, buffers, attribu
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
-from paceline.script import streams, tree
+from paceline.script import tree
 from paceline.script.algebra import Split
 from paceline.script.averages import Averages
+from paceline.script.comparing import CLEAR, COMPARABLE, IN_DOUBLE, blend_role, close, is_float32, on_host, row_dim
+from paceline.script.rehearsal import FAILED, Seen, asleep, in_double, rehearse, woken
 from paceline.script.sliced import Plan, Role, cut_leaves, role_by_shape
-
-# Rounding of the same sum in another order, relative to the largest value; far below what mixed samples change.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-TIES = 1e-2  # of integers (an argmax) may flip by rounding
-
-
-COMPARABLE = (int, float, str, bytes, type(None))
-FAILED = object()  # in the place of an output
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one call was seen to do."""
-
-    output: Any
-    states: dict[tuple[str, str], torch.Tensor]  # attributes that it left a new tensor in: (module's path, name)
-    buffers: dict[str, torch.Tensor]  # those that it changed
-    drew: bool  # random numbers
-    error: str = ""
 
 
 class Proof:
@@ -63,7 +41,7 @@ class Proof:
     ) -> None:
         """`split_for_norms` tells synchronised batch norms, for a while, that they see a slice."""
         self.group, self.batch_dim, self._split_for_norms = group, batch_dim, split_for_norms
-        self._all_eval = True
+        self._all_eval, self._graph = True, False  # how modules are rehearsed
         self._averages = averages
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Plan | None:
@@ -79,8 +57,11 @@ class Proof:
             return None
         subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
         # As it was called, but for batch norm and dropout; where it draws random numbers all the same, in eval mode.
-        self._all_eval = not module.training
+        self._all_eval, self._graph = not module.training, False
         whole = self._observe(plain, subject, given)
+        if any(self._agree(torch.is_grad_enabled() and whole.output is FAILED)):
+            self._graph = True  # it looks at its own graph: a hook on a tensor, a gradient inside
+            whole = self._observe(plain, subject, given)
         if any(self._agree(not self._all_eval and (whole.drew or whole.output is FAILED))):
             self._all_eval = True
             whole = self._observe(plain, subject, given)
@@ -89,15 +70,33 @@ class Proof:
             return Plan(batch_leaf, cuts, None)  # it runs in training mode only: its outputs are judged by shape
         random = self._random_leaves(plain, subject, given, whole)
         trouble = ""
+        hidden = asleep(subject)
         for batch_leaf, cuts in hypotheses:
             split = Split.of(self.group, leaves[batch_leaf].shape[cuts[batch_leaf]])
-            with torch.no_grad(), self._split_for_norms(split):
-                piece = self._observe(plain, subject, cut_leaves(given, leaves, cuts, split))
-            roles = self._roles(piece.output, whole.output, random, split)
+            piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole, random)
             proven = roles is not None and None not in roles
             if all(self._agree(proven)):
-                self._mind_buffers(piece, whole, module)
-                return Plan(batch_leaf, cuts, self._common(roles), self._states(piece, whole, split, module))
+                if hidden:
+                    with woken(hidden):
+                        awake = self._observe(plain, subject, given)
+                        piece_awake, roles, more_doubt = self._compare(
+                            plain, subject, given, cuts, split, awake, random
+                        )
+                    proven, doubt = roles is not None and None not in roles, doubt or more_doubt
+                    piece, whole = (piece, whole) if proven else (piece_awake, awake)
+                if any(self._agree(doubt)) and all(self._agree(proven)):
+                    proven = self._holds_in_double(plain, subject, given, cuts, split, random, hidden)
+            if all(self._agree(proven)):
+                common = self._common(roles)
+                return Plan(
+                    batch_leaf,
+                    cuts,
+                    common,
+                    self._states(piece, whole, split, module),
+                    self._buffers(piece, whole, split, module),
+                    rows=split.batch,
+                    shaky=any(map(_is_shaky, common, tree.leaves(whole.output))),
+                )
             why = "" if proven else self._why(piece, whole)
             trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
         refusal = self._refusal(module, given, leaves, hypotheses[0], trouble)
@@ -108,30 +107,59 @@ class Proof:
         return None
 
     def _observe(self, plain: Callable[..., Any], module: nn.Module, given: Any, *, shift: bool = False) -> Seen:
-        """One call that leaves no trace. `shift` makes it draw other random numbers than an unshifted one."""
-        with undisturbed(module, all_eval=self._all_eval):
-            if shift:
-                torch.rand(1)
-            before = streams.snapshot()
-            kept = {path: dict(m.__dict__) for path, m in module.named_modules()}
-            old = {name: buffer.clone() for name, buffer in _own_buffers(module)}
-            self._averages.begin()
-            try:
-                output = plain(module, *given[0], **given[1])
-            except Exception as error:
-                return Seen(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
-            finally:
-                self._averages.end()
-            states = {
-                (path, name): value
-                for path, m in module.named_modules()
-                for name, value in m.__dict__.items()
-                if isinstance(value, torch.Tensor) and value is not kept[path].get(name)
-            }
-            new = {n: b.clone() for n, b in _own_buffers(module) if n not in old or not torch.equal(b, old[n])}
-            return Seen(output, states, new, streams.drawn_since(before))
+        self._averages.begin()
+        try:
+            return rehearse(plain, module, given, all_eval=self._all_eval, graph=self._graph, shift=shift)
+        finally:
+            self._averages.end()
 
-    def _roles(self, piece: Any, whole: Any, random: set[int], split: Split) -> list[Role | None] | None:
+    def _compare(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        cuts: dict[int, int],
+        split: Split,
+        whole: Seen,
+        random: set[int],
+        tolerance: float | None = None,
+    ) -> tuple[Seen, list[Role | None] | None, bool]:
+        """The call on this worker's slice, the roles that follow, and whether some comparison was too close to call."""
+        leaves = tree.leaves(given)
+        with torch.no_grad(), self._split_for_norms(split):
+            piece = self._observe(plain, module, cut_leaves(given, leaves, cuts, split))
+        roles = self._roles(piece.output, whole.output, random, split, tolerance)
+        if tolerance is not None or roles is None or not is_float32(whole.output):
+            return piece, roles, False
+        strict = self._roles(piece.output, whole.output, random, split, CLEAR)
+        return piece, roles, None in (strict or ())
+
+    def _holds_in_double(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        cuts: dict[int, int],
+        split: Split,
+        random: set[int],
+        hidden: list[nn.Parameter],
+    ) -> bool:
+        """Whether the slices agree with the whole where rounding is out of the question; also True where that cannot be
+        tried."""
+        with woken(hidden):
+            copied = in_double(module, given)
+        if not all(self._agree(copied is not None)) or copied is None:
+            return True
+        double, exact = copied
+        whole = self._observe(plain, double, exact)
+        if any(self._agree(whole.output is FAILED)):
+            return True
+        piece, roles, _ = self._compare(plain, double, exact, cuts, split, whole, random, IN_DOUBLE)
+        return piece.output is FAILED or (roles is not None and None not in roles)
+
+    def _roles(
+        self, piece: Any, whole: Any, random: set[int], split: Split, tolerance: float | None = None
+    ) -> list[Role | None] | None:
         """The role of each output, None where there is none; None altogether where the outputs are of another make.
         Every worker calls this, also one whose slice failed: what is not rows is compared collectively."""
         wholes, pieces = tree.leaves(whole), tree.leaves(piece)
@@ -140,21 +168,21 @@ class Proof:
         values: list[Any] = []
         for i, target in enumerate(wholes):
             own = pieces[i] if fine else None
-            dim = _row_dim(own, target, split) if isinstance(target, torch.Tensor) else None
+            dim = row_dim(own, target, split) if isinstance(target, torch.Tensor) else None
             role = None
             if i in random:
                 role = role_by_shape(own, split)
             elif dim is not None:
                 rows = target.narrow(dim, split.start, split.mine) if split.mine else target.narrow(dim, 0, 1)
-                role = Role("rows", dim) if close(own, rows) else None
+                role = Role("rows", dim) if close(own, rows, tolerance) else None
             roles.append(role)
             divisor = self._averages.divisor_of(own)  # of the last call observed: this worker's piece
             counted = None if divisor is None else float(divisor) * (split.mine > 0)
-            values.append((_host(own), split.share, split.mine, counted) if dim is None else None)
+            values.append((on_host(own), split.share, split.mine, counted) if dim is None else None)
         # What is not rows is the same on all workers, a mean or a sum: one exchange of the values tells.
         for i, column in enumerate(zip(*self.group.gather_objects(values, "the proof"), strict=True)):
             if roles[i] is None and None not in column:
-                roles[i] = _blend_role(wholes[i], list(column))
+                roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
 
     def _states(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
@@ -171,13 +199,25 @@ class Proof:
                 )
         return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role is not None)
 
-    def _mind_buffers(self, piece: Seen, whole: Seen, module: nn.Module) -> None:
-        for name, value in whole.buffers.items():
-            if not close(piece.buffers.get(name), value):
-                self.group.pulse.notice(
-                    f"{describe(module)} changes its buffer {name} by the rows that it sees: each worker "
-                    "keeps its own, and they are averaged when the model is next evaluated or saved."
+    def _buffers(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
+        """The buffers that the call changes by the rows it sees, with the roles of what it adds to them."""
+        keys = [key for key, change in sorted(whole.buffers.items()) if not self._is_everywhere(piece, key, change)]
+        pieces = tuple(piece.buffers.get(key) for key in keys)
+        roles = self._roles(pieces, tuple(whole.buffers[key] for key in keys), set(), split) or []
+        roles = self.group.gather_objects(roles, "the proof")[0]
+        for (path, name), role in zip(keys, roles, strict=True):
+            if role is None and torch.is_grad_enabled() and module.training:
+                raise NotSplitError(
+                    f"{describe(module)} changes its buffer {f'{path}.{name}'.lstrip('.')} by the rows that it sees, "
+                    "and the changes that slices make don't add up to the one that the whole batch makes.",
+                    advice="To run this module whole on every worker: "
+                    f"--whole {type(getattr(module, '_orig_mod', module)).__name__}",
                 )
+        return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role and role.kind != "same")
+
+    def _is_everywhere(self, piece: Seen, key: tuple[str, str], change: torch.Tensor) -> bool:
+        """Whether a buffer changes alike on the whole batch and on every slice: it counts calls."""
+        return all(self._agree(close(piece.buffers.get(key), change)))
 
     def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: Seen) -> set[int]:
         """Outputs that are drawn anew at each call even in eval mode (a sampled latent): they cannot be compared."""
@@ -245,48 +285,9 @@ def describe(module: nn.Module) -> str:
     return f"The module {type(getattr(module, '_orig_mod', module)).__name__}"
 
 
-def close(a: Any, b: torch.Tensor) -> bool:
-    """Equal up to rounding."""
-    if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.numel():
-        return True
-    if not a.is_floating_point() and not a.is_complex():
-        return bool((a != b).double().mean() <= TIES)
-    tolerance = TOLERANCE.get(a.dtype, 1e-3)
-    if torch.is_autocast_enabled(a.device.type) or (a.is_cuda and torch.backends.cuda.matmul.allow_tf32):
-        tolerance = TOLERANCE[torch.bfloat16]
-    a, b = torch.nan_to_num(a), torch.nan_to_num(b)
-    return bool((a - b).abs().max() <= tolerance * b.abs().max() + 1e-12)
-
-
-@contextlib.contextmanager
-def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
-    """Eval mode (or batch norm and dropout alone in it), no gradients, no output; afterwards everything of the script's
-    is as it was."""
-    modules = list(module.modules())
-    attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
-    buffers = [(b, b.detach().clone()) for b in module.buffers()]
-    before = streams.snapshot()
-    for m in modules:
-        if all_eval or isinstance(m, (_BatchNorm, _DropoutNd)):
-            m.__dict__["training"] = False
-        m.__dict__["_compiled_call_impl"] = None  # no compilation for calls that nobody will make again
-    try:
-        with (
-            torch.no_grad(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            yield
-    finally:
-        for m, kept in zip(modules, attributes, strict=True):
-            m.__dict__.clear()
-            m.__dict__.update(kept)
-        with torch.no_grad():
-            for buffer, kept_value in buffers:
-                buffer.copy_(kept_value)
-        streams.restore(before)
+def _is_shaky(role: Role, output: Any) -> bool:
+    """What held for one batch may not for the next: a mean (a mask), or what was the same on all workers."""
+    return role.kind in ("mean", "sum") or (role.kind == "same" and isinstance(output, torch.Tensor))
 
 
 def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:
@@ -318,63 +319,5 @@ def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[i
                 yield first, cuts
 
 
-def _own_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Floating-point buffers but batch norm's, which are known to be of the slice."""
-    for path, m in module.named_modules():
-        for name, buffer in m._buffers.items() if not isinstance(m, _BatchNorm) else ():
-            if buffer is not None and buffer.is_floating_point():
-                yield f"{path}.{name}".lstrip("."), buffer
-
-
 def _can_be_cut(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.layout is torch.strided
-
-
-def _row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
-    """The dimension along which a piece is a slice of the whole."""
-    if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
-        return None
-    differing = [d for d in range(whole.dim()) if piece.shape[d] != whole.shape[d]]
-    if len(differing) == 1 and whole.shape[differing[0]] == split.batch:
-        return differing[0] if piece.shape[differing[0]] == max(split.mine, 1) else None
-    if not differing and split.batch == 1 and whole.dim() and whole.shape[0] == 1:
-        return 0
-    return None
-
-
-def _host(value: Any) -> Any:
-    """The value for a comparison elsewhere; of what cannot be compared, its type."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    return value if isinstance(value, COMPARABLE) else (type(value).__name__,)
-
-
-def _blend_role(target: Any, column: list[Any]) -> Role | None:
-    values, shares, mine, divisors = zip(*column, strict=True)
-    if any(type(value) is not type(_host(target)) for value in values):
-        return None
-    if isinstance(target, (str, bytes, bool, type(None))):
-        return Role("same") if all(value == target for value in values) else None
-    if isinstance(target, (int, float)):
-        whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
-    elif isinstance(target, torch.Tensor):
-        whole, pieces = target.detach().cpu(), list(values)
-    else:
-        return None
-    if any(piece.shape != whole.shape for piece in pieces):
-        return None
-    if all(close(piece, whole) for piece in pieces) and whole.dim():
-        return Role("same")
-    exact = torch.float64 if not whole.is_floating_point() else whole.dtype
-    pieces = [piece.to(exact) for piece in pieces]
-    if None not in divisors and sum(divisors):
-        average = sum(piece * d for piece, d in zip(pieces, divisors, strict=True) if d) / sum(divisors)
-        if close(average, whole.to(exact)):
-            return Role("average")
-    mean = sum(piece * share for piece, share in zip(pieces, shares, strict=True))
-    total = sum(piece * (rows > 0) for piece, rows in zip(pieces, mine, strict=True))
-    if whole.is_floating_point() and close(mean, whole.to(exact)):
-        return Role("mean")
-    if close(total, whole.to(exact)):
-        return Role("sum")
-    return Role("same") if all(close(piece, whole) for piece in pieces) else None

@@ -5,6 +5,7 @@ What to cut and how to put outputs together is a `Plan`, learnt and proven at th
 
 from __future__ import annotations
 
+import enum
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -19,6 +20,9 @@ from paceline.comm.group import Group
 from paceline.script import algebra, tree
 from paceline.script.algebra import Split
 from paceline.script.averages import Averages, blend_average
+
+MANY = 16  # plans of one module: from there on, calls that differ by a value only are taken to be alike
+VALUES = (str, bool, int, enum.Enum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ class Plan:
     cuts: dict[int, int]  # leaf → dim
     outputs: tuple[Role, ...] | None
     states: tuple[tuple[str, str, Role], ...] = ()  # attributes that the call leaves a tensor in: module, name, role
+    buffers: tuple[tuple[str, str, Role], ...] = ()  # that the call adds something to, which has this role
+    rows: int = 0  # it was proven with
+    shaky: bool = False
     calls: int = 1  # made by it
 
     def batch(self, leaves: list[Any]) -> int:
@@ -59,6 +66,7 @@ class SlicedCalls:
     ) -> None:
         self.group = group
         self.gathered, self.seconds = 0, 0.0  # bytes, and time taken, since the counters were last reset
+        self.proving = 0.0  # seconds, likewise
         self.split: Split | None = None  # of the call under way
         self.averages = averages
         self._prove, self._inside = prove, inside
@@ -67,14 +75,16 @@ class SlicedCalls:
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = (args, kwargs)
         leaves = tree.leaves(given)
-        kind = (module.training, tree.structure(given), tuple(map(_kind, leaves)))
         plans = self._plans.setdefault(module, {})
+        kind = (module.training, tree.structure(given), *_kinds(leaves, values=len(plans) < MANY))
         plan = plans.get(kind)
-        if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan))):
+        if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan, leaves))):
+            began = time.perf_counter()
             calls = 1 if plan is None else plan.calls
             plan = plans[kind] = self._prove(plain, module, given, leaves)
             if plan is not None:
                 plan.calls = calls
+            self.proving += time.perf_counter() - began
         if plan is None:  # every worker computes it whole, with the script's own random numbers
             return plain(module, *args, **kwargs)
         split = Split.of(self.group, plan.batch(leaves))
@@ -83,6 +93,7 @@ class SlicedCalls:
             value = getattr(owner, name, None)  # left by an earlier call, whole: this one may go on from it
             if role.kind == "rows" and isinstance(value, torch.Tensor) and value.shape[role.dim] == split.batch:
                 setattr(owner, name, algebra.cut(value, role.dim, split))
+        before = [buffer.clone() for buffer, _ in _buffers(module, plan)]
         self.split = split
         self.averages.begin()
         try:
@@ -94,14 +105,17 @@ class SlicedCalls:
         for owner, name, role in _states(module, plan):
             if isinstance(getattr(owner, name, None), torch.Tensor):
                 setattr(owner, name, self._join_leaf(getattr(owner, name), role, split))
+        for old, (buffer, role) in zip(before, _buffers(module, plan), strict=True):
+            buffer.copy_(old + self._join_leaf((buffer - old).detach(), role, split))
         return self._join(output, plan, split)
 
-    def _is_due(self, plan: Plan) -> bool:
-        """A mean or a sum that held for one batch may not for the next (a mask): it is proven again at the 2nd, 4th,
-        8th … call."""
+    def _is_due(self, plan: Plan, leaves: list[Any]) -> bool:
+        """What held for one batch may not for the next. Everything is proven twice: the first batch may have been made
+        up, to see shapes. A mean or a sum (of what a mask leaves) is proven at the 2nd, 4th, 8th … call, and anything
+        again that was proven with fewer rows than there are workers."""
         plan.calls += 1
-        shaky = any(role.kind in ("mean", "sum") for role in plan.outputs or ())
-        return shaky and plan.calls & (plan.calls - 1) == 0
+        again = plan.calls == 2 or (plan.shaky and plan.calls & (plan.calls - 1) == 0)
+        return again or plan.rows < self.group.world <= plan.batch(leaves)
 
     def _join(self, output: Any, plan: Plan, split: Split) -> Any:
         pieces = tree.leaves(output)
@@ -135,6 +149,12 @@ def _states(module: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module, str, Rol
     """The attributes that a call leaves tensors in, for whoever reads them outside."""
     for path, name, role in plan.states:
         yield getattr(module, "_orig_mod", module).get_submodule(path), name, role
+
+
+def _buffers(module: nn.Module, plan: Plan) -> Iterator[tuple[torch.Tensor, Role]]:
+    """The buffers that a call changes by the rows that it sees."""
+    for path, name, role in plan.buffers:
+        yield getattr(module, "_orig_mod", module).get_submodule(path).get_buffer(name), role
 
 
 @contextmanager
@@ -180,5 +200,13 @@ def role_by_shape(piece: Any, split: Split) -> Role:
     return Role("mean") if piece.dim() == 0 and piece.is_floating_point() else Role("same")
 
 
-def _kind(leaf: Any) -> Any:
-    return (leaf.dim(), leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf)
+def _kinds(leaves: list[Any], *, values: bool) -> Iterator[Any]:
+    """What calls must have in common to be made by one plan: of tensors, which dimensions are as large as the first
+    one's batch may be; of other arguments (a task's name, a flag, the number of a head) the value, as long as there are
+    few."""
+    sizes = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            yield leaf.dtype, tuple(size == sizes[0] for size in leaf.shape)
+        else:
+            yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)

@@ -154,7 +154,7 @@ class Views:
             return
         now, self._step = time.perf_counter(), self._step + 1
         if self._step in MEASURED_STEPS:
-            self._costs.append((self._calls.seconds, now - self._since, self._calls.gathered))
+            self._costs.append((self._calls.seconds, now - self._since - self._calls.proving, self._calls.gathered))
         if self._step == MEASURED_STEPS[-1] and self.stage.has_loader:
             gathering, step, size = (sum(column) for column in zip(*self._costs, strict=True))
             mine = torch.tensor([gathering, step, size], dtype=torch.float64)
@@ -162,7 +162,7 @@ class Views:
             gathering, step, size = self.group.gather_vectors(mine, "the choice of a view").min(0).values.tolist()
             if gathering > COSTLY * step and size / len(MEASURED_STEPS) > LARGE:
                 self._go_slice(f"gathering the model's outputs takes {gathering / step:.0%} of a step")
-        self._since, self._calls.seconds, self._calls.gathered = now, 0.0, 0
+        self._since, self._calls.seconds, self._calls.gathered, self._calls.proving = now, 0.0, 0, 0.0
 
     def _go_slice(self, why: str) -> None:
         self.name = self.stage.pulse.view = "slice"

@@ -1,0 +1,95 @@
+"""When two values are equal up to rounding, and what an output of a slice is of the output of the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.script import tree
+from paceline.script.algebra import Split
+from paceline.script.sliced import Role
+
+# Rounding of the same sum in another order, relative to the largest value; far below what mixed samples change.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+CLEAR = 2e-5  # in float32: what is between this and the tolerance is rounding, or a little of another sample
+IN_DOUBLE = 1e-5  # rounding that float64 leaves where a module computes some of it in float32 all the same
+TIES = 1e-2  # of integers (an argmax) may flip by rounding
+COMPARABLE = (int, float, str, bytes, type(None))
+
+
+def close(a: Any, b: torch.Tensor, tolerance: float | None = None) -> bool:
+    """Equal up to rounding; `tolerance`, relative to the largest value, is by default that of the type."""
+    if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.numel():
+        return True
+    if not a.is_floating_point() and not a.is_complex():
+        return bool((a != b).double().mean() <= TIES)
+    if tolerance is None:
+        tolerance = TOLERANCE[torch.bfloat16] if _is_coarse(a) else TOLERANCE.get(a.dtype, 1e-3)
+    a, b = torch.nan_to_num(a), torch.nan_to_num(b)
+    return bool((a - b).abs().max() <= tolerance * b.abs().max() + 1e-12)
+
+
+def _is_coarse(tensor: torch.Tensor) -> bool:
+    """Computed in a half type, or in TF32, whatever its own type is."""
+    return torch.is_autocast_enabled(tensor.device.type) or (tensor.is_cuda and torch.backends.cuda.matmul.allow_tf32)
+
+
+def is_float32(output: Any) -> bool:
+    """Nothing in it is of a coarser type, so that what is not rounding can be told from rounding."""
+    floats = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    return all(leaf.dtype is torch.float32 and not _is_coarse(leaf) for leaf in floats)
+
+
+def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
+    """The dimension along which a piece is a slice of the whole."""
+    if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
+        return None
+    differing = [d for d in range(whole.dim()) if piece.shape[d] != whole.shape[d]]
+    if len(differing) == 1 and whole.shape[differing[0]] == split.batch:
+        return differing[0] if piece.shape[differing[0]] == max(split.mine, 1) else None
+    if not differing and split.batch == 1 and whole.dim() and whole.shape[0] == 1:
+        return 0
+    return None
+
+
+def on_host(value: Any) -> Any:
+    """The value for a comparison elsewhere; of what cannot be compared, its type."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return value if isinstance(value, COMPARABLE) else (type(value).__name__,)
+
+
+def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -> Role | None:
+    values, shares, mine, divisors = zip(*column, strict=True)
+    if any(type(value) is not type(on_host(target)) for value in values):
+        return None
+    if isinstance(target, (str, bytes, bool, type(None))):
+        return Role("same") if all(value == target for value in values) else None
+    if isinstance(target, (int, float)):
+        whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
+    elif isinstance(target, torch.Tensor):
+        whole, pieces = target.detach().cpu(), list(values)
+    else:
+        return None
+    if any(piece.shape != whole.shape for piece in pieces):
+        return None
+    if all(close(piece, whole, tolerance) for piece in pieces) and whole.dim():
+        return Role("same")
+    exact = torch.float64 if not whole.is_floating_point() else whole.dtype
+    pieces = [piece.to(exact) for piece in pieces]
+    if None not in divisors and not sum(divisors) and whole.isnan().all():
+        return Role("average")  # over nothing, on one process as well
+    if None not in divisors and sum(divisors):
+        average = sum(piece * d for piece, d in zip(pieces, divisors, strict=True) if d) / sum(divisors)
+        if close(average, whole.to(exact), tolerance):
+            return Role("average")
+    mean = sum(piece * share for piece, share in zip(pieces, shares, strict=True))
+    total = sum(piece * (rows > 0) for piece, rows in zip(pieces, mine, strict=True))
+    if whole.is_floating_point() and close(mean, whole.to(exact), tolerance):
+        return Role("mean")
+    if close(total, whole.to(exact), tolerance):
+        return Role("sum")
+    return Role("same") if all(close(piece, whole.to(exact), tolerance) for piece in pieces) else None

@@ -1,0 +1,144 @@
+"""Calls that leave no trace, for the proof: what a module puts out, changes and draws, without the script's notice.
+
+A module may also be rehearsed otherwise than it is: `woken`, with numbers in the place of weights that are all zero,
+which hide what lies behind them (a head that starts at zero puts out zeros whatever it is given); or `in_double`, where
+rounding is too small to be taken for anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from paceline.script import streams, tree
+
+FAILED = object()  # in the place of an output
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one call was seen to do."""
+
+    output: Any
+    states: dict[tuple[str, str], torch.Tensor]  # attributes that it left a new tensor in: (module's path, name)
+    buffers: dict[tuple[str, str], torch.Tensor]  # those that it changed, and by how much
+    drew: bool  # random numbers
+    error: str = ""
+
+
+def rehearse(
+    plain: Callable[..., Any], module: nn.Module, given: Any, *, all_eval: bool, graph: bool, shift: bool = False
+) -> Seen:
+    """One call that leaves no trace. `graph`: with gradients on, for modules that cannot do without. `shift` makes it
+    draw other random numbers than an unshifted one."""
+    with undisturbed(module, all_eval=all_eval), torch.set_grad_enabled(graph):
+        if shift:
+            torch.rand(1)
+        before = streams.snapshot()
+        kept = {path: dict(m.__dict__) for path, m in module.named_modules()}
+        old = {key: buffer.clone() for key, buffer in own_buffers(module)}
+        try:
+            output = plain(module, *given[0], **given[1])
+        except Exception as error:
+            return Seen(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
+        states = {
+            (path, name): value.detach()
+            for path, m in module.named_modules()
+            for name, value in m.__dict__.items()
+            if isinstance(value, torch.Tensor) and value is not kept[path].get(name)
+        }
+        changes = {
+            key: b - old[key] if key in old and old[key].shape == b.shape else b.clone()
+            for key, b in own_buffers(module)
+            if key not in old or not torch.equal(b, old[key])
+        }
+        return Seen(output, states, changes, streams.drawn_since(before))
+
+
+@contextlib.contextmanager
+def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
+    """Eval mode (or batch norm and dropout alone in it), no gradients, no output; afterwards everything of the script's
+    is as it was."""
+    modules = list(module.modules())
+    attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
+    buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    before = streams.snapshot()
+    for m in modules:
+        if all_eval or isinstance(m, (_BatchNorm, _DropoutNd)):
+            m.__dict__["training"] = False
+        m.__dict__["_compiled_call_impl"] = None  # no compilation for calls that nobody will make again
+    try:
+        with (
+            torch.no_grad(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield
+    finally:
+        for m, kept in zip(modules, attributes, strict=True):
+            m.__dict__.clear()
+            m.__dict__.update(kept)
+        with torch.no_grad():
+            for buffer, kept_value in buffers:
+                buffer.copy_(kept_value)
+        streams.restore(before)
+
+
+def asleep(module: nn.Module) -> list[nn.Parameter]:
+    """Weights that are all zero. Biases hide nothing: they are added."""
+    return [
+        p
+        for name, p in module.named_parameters()
+        if not is_lazy(p) and p.is_floating_point() and p.numel() and not name.endswith("bias") and _is_zero(p.detach())
+    ]
+
+
+@contextlib.contextmanager
+def woken(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Gives them numbers, the same on every worker, for a while. In their place, not in their memory: a graph that is
+    still to go backward must not see it."""
+    kept = [p.data for p in parameters]
+    for seed, p in enumerate(parameters):
+        noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float32)
+        width = p.shape[-1] if p.dim() > 1 else 4
+        p.data = (noise / width**0.5).to(p.device, p.dtype)
+    try:
+        yield
+    finally:
+        for p, value in zip(parameters, kept, strict=True):
+            p.data = value
+
+
+def in_double(module: nn.Module, given: Any) -> tuple[nn.Module, Any] | None:
+    """A copy of the module and of its arguments in float64; None where none can be made."""
+    try:
+        return copy.deepcopy(module).double(), tree.replace(given, _doubled)
+    except Exception:  # whatever a script's own class makes of being copied
+        return None
+
+
+def _doubled(leaf: Any) -> Any:
+    return leaf.detach().double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def _is_zero(tensor: torch.Tensor) -> bool:
+    few = tensor.reshape(-1)[:8] if tensor.is_contiguous() else tensor
+    return not few.any() and not tensor.any()
+
+
+def own_buffers(module: nn.Module) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
+    """Buffers that hold numbers, by module's path and name; but batch norm's, which are known to be of the slice."""
+    for path, m in module.named_modules():
+        for name, buffer in m._buffers.items() if not isinstance(m, _BatchNorm) else ():
+            if buffer is not None and buffer.dtype is not torch.bool and buffer.layout is torch.strided:
+                yield (path, name), buffer
