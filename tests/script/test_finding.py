@@ -32,6 +32,7 @@ PATCHED: list[tuple[Any, str]] = [
     (torch, "save"),
     (torch.utils.checkpoint, "checkpoint"),
     (torch.Tensor, "item"),
+    (torch.Tensor, "register_hook"),
     (torch.Tensor, "__float__"),
     (_MapDatasetFetcher, "fetch"),
     (_BaseDataLoaderIter, "__next__"),

@@ -8,6 +8,7 @@ before_backward, after_backward           patch of torch.autograd.backward, whic
 (gradients asked for by name)             patch of torch.autograd.grad
 on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
 on_save                                   patch of torch.save
+(gradients seen inside a sliced call)     patches of Tensor.register_hook and Function.apply: see `true_gradients`
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.script import algebra, loading
+from paceline.script import algebra, loading, true_gradients
 from paceline.script.stage import Stage
 
 
@@ -57,6 +58,7 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         *_slice_view_readings(stage),
         stage.views.averages.find(),
+        true_gradients.find(stage),
     ]
 
 

@@ -18,6 +18,7 @@ import os
 import random
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,6 +53,7 @@ CLOSED = (
 )  # holds no generator of the script's
 LOADING = ("__getitem__", "__getitems__", "__call__", "forward")  # methods that make a sample
 EMPTY_CELL = types.CellType()
+SMALL = 100_000  # items, for what may be a count of samples
 
 
 class Dealt(list[Any]):
@@ -179,12 +181,26 @@ def _own_rows(leaf: Any, index: Dealt) -> Any:
 
 
 def _state_of(dataset: Any, depth: int = 3) -> Any:
-    """What a dataset may count or keep while it loads: its numbers, and the sizes of its containers."""
+    """What a dataset may count or keep while it loads: its numbers, and what its containers hold."""
+    if isinstance(dataset, PLAIN):
+        return dataset
+    if isinstance(dataset, (torch.Tensor, np.ndarray)):
+        return _sum_of(dataset)
+    if isinstance(dataset, (list, dict, set, deque)):
+        items = list(dataset.values()) if isinstance(dataset, dict) else list(dataset)
+        held = tuple(item if isinstance(item, PLAIN) else None for item in items) if len(items) <= SMALL else ()
+        return (len(items), held)
     if not hasattr(dataset, "__dict__") or not depth:
-        return (
-            len(dataset) if isinstance(dataset, (list, dict, set)) else dataset if isinstance(dataset, PLAIN) else None
-        )
+        return None
     return {name: _state_of(value, depth - 1) for name, value in vars(dataset).items()}
+
+
+def _sum_of(array: Any) -> int | None:
+    """Of the bytes of an array that is small enough for it to be a count."""
+    array = array.detach() if isinstance(array, torch.Tensor) else array
+    if array.nbytes > 8 * SMALL or (isinstance(array, torch.Tensor) and array.device.type != "cpu"):
+        return None
+    return hash(np.ascontiguousarray(array).tobytes()) if array.dtype is not torch.bfloat16 else None
 
 
 def _can_travel(leaf: Any) -> bool:

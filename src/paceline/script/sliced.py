@@ -133,6 +133,8 @@ class SlicedCalls:
             whole = algebra.gather(piece, role.dim, split)
             self.seconds += time.perf_counter() - began
             self.gathered += whole.numel() * whole.element_size()
+            if piece.grad_fn is not None and piece.retains_grad:
+                _retain(piece, whole, role.dim, split)
             return whole
         if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
             return blend_average(piece, divisor, split.mine > 0, self.group)
@@ -143,6 +145,16 @@ class SlicedCalls:
             return algebra.blend(piece, weight, self.group)
         value = algebra.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()
         return type(piece)(value)
+
+
+def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) -> None:
+    """The model asked for this tensor's gradient: it is looked for in the whole one, through which none may flow."""
+    whole.retain_grad()
+
+    def keep(grad: torch.Tensor) -> None:
+        whole.grad = algebra.gather(grad, dim, split) / split.group.world
+
+    piece.register_hook(keep)
 
 
 def _states(module: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module, str, Role]]:

@@ -37,7 +37,7 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
-from paceline.errors import NotSplitError
+from paceline.errors import NotSplitError, ScriptError
 from paceline.settings import RunSettings
 
 SEAMS = (
@@ -62,6 +62,14 @@ UNSPLIT_ADVICE = (
 )
 
 
+class Refused(BaseException):
+    """A refusal on its way out of a script, which may skip whatever fails (`except Exception`): but not this."""
+
+    def __init__(self, error: ScriptError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Stage:
     """One per worker. `only`, where given, holds the root modules to distribute (the API); else all are found."""
 
@@ -73,6 +81,8 @@ class Stage:
         self.only = None if only is None else weakref.WeakSet(only)
         self.aside = False  # the script distributes itself: look, don't touch
         self.voice: Callable[[Any], Any] = lambda target: target  # where a file is really written: see `voice`
+        self.refusal: ScriptError | None = None  # the first
+        self.stern = False  # refusals leave the script as `Refused`
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # met by a call
@@ -123,6 +133,8 @@ class Stage:
             output = self.views.call(plain, module, args, kwargs)
             self.emit("after_forward", module)
             return output
+        except ScriptError as error:
+            raise self._refused(error) from None
         finally:
             self.watch.leave()
             self.depth -= 1
@@ -148,10 +160,12 @@ class Stage:
             self.emit("before_backward", losses)
             plain(tensors, self.views.weigh(losses, grad_tensors), **rest)
             self.emit("after_backward", losses)
+            self._count(self.group.crossed > crossed or self.views.batch_is_cut)
+        except ScriptError as error:
+            raise self._refused(error) from None
         finally:
             self.watch.leave()
             self.backward_depth -= 1
-        self._count(self.group.crossed > crossed or self.views.batch_is_cut)
 
     def where(self) -> Any:
         """Where the script is, in a sliced call or outside; `back_at` goes back there for a while."""
@@ -172,6 +186,8 @@ class Stage:
 
     def end(self) -> None:
         """The script has ended by itself."""
+        if self.refusal is not None:  # it went on all the same
+            raise self.refusal
         if self._unsplit and not self._split and not self.aside:
             raise self._not_split()
         self.emit("on_end")
@@ -184,6 +200,10 @@ class Stage:
             self._unsplit += 1
             if self._unsplit > 1 and not self._split:
                 raise self._not_split()
+
+    def _refused(self, error: ScriptError) -> BaseException:
+        self.refusal = self.refusal or error
+        return Refused(error) if self.stern else error
 
     def _not_split(self) -> NotSplitError:
         return NotSplitError(

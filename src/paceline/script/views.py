@@ -93,7 +93,7 @@ class Views:
             return plain(module, *args, **kwargs)
         if self.batch_is_cut:
             if not (torch.is_grad_enabled() and module.training):
-                self._warn("A call in eval mode inside the training loop saw its worker's slice only (slice view).")
+                self.warn("A call in eval mode inside the training loop saw its worker's slice only (slice view).")
             with self._own_stream():
                 return plain(module, *args, **kwargs)
         if self.stage.run.view == "slice" and not self.stage.has_loader and torch.is_grad_enabled() and module.training:
@@ -208,7 +208,8 @@ class Views:
     def _own_stream(self) -> AbstractContextManager[None]:
         return self._stream.inside()
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """A notice, once."""
         if text not in self._warned:
             self._warned.add(text)
             self.stage.pulse.notice(text)

@@ -1,0 +1,124 @@
+"""What a script looks at inside a sliced call's backward is of the true size.
+
+Gradients of local tensors are kept N times too large (see `algebra`). Nobody notices, for everything that autograd does
+is linear in them. Two things that a script may bring into a model are not:
+
+    a hook on a tensor           sees the gradient of the whole batch, as on one process, where the tensor has a row for
+                                 each sample; where it works on other tensors of its slice (an implicit layer), its
+                                 slice's, divided by N; where the tensor has no rows that too, with a notice
+    a Function with a backward   sees its slice's gradient, divided by N; what it makes of it is multiplied by N
+
+Every worker registers the same hooks and makes the same calls, in the same order: the rows of a hook's gradient are
+gathered in backward.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from paceline.script import algebra
+from paceline.script.algebra import Split
+
+if TYPE_CHECKING:
+    from paceline.script.stage import Stage
+
+NOT_THE_SCRIPTS = ("torch.", "paceline.")
+
+
+def find(stage: Stage) -> Callable[[], None]:
+    """Installs it; gives back what takes it out. Only for several workers."""
+    register, apply = torch.Tensor.register_hook, Function.__dict__["apply"]
+    changed: list[tuple[Any, dict[str, Any]]] = []
+
+    def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        split = stage.views.split_of_call
+        if split is None or self.is_leaf:
+            return register(self, hook)
+        return register(self, _seen_whole(stage, self, hook, split))
+
+    def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        inside = stage.views.split_of_call is not None and not torch.compiler.is_compiling()
+        if inside and not cls.__module__.startswith(NOT_THE_SCRIPTS) and all(cls is not known for known, _ in changed):
+            changed.append((cls, _make_true(cls, stage)))
+        return apply.__func__(cls, *args, **kwargs)
+
+    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    Function.apply = classmethod(apply_with_mark)  # type: ignore[assignment]
+
+    def lose() -> None:
+        torch.Tensor.register_hook = register  # type: ignore[method-assign]
+        Function.apply = apply  # type: ignore[method-assign]
+        for cls, methods in changed:
+            for name, method in methods.items():
+                setattr(cls, name, method)
+
+    return lose
+
+
+def _seen_whole(
+    stage: Stage, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any], split: Split
+) -> Callable[[torch.Tensor], Any]:
+    world = split.group.world
+
+    def of_slice(grad: torch.Tensor) -> Any:
+        found = hook(grad / world)
+        return None if found is None else found * world
+
+    def of_batch(grad: torch.Tensor) -> Any:
+        whole = algebra.gather(grad, 0, split) / world
+        try:
+            found = hook(whole)
+        except RuntimeError:  # it works on tensors of the slice, where they could not be seen: else it raises again
+            return of_slice(grad)
+        if found is None:
+            return None
+        return algebra.cut(found, 0, split) * world if split.mine else torch.zeros_like(grad)
+
+    if _holds_tensors(hook):
+        return of_slice
+    rows = tensor.dim() > 0 and tensor.shape[0] == max(split.mine, 1)
+    if all(split.group.gather_objects(rows, "a hook on a tensor")):
+        return of_batch
+    stage.views.warn(
+        "A hook on a tensor inside a model sees the gradient of its worker's slice: the tensor's first dimension does "
+        "not count samples."
+    )
+    return of_slice
+
+
+def _holds_tensors(hook: Any) -> bool:
+    """Whether a function holds tensors that were computed in the call it was made in."""
+    cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or () if cell != types.CellType()]
+    held = [*cells, *(getattr(hook, "__defaults__", None) or ()), *getattr(hook, "args", ())]
+    return any(isinstance(thing, torch.Tensor) and not isinstance(thing, nn.Parameter) for thing in held)
+
+
+def _make_true(cls: Any, stage: Stage) -> dict[str, Any]:
+    """Wraps a Function's methods; gives back the plain ones."""
+    name = "vjp" if cls.vjp is not Function.vjp else "backward"
+    marking = "setup_context" if cls.setup_context is not Function.setup_context else "forward"
+    plain, plain_marking = getattr(cls, name), getattr(cls, marking)
+
+    def mark(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        ctx._paceline_factor = stage.group.world if stage.views.split_of_call is not None else 1
+        return plain_marking(ctx, *args, **kwargs)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        factor = getattr(ctx, "_paceline_factor", 1)
+        if factor == 1:
+            return plain(ctx, *grads)
+        found = plain(ctx, *(g / factor if isinstance(g, torch.Tensor) else g for g in grads))
+        if isinstance(found, torch.Tensor):
+            return found * factor
+        return tuple(g * factor if isinstance(g, torch.Tensor) else g for g in found)
+
+    kept = {key: cls.__dict__[key] for key in (name, marking) if key in cls.__dict__}
+    setattr(cls, name, staticmethod(backward))
+    setattr(cls, marking, staticmethod(mark))
+    return kept
