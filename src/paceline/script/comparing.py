@@ -68,8 +68,11 @@ def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -
         return None
     if isinstance(target, (str, bytes, bool, type(None))):
         return Role("same") if all(value == target for value in values) else None
+    if isinstance(target, int) and all(value == target for value in values):
+        return Role("same")
     if isinstance(target, (int, float)):
         whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
+        tolerance = tolerance or (CLEAR if isinstance(target, float) else None)  # it may have been computed in float32
     elif isinstance(target, torch.Tensor):
         whole, pieces = target.detach().cpu(), list(values)
     else:

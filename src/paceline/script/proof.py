@@ -25,6 +25,7 @@ from paceline.script import tree
 from paceline.script.algebra import Split
 from paceline.script.averages import Averages
 from paceline.script.comparing import CLEAR, COMPARABLE, IN_DOUBLE, blend_role, close, is_float32, on_host, row_dim
+from paceline.script.leftovers import Place
 from paceline.script.rehearsal import FAILED, Seen, asleep, in_double, rehearse, woken
 from paceline.script.sliced import Plan, Role, cut_leaves, role_by_shape
 
@@ -185,19 +186,24 @@ class Proof:
                 roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
 
-    def _states(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
-        """The attributes that the call leaves tensors in, with their roles: they are outputs, too."""
-        keys = sorted(whole.states)
-        pieces = tuple(piece.states.get(key) for key in keys)
-        roles = self._roles(pieces, tuple(whole.states[key] for key in keys), set(), split) or []
+    def _states(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[Place, Role], ...]:
+        """What the call leaves in attributes, with the roles: they are outputs, too."""
+        places = sorted(whole.states, key=repr)
+        pieces = tuple(piece.states.get(place) for place in places)
+        roles = self._roles(pieces, tuple(whole.states[place] for place in places), set(), split) or []
+        # A list that is shorter on a slice holds something for each row: its items are not to be put together.
+        uneven = {place[:2] for place in whole.states.keys() ^ piece.states.keys()}
+        uneven = set().union(*self.group.gather_objects(uneven, "the proof"))
+        roles = [None if place[:2] in uneven else role for place, role in zip(places, roles, strict=True)]
         roles = self.group.gather_objects(roles, "the proof")[0]
-        for (path, name), role in zip(keys, roles, strict=True):
+        for (path, name, *_), role in zip(places, roles, strict=True):
             if role is None:
+                attribute = f"{path}.{name}".lstrip(".")
                 self.group.pulse.notice(
-                    f"{describe(module)} leaves a tensor in its attribute {f'{path}.{name}'.lstrip('.')}: it is of "
-                    "worker 0's slice. Return it from the model to have it of the whole batch."
+                    f"{describe(module)} leaves what it computes in its attribute {attribute}: it is of worker 0's "
+                    "slice. Return it from the model to have it of the whole batch."
                 )
-        return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role is not None)
+        return tuple((place, role) for place, role in zip(places, roles, strict=True) if role is not None)
 
     def _buffers(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
         """The buffers that the call changes by the rows it sees, with the roles of what it adds to them."""

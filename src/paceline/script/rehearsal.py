@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from paceline.script import streams, tree
+from paceline.script import leftovers, streams, tree
+from paceline.script.leftovers import Place
 
 FAILED = object()  # in the place of an output
 
@@ -30,7 +31,7 @@ class Seen:
     """What one call was seen to do."""
 
     output: Any
-    states: dict[tuple[str, str], torch.Tensor]  # attributes that it left a new tensor in: (module's path, name)
+    states: dict[Place, Any]  # tensors and numbers that it left in attributes
     buffers: dict[tuple[str, str], torch.Tensor]  # those that it changed, and by how much
     drew: bool  # random numbers
     error: str = ""
@@ -45,18 +46,13 @@ def rehearse(
         if shift:
             torch.rand(1)
         before = streams.snapshot()
-        kept = {path: dict(m.__dict__) for path, m in module.named_modules()}
+        attributes = leftovers.look(module)
         old = {key: buffer.clone() for key, buffer in own_buffers(module)}
         try:
             output = plain(module, *given[0], **given[1])
         except Exception as error:
             return Seen(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
-        states = {
-            (path, name): value.detach()
-            for path, m in module.named_modules()
-            for name, value in m.__dict__.items()
-            if isinstance(value, torch.Tensor) and value is not kept[path].get(name)
-        }
+        states = leftovers.changed(module, attributes)
         changes = {
             key: b - old[key] if key in old and old[key].shape == b.shape else b.clone()
             for key, b in own_buffers(module)
@@ -72,6 +68,7 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
     modules = list(module.modules())
     attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
+    put_back = leftovers.keep(module)
     before = streams.snapshot()
     for m in modules:
         if all_eval or isinstance(m, (_BatchNorm, _DropoutNd)):
@@ -88,6 +85,7 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
         for m, kept in zip(modules, attributes, strict=True):
             m.__dict__.clear()
             m.__dict__.update(kept)
+        put_back()
         with torch.no_grad():
             for buffer, kept_value in buffers:
                 buffer.copy_(kept_value)

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from paceline.comm.group import Group
-from paceline.script import algebra, tree
+from paceline.script import algebra, leftovers, tree
 from paceline.script.algebra import Split
 from paceline.script.averages import Averages, blend_average
+from paceline.script.leftovers import Place
 
 MANY = 16  # plans of one module: from there on, calls that differ by a value only are taken to be alike
 VALUES = (str, bool, int, enum.Enum)
@@ -44,7 +45,7 @@ class Plan:
     batch_leaf: int  # the argument whose size is the batch
     cuts: dict[int, int]  # leaf → dim
     outputs: tuple[Role, ...] | None
-    states: tuple[tuple[str, str, Role], ...] = ()  # attributes that the call leaves a tensor in: module, name, role
+    states: tuple[tuple[Place, Role], ...] = ()  # what the call leaves in attributes
     buffers: tuple[tuple[str, str, Role], ...] = ()  # that the call adds something to, which has this role
     rows: int = 0  # it was proven with
     shaky: bool = False
@@ -89,10 +90,12 @@ class SlicedCalls:
             return plain(module, *args, **kwargs)
         split = Split.of(self.group, plan.batch(leaves))
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
-        for owner, name, role in _states(module, plan):
-            value = getattr(owner, name, None)  # left by an earlier call, whole: this one may go on from it
-            if role.kind == "rows" and isinstance(value, torch.Tensor) and value.shape[role.dim] == split.batch:
-                setattr(owner, name, algebra.cut(value, role.dim, split))
+        subject = getattr(module, "_orig_mod", module)
+        for place, role in plan.states:
+            value = leftovers.get(subject, place)  # left by an earlier call, whole: this one may go on from it
+            goes_on = role.kind == "rows" and len(place) == 2 and isinstance(value, torch.Tensor)
+            if goes_on and value.shape[role.dim : role.dim + 1] == (split.batch,):
+                leftovers.put(subject, place, algebra.cut(value, role.dim, split))
         before = [buffer.clone() for buffer, _ in _buffers(module, plan)]
         self.split = split
         self.averages.begin()
@@ -102,9 +105,10 @@ class SlicedCalls:
         finally:
             self.split = None
             self.averages.end()
-        for owner, name, role in _states(module, plan):
-            if isinstance(getattr(owner, name, None), torch.Tensor):
-                setattr(owner, name, self._join_leaf(getattr(owner, name), role, split))
+        for place, role in plan.states:
+            value = leftovers.get(subject, place)
+            if role.kind != "same" and isinstance(value, (torch.Tensor, int, float)):
+                leftovers.put(subject, place, self._join_leaf(value, role, split))
         for old, (buffer, role) in zip(before, _buffers(module, plan), strict=True):
             buffer.copy_(old + self._join_leaf((buffer - old).detach(), role, split))
         return self._join(output, plan, split)
@@ -144,7 +148,7 @@ class SlicedCalls:
         if isinstance(piece, torch.Tensor):
             return algebra.blend(piece, weight, self.group)
         value = algebra.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()
-        return type(piece)(value)
+        return type(piece)(round(value) if isinstance(piece, int) else value)
 
 
 def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) -> None:
@@ -157,12 +161,6 @@ def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) ->
     piece.register_hook(keep)
 
 
-def _states(module: nn.Module, plan: Plan) -> Iterator[tuple[nn.Module, str, Role]]:
-    """The attributes that a call leaves tensors in, for whoever reads them outside."""
-    for path, name, role in plan.states:
-        yield getattr(module, "_orig_mod", module).get_submodule(path), name, role
-
-
 def _buffers(module: nn.Module, plan: Plan) -> Iterator[tuple[torch.Tensor, Role]]:
     """The buffers that a call changes by the rows that it sees."""
     for path, name, role in plan.buffers:
@@ -173,7 +171,8 @@ def _buffers(module: nn.Module, plan: Plan) -> Iterator[tuple[torch.Tensor, Role
 def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
     """Tensors that lie in a module but were computed outside it (generated weights, MAML's fast ones) come in like
     arguments: by a crossing."""
-    own = {(id(owner), name) for owner, name, _ in _states(module, plan)}
+    subject = getattr(module, "_orig_mod", module)
+    own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in plan.states}
     lent: list[tuple[dict[str, Any], str, Any, Any]] = []
     for m in module.modules() if torch.is_grad_enabled() else ():
         for place in (m._parameters, m._buffers, m.__dict__):

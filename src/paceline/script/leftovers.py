@@ -1,0 +1,102 @@
+"""What a call leaves in the attributes of its modules, past its outputs: tensors and numbers, also in lists and
+dictionaries (`self.attention`, `self.stats["accuracy"]`, `self.history.append(…)`).
+
+A place is a tuple: the path of the module, the attribute's name, and the keys below it. A list's items count from its
+end, so that what is appended at each call has the same place each time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+Place = tuple[Any, ...]
+OWN = frozenset(nn.Module().__dict__)  # attributes that torch keeps its own things in
+LAST = 16  # items of a list that are looked at
+DEPTH = 3  # of containers in containers
+
+
+def look(module: nn.Module) -> dict[Place, tuple[Place, Any]]:
+    """All tensors and numbers there: by a place that counts from the start, the place and the value."""
+    return {
+        absolute: (place, value)
+        for path, m in module.named_modules()
+        for name, held in m.__dict__.items()
+        if name not in OWN
+        for absolute, place, value in _below((path, name), (path, name), held, DEPTH)
+    }
+
+
+def changed(module: nn.Module, before: dict[Place, tuple[Place, Any]]) -> dict[Place, Any]:
+    """What is new there, or another object than it was."""
+    now = look(module).items()
+    return {place: value for absolute, (place, value) in now if value is not before.get(absolute, (None, before))[1]}
+
+
+def get(module: nn.Module, place: Place) -> Any:
+    """What lies there; None where nothing does."""
+    held: Any = module.get_submodule(place[0]).__dict__.get(place[1])
+    for key in place[2:]:
+        try:
+            held = held[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return held
+
+
+def put(module: nn.Module, place: Place, value: Any) -> None:
+    """Lays a value where one lies."""
+    if len(place) == 2:
+        setattr(module.get_submodule(place[0]), place[1], value)
+    else:
+        get(module, place[:-1])[place[-1]] = value
+
+
+def keep(module: nn.Module) -> Callable[[], None]:
+    """Gives back what makes all containers there hold again what they hold now."""
+    held = [v for m in module.modules() for name, value in m.__dict__.items() if name not in OWN for v in _all(value)]
+    copies = [(container, container.copy()) for container in held]
+
+    def put_back() -> None:
+        for container, copy in copies:
+            if len(container) != len(copy) or not _are_same(container, copy):
+                container.clear()
+                container.extend(copy) if isinstance(container, (list, deque)) else container.update(copy)
+
+    return put_back
+
+
+def _below(absolute: Place, place: Place, held: Any, depth: int) -> Iterator[tuple[Place, Place, Any]]:
+    if isinstance(held, torch.Tensor) or (isinstance(held, (int, float)) and not isinstance(held, bool)):
+        yield absolute, place, held
+    elif isinstance(held, (list, deque)) and depth:
+        for i in range(max(0, len(held) - LAST), len(held)):
+            yield from _below((*absolute, i), (*place, i - len(held)), held[i], depth - 1)
+    elif isinstance(held, dict) and depth:
+        for key, value in held.items():
+            yield from _below((*absolute, key), (*place, key), value, depth - 1)
+
+
+def _all(held: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """A container and those in it; subclasses of a script's own are left alone, but for collections'."""
+    if not isinstance(held, (list, dict, set, deque)) or not depth or not _is_known(type(held)):
+        return
+    yield held
+    for value in held.values() if isinstance(held, dict) else held:
+        yield from _all(value, depth - 1)
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__ in ("builtins", "collections")
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    if isinstance(one, set):
+        return bool(one == other)
+    if isinstance(one, dict):
+        return all(key in one and one[key] is value for key, value in other.items())
+    return all(a is b for a, b in zip(one, other, strict=True))
