@@ -37,6 +37,10 @@ class Split:
         n = group.world
         return cls(group, tuple(batch * (r + 1) // n - batch * r // n for r in range(n)))
 
+    def times(self, many: int) -> Split:
+        """The same, where each row has become several (batch × time)."""
+        return self if many == 1 else Split(self.group, tuple(size * many for size in self.sizes))
+
     @property
     def start(self) -> int:
         return sum(self.sizes[: self.group.rank])

@@ -32,7 +32,7 @@ def synchronise(stage: Stage) -> None:
 
 def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
     norm._check_input_dim(x)
-    if norm.training and split.batch * x[:1].numel() == x.shape[1]:
+    if norm.training and split.batch == 1 and x.numel() == x.shape[1]:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)

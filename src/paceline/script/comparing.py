@@ -44,12 +44,13 @@ def is_float32(output: Any) -> bool:
 
 
 def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
-    """The dimension along which a piece is a slice of the whole."""
+    """The dimension along which a piece is a slice of the whole. It has a row for each sample, or several (time)."""
     if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
         return None
     differing = [d for d in range(whole.dim()) if piece.shape[d] != whole.shape[d]]
-    if len(differing) == 1 and whole.shape[differing[0]] == split.batch:
-        return differing[0] if piece.shape[differing[0]] == max(split.mine, 1) else None
+    if len(differing) == 1 and split.batch and whole.shape[differing[0]] % split.batch == 0:
+        many = whole.shape[differing[0]] // split.batch
+        return differing[0] if piece.shape[differing[0]] == many * max(split.mine, 1) else None
     if not differing and split.batch == 1 and whole.dim() and whole.shape[0] == 1:
         return 0
     return None

@@ -174,7 +174,9 @@ class Proof:
             if i in random:
                 role = role_by_shape(own, split)
             elif dim is not None:
-                rows = target.narrow(dim, split.start, split.mine) if split.mine else target.narrow(dim, 0, 1)
+                part = split.times(target.shape[dim] // max(split.batch, 1))
+                borrowed = target.narrow(dim, 0, target.shape[dim] // max(split.batch, 1))
+                rows = target.narrow(dim, part.start, part.mine) if part.mine else borrowed
                 role = Role("rows", dim) if close(own, rows, tolerance) else None
             roles.append(role)
             divisor = self._averages.divisor_of(own)  # of the last call observed: this worker's piece

@@ -24,6 +24,8 @@ from paceline.script.leftovers import Place
 
 MANY = 16  # plans of one module: from there on, calls that differ by a value only are taken to be alike
 VALUES = (str, bool, int, enum.Enum)
+SWITCHES = (str, bool, enum.Enum, type(None))
+MOST_SWITCHES = 1000  # to look at in each call
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +73,16 @@ class SlicedCalls:
         self.split: Split | None = None  # of the call under way
         self.averages = averages
         self._prove, self._inside = prove, inside
+        self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Plan | None]] = weakref.WeakKeyDictionary()
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = (args, kwargs)
         leaves = tree.leaves(given)
         plans = self._plans.setdefault(module, {})
-        kind = (module.training, tree.structure(given), *_kinds(leaves, values=len(plans) < MANY))
+        few = len(plans) < MANY
+        flags = self._flags(module) if few else ()
+        kind = (module.training, flags, tree.structure(given), *_kinds(leaves, values=few))
         plan = plans.get(kind)
         if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan, leaves))):
             began = time.perf_counter()
@@ -113,6 +118,16 @@ class SlicedCalls:
             buffer.copy_(old + self._join_leaf((buffer - old).detach(), role, split))
         return self._join(output, plan, split)
 
+    def _flags(self, module: nn.Module) -> Hashable:
+        """What a script may switch a model by: the texts and flags in its modules' attributes. Torch's own modules have
+        none that is switched. What there is to look at is listed at the first call."""
+        if module not in self._switches:
+            modules = [m for m in module.modules() if not type(m).__module__.startswith("torch.")]
+            switches = [(m.__dict__, n) for m in modules for n, v in m.__dict__.items() if isinstance(v, SWITCHES)]
+            self._switches[module] = switches[:MOST_SWITCHES]
+        values = (attributes.get(name) for attributes, name in self._switches[module])
+        return tuple(value if isinstance(value, SWITCHES) else type(value) for value in values)
+
     def _is_due(self, plan: Plan, leaves: list[Any]) -> bool:
         """What held for one batch may not for the next. Everything is proven twice: the first batch may have been made
         up, to see shapes. A mean or a sum (of what a mask leaves) is proven at the 2nd, 4th, 8th … call, and anything
@@ -134,6 +149,7 @@ class SlicedCalls:
             return piece
         if role.kind == "rows":
             began = time.perf_counter()
+            split = split.times(piece.shape[role.dim] // max(split.mine, 1))
             whole = algebra.gather(piece, role.dim, split)
             self.seconds += time.perf_counter() - began
             self.gathered += whole.numel() * whole.element_size()
