@@ -1,6 +1,5 @@
 """Forward hooks on inner layers capture activations, whose statistics are printed and enter the loss."""
 
-# test: right-or-refused=a tensor leaves the model past its outputs
 import torch
 from torch import nn
 

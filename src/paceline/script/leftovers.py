@@ -1,12 +1,13 @@
-"""What a call leaves in the attributes of its modules, past its outputs: tensors and numbers, also in lists and
-dictionaries (`self.attention`, `self.stats["accuracy"]`, `self.history.append(…)`).
+"""What a call leaves past its outputs, in the attributes of its modules and in the script's variables: tensors and
+numbers, also in lists and dictionaries (`self.attention`, `self.stats["accuracy"]`, `history.append(…)`).
 
-A place is a tuple: the path of the module, the attribute's name, and the keys below it. A list's items count from its
-end, so that what is appended at each call has the same place each time.
+A place is a tuple: the path of the module (None: the script), the name, and the keys below it. A list's items count
+from its end, so that what is appended at each call has the same place each time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,15 +19,14 @@ Place = tuple[Any, ...]
 OWN = frozenset(nn.Module().__dict__)  # attributes that torch keeps its own things in
 LAST = 16  # items of a list that are looked at
 DEPTH = 3  # of containers in containers
+MANY, MOST = 1000, 100_000  # items of a dictionary that is looked at, and of a container that is put back
 
 
 def look(module: nn.Module) -> dict[Place, tuple[Place, Any]]:
     """All tensors and numbers there: by a place that counts from the start, the place and the value."""
     return {
         absolute: (place, value)
-        for path, m in module.named_modules()
-        for name, held in m.__dict__.items()
-        if name not in OWN
+        for path, name, held in _held(module)
         for absolute, place, value in _below((path, name), (path, name), held, DEPTH)
     }
 
@@ -39,7 +39,7 @@ def changed(module: nn.Module, before: dict[Place, tuple[Place, Any]]) -> dict[P
 
 def get(module: nn.Module, place: Place) -> Any:
     """What lies there; None where nothing does."""
-    held: Any = module.get_submodule(place[0]).__dict__.get(place[1])
+    held: Any = _owner(module, place[0]).get(place[1])
     for key in place[2:]:
         try:
             held = held[key]
@@ -50,18 +50,22 @@ def get(module: nn.Module, place: Place) -> Any:
 
 def put(module: nn.Module, place: Place, value: Any) -> None:
     """Lays a value where one lies."""
-    if len(place) == 2:
-        setattr(module.get_submodule(place[0]), place[1], value)
-    else:
+    if len(place) > 2:
         get(module, place[:-1])[place[-1]] = value
+    elif place[0] is None:
+        _owner(module, None)[place[1]] = value
+    else:
+        setattr(module.get_submodule(place[0]), place[1], value)
 
 
 def keep(module: nn.Module) -> Callable[[], None]:
-    """Gives back what makes all containers there hold again what they hold now."""
-    held = [v for m in module.modules() for name, value in m.__dict__.items() if name not in OWN for v in _all(value)]
-    copies = [(container, container.copy()) for container in held]
+    """Gives back what makes all containers there hold again what they hold now, and the script's variables their
+    numbers."""
+    copies = [(container, container.copy()) for _, _, held in _held(module) for container in _all(held)]
+    numbers = {name: held for path, name, held in _held(module) if path is None and isinstance(held, (int, float))}
 
     def put_back() -> None:
+        _owner(module, None).update(numbers)
         for container, copy in copies:
             if len(container) != len(copy) or not _are_same(container, copy):
                 container.clear()
@@ -70,13 +74,26 @@ def keep(module: nn.Module) -> Callable[[], None]:
     return put_back
 
 
+def _owner(module: nn.Module, path: str | None) -> dict[str, Any]:
+    """Where the names of a place are looked up."""
+    return vars(sys.modules["__main__"]) if path is None else module.get_submodule(path).__dict__
+
+
+def _held(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
+    for path, m in module.named_modules():
+        yield from ((path, name, held) for name, held in list(m.__dict__.items()) if name not in OWN)
+    for name, held in list(_owner(module, None).items()):
+        if not name.startswith("__"):
+            yield None, name, held
+
+
 def _below(absolute: Place, place: Place, held: Any, depth: int) -> Iterator[tuple[Place, Place, Any]]:
     if isinstance(held, torch.Tensor) or (isinstance(held, (int, float)) and not isinstance(held, bool)):
         yield absolute, place, held
     elif isinstance(held, (list, deque)) and depth:
         for i in range(max(0, len(held) - LAST), len(held)):
             yield from _below((*absolute, i), (*place, i - len(held)), held[i], depth - 1)
-    elif isinstance(held, dict) and depth:
+    elif isinstance(held, dict) and depth and len(held) <= MANY:
         for key, value in held.items():
             yield from _below((*absolute, key), (*place, key), value, depth - 1)
 
@@ -85,8 +102,10 @@ def _all(held: Any, depth: int = DEPTH) -> Iterator[Any]:
     """A container and those in it; subclasses of a script's own are left alone, but for collections'."""
     if not isinstance(held, (list, dict, set, deque)) or not depth or not _is_known(type(held)):
         return
+    if len(held) > MOST:
+        return
     yield held
-    for value in held.values() if isinstance(held, dict) else held:
+    for value in list(held.values() if isinstance(held, dict) else held)[-MANY:]:
         yield from _all(value, depth - 1)
 
 

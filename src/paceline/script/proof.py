@@ -130,7 +130,9 @@ class Proof:
         with torch.no_grad(), self._split_for_norms(split):
             piece = self._observe(plain, module, cut_leaves(given, leaves, cuts, split))
         roles = self._roles(piece.output, whole.output, random, split, tolerance)
-        if tolerance is not None or roles is None or not is_float32(whole.output):
+        if tolerance is not None or not is_float32(whole.output):
+            return piece, roles, False
+        if not all(self._agree(roles is not None and None not in roles)):
             return piece, roles, False
         strict = self._roles(piece.output, whole.output, random, split, CLEAR)
         return piece, roles, None in (strict or ())
@@ -200,10 +202,10 @@ class Proof:
         roles = self.group.gather_objects(roles, "the proof")[0]
         for (path, name, *_), role in zip(places, roles, strict=True):
             if role is None:
-                attribute = f"{path}.{name}".lstrip(".")
+                where = f"its attribute {f'{path}.{name}'.lstrip('.')}" if path is not None else f"the variable {name}"
                 self.group.pulse.notice(
-                    f"{describe(module)} leaves what it computes in its attribute {attribute}: it is of worker 0's "
-                    "slice. Return it from the model to have it of the whole batch."
+                    f"{describe(module)} leaves what it computes in {where}: it is of worker 0's slice. Return it from "
+                    "the model to have it of the whole batch."
                 )
         return tuple((place, role) for place, role in zip(places, roles, strict=True) if role is not None)
 

@@ -42,7 +42,7 @@ def rehearse(
 ) -> Seen:
     """One call that leaves no trace. `graph`: with gradients on, for modules that cannot do without. `shift` makes it
     draw other random numbers than an unshifted one."""
-    with undisturbed(module, all_eval=all_eval), torch.set_grad_enabled(graph):
+    with _on_a_copy(module), undisturbed(module, all_eval=all_eval), torch.set_grad_enabled(graph):
         if shift:
             torch.rand(1)
         before = streams.snapshot()
@@ -59,6 +59,19 @@ def rehearse(
             if key not in old or not torch.equal(b, old[key])
         }
         return Seen(output, states, changes, streams.drawn_since(before))
+
+
+@contextlib.contextmanager
+def _on_a_copy(module: nn.Module) -> Iterator[None]:
+    """The weights are copies for a while: a call may change them, too (a teacher that follows its student)."""
+    kept = [(p, p.data) for p in module.parameters() if not is_lazy(p)]
+    for p, value in kept:
+        p.data = value.clone()
+    try:
+        yield
+    finally:
+        for p, value in kept:
+            p.data = value
 
 
 @contextlib.contextmanager

@@ -188,7 +188,7 @@ def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
     """Tensors that lie in a module but were computed outside it (generated weights, MAML's fast ones) come in like
     arguments: by a crossing."""
     subject = getattr(module, "_orig_mod", module)
-    own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in plan.states}
+    own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in plan.states if place[0] is not None}
     lent: list[tuple[dict[str, Any], str, Any, Any]] = []
     for m in module.modules() if torch.is_grad_enabled() else ():
         for place in (m._parameters, m._buffers, m.__dict__):
