@@ -12,7 +12,10 @@ class MAE(nn.Module):
             nn.Parameter(torch.randn(1, n, d) * 0.1),
             nn.Parameter(torch.zeros(1, 1, d)),
         )
-        lay = lambda: nn.TransformerEncoderLayer(d, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+
+        def lay():
+            return nn.TransformerEncoderLayer(d, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+
         self.enc, self.dec, self.out = lay(), lay(), nn.Linear(d, 4)
 
     def forward(self, p, noise, ratio=0.6):

@@ -66,7 +66,7 @@ class Module(nn.Module):
         super().__init__()
         sizes = [6, *cfg.hidden]
         self.net = nn.Sequential(
-            *[l for a, b in zip(sizes, sizes[1:]) for l in (nn.Linear(a, b), nn.LayerNorm(b), nn.SiLU())]
+            *[layer for a, b in zip(sizes, sizes[1:]) for layer in (nn.Linear(a, b), nn.LayerNorm(b), nn.SiLU())]
         )
         self.head = nn.Linear(sizes[-1], 4)
 
@@ -105,9 +105,9 @@ class Trainer:
             tot = n = 0
             with torch.no_grad():
                 for batch in val:
-                    l = self.m(batch)["logits"]
-                    tot += nn.functional.cross_entropy(l, batch["label"], reduction="sum").item()
-                    n += len(l)
+                    logits = self.m(batch)["logits"]
+                    tot += nn.functional.cross_entropy(logits, batch["label"], reduction="sum").item()
+                    n += len(logits)
             logs = {
                 "loss": run,
                 "val_loss": tot / n,
