@@ -154,7 +154,7 @@ def _cases() -> Iterator[object]:
                 name = "auto" if view == "batch" and workers == 2 else view
                 # Every script runs on two workers by default; a third worker and the slice view take turns, so that
                 # the default run stays short. `make test-all` runs everything.
-                turn = number % (3 if view == "batch" else 2) == 0
+                turn = number % (5 if view == "batch" else 3) == 0
                 slow = script.slow or (not turn and (workers, view) != (2, "batch")) or (view, workers) == ("slice", 3)
                 marks = [pytest.mark.slow] if slow else []
                 yield pytest.param(script, workers, name, id=f"{script.name}-{workers}-{name}", marks=marks)
