@@ -9,8 +9,8 @@ Can break: accuracy, and what a script computes from its own batch size.
 
 By hand:
 
-    loader = DataLoader(dataset, 4 * batch_size, shuffle=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=4 * lr)
+    loader = DataLoader(dataset, K * batch_size, shuffle=True)  # batch=xK
+    optimizer = torch.optim.SGD(model.parameters(), lr=K * lr)  # √K where Adam takes the steps, or with :sqrt
 """
 
 from __future__ import annotations
