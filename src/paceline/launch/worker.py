@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import torch
 
-from paceline.launch import wire
+from paceline.launch import offspring, wire
 from paceline.launch.control import Control
 from paceline.launch.perform import perform
 from paceline.launch.trimming import describe
@@ -51,6 +51,7 @@ def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: i
     # Where multiprocessing keeps its socket files. It has no public name for this, and would leave a folder of
     # its own behind whenever a worker is killed.
     multiprocessing.current_process()._config["tempdir"] = spawn.scratch  # type: ignore[attr-defined]
+    offspring.hush()
     settings = order.settings
     pipes: list[int] = []
     if descriptors:
