@@ -18,6 +18,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,10 +57,12 @@ def machine() -> tuple[str, bool]:
     return f"{cores} CPU cores, {platform.machine()}", False
 
 
-def prove(command: list[str], budget: str) -> list[Row]:
-    """The findings of one example, proven."""
+def prove(command: list[str], budget: str, keep_in: Path | None) -> list[Row]:
+    """The findings of one example, proven. Its record stays where `keep_in` says, for a look at other rules."""
     script, *arguments = command
-    with tempfile.TemporaryDirectory() as folder:
+    if keep_in is not None:
+        keep_in.mkdir(parents=True, exist_ok=True)
+    with nullcontext(keep_in) if keep_in is not None else tempfile.TemporaryDirectory() as folder:
         paceline = [sys.executable, "-m", "paceline", "profile", "-n", "1", "--prove", "--budget", budget, "--json"]
         done = subprocess.run(
             [*paceline, "--quiet", str(EXAMPLES / script), *LONG, *arguments],
@@ -122,6 +125,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="an example by its name; may be repeated")
     parser.add_argument("--budget", default="4m", help="of an example's trials")
     parser.add_argument("--into", type=Path, default=KEPT, help="keep the figures there, and write no page")
+    parser.add_argument("--records", type=Path, help="keep the records in a folder of this one for each example")
     parser.add_argument("--merge", type=Path, help="take over what another machine gave, and write the page")
     args = parser.parse_args()
     if args.merge:
@@ -137,7 +141,7 @@ def main() -> None:
         if args.only and example not in args.only:
             continue
         print(f"{example} …", flush=True)
-        found = prove(command, args.budget)
+        found = prove(command, args.budget, args.records and args.records / example)
         for row in found:
             error = off(row)
             print(
