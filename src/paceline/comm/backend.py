@@ -27,6 +27,7 @@ from paceline.comm.memory.operations import Operation, operation
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.memory.relay import add
 from paceline.comm.memory.works import Lines, Queue, Work
+from paceline.comm.sparse import sparse
 from paceline.errors import UsageError
 
 _ProcessGroup: Any = dist.ProcessGroup  # its types are stricter than its callers
@@ -91,7 +92,7 @@ class Backend(_ProcessGroup):
         own = tensor.detach().coalesce()
         every = self._engine.exchange((own.indices(), own.values()))
         places, numbers = (torch.cat(parts, dim) for parts, dim in zip(zip(*every, strict=True), (1, 0), strict=True))
-        total = torch.sparse_coo_tensor(places, numbers, own.shape, check_invariants=False).coalesce()
+        total = sparse(places, numbers, own.shape).coalesce()
         by.divide(total.values())
         tensor.copy_(total)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from paceline.comm.group import Group, as_bytes
+from paceline.comm.sparse import as_it_is
 
 ALIGN = 64
 START = 1 << 20  # bytes of a half, to begin with
@@ -70,7 +71,8 @@ class Segments:
         for size in sizes:
             parts.append(memory[at : at + size])
             at += _aligned(size)
-        return pickle.loads(parts[0], buffers=parts[1:])
+        with as_it_is():  # a batch may hold sparse tensors
+            return pickle.loads(parts[0], buffers=parts[1:])
 
     def _map(self, rank: int, pid: int, fd: int, half: int) -> mmap.mmap:
         if rank == self.group.rank:

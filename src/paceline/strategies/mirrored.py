@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from paceline.comm.buckets import Buckets, Watcher
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
+from paceline.comm.sparse import sparse
 from paceline.comm.tuning import Tuner
 from paceline.errors import PartedError
 from paceline.script import algebra
@@ -254,17 +255,11 @@ def leaves_of(losses: list[torch.Tensor]) -> list[tuple[torch.Tensor, bool]]:
 def gather_sparse(grad: torch.Tensor | None, parameter: torch.Tensor, group: Group) -> torch.Tensor:
     """The average of sparse gradients: everybody's rows, added up where they meet."""
     if grad is None:
-        grad = torch.sparse_coo_tensor(
-            torch.empty((1, 0), dtype=torch.long),
-            parameter.new_empty((0, *parameter.shape[1:])),
-            parameter.shape,
-            check_invariants=False,
-        )
+        nowhere = torch.empty((1, 0), dtype=torch.long)
+        grad = sparse(nowhere, parameter.new_empty((0, *parameter.shape[1:])), parameter.shape)
     grad = grad.coalesce()
     indices, values = grad.indices(), grad.values()
     sizes = group.gather_vectors(torch.tensor([values.shape[0]]), "sparse gradients").flatten().tolist()
     indices = group.gather_rows(indices, 1, sizes, "sparse gradients")
     values = group.gather_rows(values, 0, sizes, "sparse gradients") / group.world
-    # Said aloud: where nothing is said, torch warns.
-    whole = torch.sparse_coo_tensor(indices, values, parameter.shape, device=parameter.device, check_invariants=False)
-    return whole.coalesce()
+    return sparse(indices, values, parameter.shape, parameter.device).coalesce()
