@@ -46,7 +46,7 @@ def find(stage: Stage) -> Callable[[], None]:
         inside = stage.views.split_of_call is not None and not torch.compiler.is_compiling()
         if inside and not cls.__module__.startswith(NOT_THE_SCRIPTS) and all(cls is not known for known, _ in changed):
             changed.append((cls, _make_true(cls, stage)))
-        return apply.__func__(cls, *args, **kwargs)
+        return apply.__get__(None, cls)(*args, **kwargs)  # Python in torch 2.13, C in 2.15
 
     torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
     Function.apply = classmethod(apply_with_mark)  # type: ignore[assignment]
