@@ -1,6 +1,9 @@
 # Each target sets up what it needs: a fresh machine wants Python 3.11+ with pip, and nothing else.
 PYTHON ?= python3
-VENV ?= .venv
+# `make test TORCH=2.15.0` tests with another torch than the pinned one, in an environment of its own.
+TORCH ?=
+VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
+WHICH := $(if $(TORCH),torch==$(TORCH),--constraint constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -11,7 +14,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Paceline needs Python 3.11 or newer; found " + sys.version.split()[0] + ". Type: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(WHICH) --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)

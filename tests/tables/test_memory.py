@@ -55,7 +55,7 @@ def test_a_long_history_keeps_its_peak(tmp_path):
 def test_modules_get_their_forward_and_their_backward(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 5), nn.Sequential(nn.Flatten(), nn.Linear(8 * 576, 64)), nn.ReLU())
-    with profile(activities=[ProfilerActivity.CPU], with_stack=True, with_modules=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
         for _ in range(3):
             model(torch.randn(16, 1, 28, 28)).sum().backward()
     path = tmp_path / "trace.json"

@@ -309,6 +309,10 @@ class Backend(_ProcessGroup):
 
     # -- what torch asks -------------------------------------------------------------------------------------------
 
+    def _get_backend(self, device: torch.device) -> Backend:
+        """For whatever device: this is group and backend in one. torch 2.15 asks before it sends in batches."""
+        return self
+
     def getBackendName(self) -> str:
         return "paceline"
 

@@ -108,7 +108,6 @@ class Capture:
             record_shapes=True,
             profile_memory=True,
             with_stack=self.asked.stack,
-            with_modules=self.asked.stack,
         )
         self._profiler.step_num = self._seen + 1  # so that its steps have the script's numbers
         self._marks.lay()
