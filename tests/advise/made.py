@@ -38,9 +38,9 @@ def step(number: int, seconds: float = 0.1, **parts: Any) -> Step:
     return Step(step=number, at=1000.0 + number, **{"samples": 64, "loss": 1.0, "total": seconds, **told})
 
 
-def trace(folder: Path, body: Body, *, rank: int = 0, world: int = 1, steps: int = 3) -> Machine:
+def trace(folder: Path, body: Body, *, rank: int = 0, world: int = 1, steps: int = 3, first: int = 1) -> Machine:
     """A trace of some steps, each of which does `body`."""
-    machine = Machine(rank, world)
+    machine = Machine(rank, world, first=first)
     for _ in range(steps):
         with machine.step():
             body(machine)
@@ -60,13 +60,15 @@ def evidence(
     threads: int = 1,
     topology: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
+    first: int = 1,
 ) -> Evidence:
-    """A record of it. Without `steps` they are as long as those of the trace: as if the profiler cost nothing."""
+    """A record of it, in which step `first` is the first that was traced. Without `steps` they are as long as those of
+    the trace: as if the profiler cost nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     length = 0.1
     if body is not None:
         for rank in range(workers):
-            trace(folder, body, rank=rank, world=workers)
+            trace(folder, body, rank=rank, world=workers, first=first)
         seen = windows(read_trace(folder / "trace.rank0.json.gz"))
         length = float((seen["end"] - seen["start"]).mean()) / 1e9  # type: ignore[arg-type]
     if steps is None:

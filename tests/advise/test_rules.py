@@ -163,3 +163,13 @@ def test_every_rule_has_a_file_of_its_own_and_is_listed():
 def test_the_page_about_the_rules_is_up_to_date():
     told = (ROOT / "docs" / "advice.md").read_text()
     assert told == page(), "make it anew: python -m paceline.advise.book > docs/advice.md"
+
+
+def test_a_step_is_as_long_as_those_before_the_trace(tmp_path: Path) -> None:
+    """The profiler makes steps slower, and in a short run traced ones are most of those after the warm-up."""
+    slow, usual, traced, written = [3.0, 0.5], [0.010] * 6, [0.025] * 4, 2.0
+    steps = [step(number, seconds) for number, seconds in enumerate([*slow, *usual, *traced, written], 1)]
+    for made in (steps, steps[:-1]):  # after the trace the script goes on, or ends
+        found = evidence(tmp_path / str(len(made)), small, steps=[made], first=10)
+        assert found.settled["step"].to_list() == [3, 4, 5, 6, 7, 8]
+        assert found.step == pytest.approx(0.010)

@@ -22,7 +22,7 @@ COMPUTE, COMMUNICATION = 7, 20  # streams, as torch numbers them
 class Machine:
     """One rank. Times are nanoseconds."""
 
-    def __init__(self, rank: int = 0, world: int = 1, *, latency: int = 3_000) -> None:
+    def __init__(self, rank: int = 0, world: int = 1, *, latency: int = 3_000, first: int = 1) -> None:
         self.rank, self.world, self.latency = rank, world, latency
         self.now = BASE
         self.free: dict[int, int] = {}  # when each stream has done what was given to it
@@ -30,7 +30,7 @@ class Machine:
         self.thread = THREAD
         self._next = 1
         self._ops: list[int] = []
-        self._step = 0
+        self._step = first - 1
 
     # -- the host ------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from paceline.tables.waits import waits
 from paceline.tables.windows import breakdown, synchronising, windows
 
 TRIAL = 1  # step under the profiler before those that are kept
+WRITTEN = 1  # step after them, in which the trace is written
 
 
 class Evidence:
@@ -111,16 +112,17 @@ class Evidence:
 
     @cached_property
     def settled(self) -> pl.DataFrame:
-        """Steps after warm-up, not traced, without evaluation: those that times are taken from."""
+        """Steps after warm-up, not traced, without evaluation: those that times are taken from. What is usual is asked of
+        untraced steps alone: in a short run, most of those after the warm-up are traced, and slower."""
         steps = self.tables.steps
         if not steps.height:
             return steps
-        usable = (pl.col("step") > warm_up(steps)) & (pl.col("evaluation") == 0)
         for trace in self.traces[:1]:
             seen = windows(trace)["step"]
             if seen.len():
-                usable = usable & ~pl.col("step").is_between(number(seen.min()) - TRIAL, number(seen.max()))
-        return steps.filter(usable)
+                touched = pl.col("step").is_between(number(seen.min()) - TRIAL, number(seen.max()) + WRITTEN)
+                steps = steps.filter(~touched)
+        return steps.filter((pl.col("step") > warm_up(steps)) & (pl.col("evaluation") == 0)) if steps.height else steps
 
     @cached_property
     def step(self) -> float:
