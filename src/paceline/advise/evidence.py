@@ -112,8 +112,8 @@ class Evidence:
 
     @cached_property
     def settled(self) -> pl.DataFrame:
-        """Steps after warm-up, not traced, without evaluation: those that times are taken from. What is usual is asked of
-        untraced steps alone: in a short run, most of those after the warm-up are traced, and slower."""
+        """Steps after warm-up, not traced, without evaluation: those that times are taken from. What is usual is asked
+        of untraced steps alone: in a short run, most of those after the warm-up are traced, and slower."""
         steps = self.tables.steps
         if not steps.height:
             return steps
