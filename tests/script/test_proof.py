@@ -20,6 +20,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import streams, tree
+from paceline.script.rehearsal import undisturbed, woken
 
 
 def rows(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -556,3 +557,16 @@ def test_an_evaluation_that_mixes_samples_is_computed_whole_by_everybody(pool: A
     for found, notices in pool(2).run(mixed_in_evaluation):
         torch.testing.assert_close(found, expected)
         assert any("Centred" in notice for notice in notices)
+
+
+def test_autocast_keeps_no_cast_of_weights_that_are_others_for_a_while() -> None:
+    """It keeps the casts of a region's weights, by the parameter, whatever lies in it."""
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = layer(x)
+        with undisturbed(layer), woken([layer.weight]):
+            meanwhile = layer(x)
+        after = layer(x)
+    assert not torch.equal(meanwhile, before)
+    assert torch.equal(after, before)
+    assert after.requires_grad

@@ -83,6 +83,9 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
     put_back = leftovers.keep(module)
     before = streams.snapshot()
+    # Weights are others for a while: autocast must neither take what it has cast before, nor keep what it casts now.
+    caching = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     for m in modules:
         if all_eval or isinstance(m, (_BatchNorm, _DropoutNd)):
             m.__dict__["training"] = False
@@ -95,6 +98,7 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
         ):
             yield
     finally:
+        torch.set_autocast_cache_enabled(caching)
         for m, kept in zip(modules, attributes, strict=True):
             m.__dict__.clear()
             m.__dict__.update(kept)
