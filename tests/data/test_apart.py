@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -19,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data import ahead
+from paceline.data import ahead, apart, execution
 from paceline.data.cursor import Context
 from paceline.data.losses import Losses
 from paceline.errors import DataError
 
 ROWS = 60
+HERE = os.getpid()
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +270,56 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+class Garbage:
+    """Something that only its own process may let go of, as what lies on a GPU."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.itself = file, self
+
+    def __del__(self) -> None:
+        with open(self.file, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def collects(raw: bytes) -> Any:
+    if os.getpid() != HERE:
+        gc.collect()
+    return pd.decode_sample(raw)
+
+
+@pytest.mark.parametrize("kind", ["prefetch", "processes"])
+def test_what_was_garbage_before_it_is_forked_is_not_let_go_of_there(
+    kind: str, shards: str, tmp_path: Path, switches: set[int]
+) -> None:
+    told: Any = {"kind": "processes", "parallel": 1} if kind == "processes" else {}
+    stream = pd.files(shards).records().map_and_batch(collects, 4, **told).prefetch(2)
+    switches.update({1} if kind == "prefetch" else ())
+    gc.collect()
+    gc.disable()
+    try:
+        Garbage(tmp_path / "let go")
+        assert samples(stream) == list(range(ROWS))
+        gc.collect()
+    finally:
+        gc.enable()
+    assert (tmp_path / "let go").read_text() == f"{os.getpid()}\n"
+
+
+def test_one_thread_is_enough_there_until_the_script_waits(
+    shards: str, switches: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told so by the time that it rests: enough, and never enough."""
+    monkeypatch.setattr(execution, "SHORT", 0.0)
+    for rests, pooled in ((0.0, False), (2.0, True)):
+        monkeypatch.setattr(apart, "RESTS", rests)
+        stream = pd.files(shards).records().repeat(20).map_and_batch(pd.decode_sample, 4).prefetch(2)
+        switches.clear()
+        switches.add(1)
+        assert len(numbers(stream)) == 20 * ROWS // 4
+        meter = next(meter for meter in stream._runtime.meters if "decode" in meter.name)
+        assert (meter.parallel > 0) == pooled
 
 
 def test_a_workers_own_rows_come_from_there_too(shards: str, switches: set[int]) -> None:

@@ -27,7 +27,8 @@ class Clock:
 class Machine:
     """`truth` gives the samples a second of a set of mods, `noise` is the relative deviation of a trial, `fails` says
     how mods fail, `breaks` which learn something else, `starts` how long mods take to start. The machine gets slower by
-    `drift` over 100 trials. What was measured once under a name is not measured again, as with a journal."""
+    `drift` over 100 trials; after so many trials of the script as it is, only a part of its speed is left to that
+    (`held_up`). What was measured once under a name is not measured again, as with a journal."""
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class Machine:
         breaks: tuple[str, ...] = (),
         starts: Mapping[str, float] | None = None,
         drift: float = 0.0,
+        held_up: tuple[int, float] = (10**9, 1.0),
         stops_at: int | None = None,
         journal: dict[str, Measured] | None = None,
     ) -> None:
         self.truth, self.noise, self.random = truth, noise, random.Random(seed)
         self.budget, self.trial = Clock(budget), trial
         self.fails, self.breaks, self.starts, self.drift = fails or {}, breaks, starts or {}, drift
+        self.held_up = held_up
         self.stops_at, self.journal = stops_at, {} if journal is None else journal
         self.asked: list[str] = []
 
@@ -65,6 +68,9 @@ class Machine:
             measured.status, measured.message = self.fails[failing[0]], f"{failing[0]} is not for this"
         else:
             slower = 1 - self.drift * len(self.asked) / 100
+            if not every and name.startswith("baseline.r"):
+                asked, part = self.held_up
+                slower *= part if sum(one.startswith("baseline.r") for one in self.asked) > asked else 1.0
             measured.samples_per_s = self.truth(every) * slower * self.random.lognormvariate(0, self.noise)
             measured.losses = losses(
                 changes.get("seed_shift", 0), bool(every & set(self.breaks)), "precision=bf16" in every

@@ -93,6 +93,17 @@ def test_a_machine_that_gets_slower_all_the_time_picks_no_winner():
     assert verdict.final.gain == pytest.approx(launch_bound(frozenset(verdict.final.mods)) / 1000 * 1.2, rel=0.1)
 
 
+def test_a_script_that_is_held_up_in_the_last_check_does_not_make_the_gain_larger():
+    steady = Machine(launch_bound, noise=0.01, budget=1500)
+    usual = tune(steady)
+    before = sum(name.startswith("baseline.r") for name in steady.asked) - usual.final.pairs
+    verdict = tune(Machine(launch_bound, noise=0.01, budget=1500, held_up=(before, 0.5)))
+    assert verdict.final.mods == usual.final.mods
+    assert verdict.final.gain == pytest.approx(usual.final.gain, rel=0.05)
+    assert "told against the latter" in verdict.notes[-1]
+    assert not any("told against" in note for note in usual.notes)
+
+
 def test_mods_that_exclude_each_other_replace_each_other_where_that_gains():
     def truth(mods):
         gain = 1.3 if "loader=4" in mods else 1.6 if "resident" in mods else 1.0

@@ -9,7 +9,6 @@ when its pipe does, so it is not left behind however this process ends.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import signal
 import time
@@ -25,7 +24,7 @@ import torch
 from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.losses import Losses
 from paceline.data.meters import Meter
-from paceline.data.processes import LEAST, Copied, Held, Pickler, Slot, Unpickler, died, end, picklable
+from paceline.data.processes import LEAST, Copied, Held, Pickler, Slot, Unpickler, died, end, forked, picklable
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ SLOTS = 6  # results that lie ready, or that the consumer has
 SPARE = 2  # … of which so many are never the consumer's: it gets copies before
 FIRST = 30.0  # seconds until the first result, after which something there is taken to hang
 TOLD = 0.1  # seconds between two looks at what its stages cost
+LOOK = 16  # results after which it is known whether the script waits for them
+RESTS = 0.05  # of the time that the process waits for room, below which it is too slow
 
 Planned = Callable[[], "tuple[Opener, Runtime]"]  # called in the process
 
@@ -66,13 +67,12 @@ class Apart:
         self._slots = [Slot(max(LEAST, 2 * largest)) for _ in range(SLOTS)]
         self.free, self.lent = deque(), 0
         ours, its = Pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                ours.close()
-                _Server(its, self._slots, self._planned).live()
-            finally:
-                os._exit(0)
+
+        def live() -> None:
+            ours.close()
+            _Server(its, self._slots, self._planned).live()
+
+        self._pid = forked(live)
         its.close()
         self._pipe = ours
 
@@ -191,16 +191,30 @@ class _Server:
         self._cursor: Cursor | None = None
         self._number = 0
         self._told, self._before = 0.0, [meter.sums() for meter in self._runtime.meters]
+        self._begin, self._made, self._rested = time.perf_counter(), 0, 0.0
+        self._runtime.pace.is_slow = False
 
     def live(self) -> None:
         """Makes what there is room for, and looks after each what is wanted. Until the pipe ends."""
         try:
             while True:
                 while self._cursor is None or not self._free or self._pipe.poll():
-                    self._obey(*self._pipe.recv())
+                    began = time.perf_counter()
+                    told = self._pipe.recv()
+                    self._rested += time.perf_counter() - began
+                    self._obey(*told)
                 self._make(self._cursor)
+                self._look()
         except (EOFError, OSError):
             return
+
+    def _look(self) -> None:
+        """Whether one thread is enough: others would only take Python's lock from it."""
+        self._made += 1
+        if self._made == LOOK:
+            now = time.perf_counter()
+            self._runtime.pace.is_slow = self._rested < RESTS * (now - self._begin)
+            self._begin, self._made, self._rested = now, 0, 0.0
 
     def _obey(self, what: str, *told: Any) -> None:
         if what == "slot":

@@ -57,14 +57,16 @@ class MovedCursor(Cursor):
 
 
 class StreamedCursor(Cursor):
-    """Keeps one batch on its way."""
+    """Keeps one batch on its way. What is done here for a batch, the script's own thread does not do meanwhile: hence
+    what can be kept from batch to batch is kept."""
 
     def __init__(self, node: Moved, up: Cursor) -> None:
         self._device, self._up, self._meter = node.device, up, node.meter
         self._stream = torch.cuda.Stream(node.device)
-        self._moving: deque[tuple[Any, torch.cuda.Event, Mark]] = deque()
+        self._moving: deque[tuple[Any, list[torch.Tensor], torch.cuda.Event, Mark]] = deque()
         self._pinned: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → a buffer
-        self._copied: list[torch.cuda.Event | None] = [None] * BUFFERS
+        self._comes_pinned: dict[int, bool] = {}  # by leaf, as it first came
+        self._copied = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._turn = 0
         self._mark = up.mark()
 
@@ -73,13 +75,12 @@ class StreamedCursor(Cursor):
         while len(found) < count:
             if not self._moving and not self._send():
                 break
-            value, event, self._mark = self._moving.popleft()
+            value, moved, event, self._mark = self._moving.popleft()
             self._send()
             current = torch.cuda.current_stream(self._device)
             current.wait_event(event)
-            for leaf in tree.leaves(value):
-                if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-                    leaf.record_stream(current)  # its memory is not used again before what uses it now is done
+            for leaf in moved:
+                leaf.record_stream(current)  # its memory is not used again before what uses it now is done
             found.append(value)
         return found
 
@@ -89,29 +90,37 @@ class StreamedCursor(Cursor):
             got = self._up.take(1)
         if not got:
             return False
+        moved: list[torch.Tensor] = []
+        event = self._copied[self._turn]
         with self._meter.working(1), torch.cuda.stream(self._stream):
-            before = self._copied[self._turn]
-            if before is not None:
-                before.synchronize()  # the buffer is in use until then
-            leaves = iter([self._copy(number, leaf) for number, leaf in enumerate(tree.leaves(got[0]))])
-            event = torch.cuda.Event()
+            event.synchronize()  # the buffer is in use until then
+            value = tree.replace(got[0], lambda leaf: self._move(leaf, moved))
             event.record(self._stream)
-        self._copied[self._turn] = event
         self._turn = (self._turn + 1) % BUFFERS
-        self._moving.append((tree.rebuild(got[0], leaves), event, self._up.mark()))
+        self._moving.append((value, moved, event, self._up.mark()))
         return True
 
-    def _copy(self, number: int, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
+    def _move(self, leaf: Any, moved: list[torch.Tensor]) -> Any:
+        if not isinstance(leaf, torch.Tensor):
             return leaf
-        if leaf.is_pinned():
-            return leaf.to(self._device, non_blocking=True)
+        if leaf.device.type == "cpu":
+            number = len(moved)
+            pinned = self._comes_pinned.get(number)
+            if pinned is None:
+                # To ask takes as long as to start a copy. Where a later one comes otherwise, that is a copy more, or
+                # one that is waited for: the numbers are the same.
+                pinned = self._comes_pinned[number] = leaf.is_pinned()
+            leaf = (leaf if pinned else self._through_pinned(number, leaf)).to(self._device, non_blocking=True)
+        moved.append(leaf)
+        return leaf
+
+    def _through_pinned(self, number: int, leaf: torch.Tensor) -> torch.Tensor:
         buffer = self._pinned.get((number, self._turn))
         if buffer is None or buffer.dtype != leaf.dtype or buffer.numel() < leaf.numel():
             buffer = self._pinned[number, self._turn] = torch.empty(leaf.numel(), dtype=leaf.dtype, pin_memory=True)
         lent = buffer[: leaf.numel()].view(leaf.shape)
         copy(leaf, lent)
-        return lent.to(self._device, non_blocking=True)
+        return lent
 
     def mark(self) -> Mark:
         return self._mark

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from paceline.data.jobs import Jobs, Ticket
 from paceline.data.losses import Losses
-from paceline.data.meters import Meter
+from paceline.data.meters import Meter, Pace
 from paceline.data.processes import ProcessEngine
 from paceline.data.stages import How
 from paceline.data.threads import Task, Threads
@@ -176,14 +176,19 @@ class TunedPool:
 class Chooser:
     """Gives the jobs of one stage their pool, and keeps it from epoch to epoch."""
 
-    def __init__(self, how: How) -> None:
-        self.how = how
+    def __init__(self, how: How, pace: Pace) -> None:
+        self.how, self._pace = how, pace
         self._pool: TunedPool | None = None
 
     @property
     def at_once(self) -> bool:
         """Whether there is nothing to find out first."""
         return self._pool is not None or self.how.kind in ("threads", "processes")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a need for one."""
+        return self._pace.is_slow or self.how.parallel is not None
 
     @property
     def elsewhere(self) -> bool:

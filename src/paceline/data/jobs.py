@@ -61,6 +61,9 @@ class Pools(Protocol):
     def at_once(self) -> bool: ...
 
     @property
+    def wanted(self) -> bool: ...
+
+    @property
     def elsewhere(self) -> bool: ...
 
     def choose(self, jobs: Jobs, meter: Meter) -> Pool | None: ...
@@ -148,9 +151,10 @@ class JobsCursor(Cursor):
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
         while len(found) < count:
-            if not self._chosen and self._node.pools is not None and (self._node.pools.at_once or self._meter.known):
+            pools = self._node.pools
+            if not self._chosen and pools is not None and (pools.at_once or (self._meter.known and pools.wanted)):
                 self._chosen = True
-                self._pool = self._node.pools.choose(self._node, self._meter)
+                self._pool = pools.choose(self._node, self._meter)
             if self._pool is not None or self._given:
                 result = self._from_pool() if self._pool is not None else self._drop_given()
                 if result is NOTHING:

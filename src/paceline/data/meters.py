@@ -100,6 +100,12 @@ class Clock:
         self._answered = 0.0
 
 
+class Pace:
+    """Whether what is made comes too late, as far as is known."""
+
+    is_slow = True
+
+
 class _Span:
     """Adds to one of a meter's sums. Used by the consumer's thread only."""
 

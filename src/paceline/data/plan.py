@@ -25,7 +25,7 @@ from paceline.data.interleaving import Interleaved
 from paceline.data.jobs import Jobs
 from paceline.data.limits import Filtered, Limited, Rounds
 from paceline.data.losses import Losses
-from paceline.data.meters import Clock, Meter
+from paceline.data.meters import Clock, Meter, Pace
 from paceline.data.nodes import Keys, Node, Settled
 from paceline.data.sources import Source
 from paceline.data.windows import Windows
@@ -43,6 +43,7 @@ class Runtime:
     losses: Losses = field(default_factory=Losses)
     meters: list[Meter] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
+    pace: Pace = field(default_factory=Pace)
     choosers: list[Chooser] = field(default_factory=list)
     aparts: list[Apart] = field(default_factory=list)
 
@@ -52,7 +53,7 @@ class Runtime:
         return meter
 
     def chooser(self, how: s.How) -> Chooser:
-        chooser = Chooser(how)
+        chooser = Chooser(how, self.pace)
         self.choosers.append(chooser)
         return chooser
 

@@ -8,6 +8,7 @@ none is left behind however this one ends.
 
 from __future__ import annotations
 
+import gc
 import io
 import math
 import mmap
@@ -18,7 +19,7 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -181,15 +182,14 @@ class ProcessEngine:
 
     def _fork(self) -> Child:
         ours, its = Pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                ours.close()
-                for child in self._children:
-                    child.pipe.close()
-                _live(its, self.work, self._slots)
-            finally:
-                os._exit(0)
+
+        def live() -> None:
+            ours.close()
+            for child in self._children:
+                child.pipe.close()
+            _live(its, self.work, self._slots)
+
+        pid = forked(live)
         its.close()
         return Child(pid, ours)
 
@@ -205,6 +205,19 @@ class ProcessEngine:
 
     def __del__(self) -> None:
         self.close(wait=False)
+
+
+def forked(live: Callable[[], None]) -> int:
+    """A process that does `live`, and ends. Nothing that is garbage here is collected there: it may lie on a GPU, which
+    a forked process cannot use, not even to let go of it."""
+    pid = os.fork()
+    if pid:
+        return pid
+    gc.freeze()
+    try:
+        live()
+    finally:
+        os._exit(0)
 
 
 def end(pid: int, *, wait: bool) -> None:

@@ -25,6 +25,7 @@ from paceline.trials.tune_verdict import Final, Row, Verdict
 LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
 MUCH = 1.3  # a gain that the mods after it do not make up for
 WORTH = 0.05  # that twice the batch must gain
+HELD_UP = 0.75  # of its speed before, next to the tuned one's: a script that something held up in the last check
 SEEDS = 2  # other ones that the baseline is run from
 LEAST_TRIALS = 8  # that say something: the baseline's, one candidate's, and the last check's
 
@@ -275,6 +276,7 @@ class Search:
             plain = self.speeds.speed(AS_IT_IS)
             self.final = Final(mods=[], samples_per_s=plain, gain=1.0, gain_low=1.0, gain_high=1.0, pairs=0)
             return
+        plain, tuned = self.speeds.speed(AS_IT_IS), self.speeds.speed(self.best)
         try:
             ratios = self.trials.pairs(AS_IT_IS, self.best, best=self.best, last=True)
         except NoTime:
@@ -288,11 +290,18 @@ class Search:
             self.best = AS_IT_IS
             self._confirm_the_whole()
             return
-        last = self.speeds.of(self.best)[-1]
+        last, now = self.speeds.of(self.best)[-1], self.speeds.speed(AS_IT_IS)
+        held_up = (now / plain) / (self.speeds.speed(self.best) / tuned)
+        if held_up < HELD_UP:
+            self._note(
+                f"the script as it is gave {now:,.0f} samples/s in the last check, but {plain:,.0f} before: "
+                "the gain is told against the latter"
+            )
+            ratios = [ratio * held_up for ratio in ratios]
         self.final = Final(
             mods=list(self.best),
             samples_per_s=self.speeds.speed(self.best),
-            gain=gain,
+            gain=mean(ratios),
             gain_low=min(ratios),
             gain_high=max(ratios),
             pairs=len(ratios),
