@@ -14,7 +14,7 @@ from paceline.record import Outcome, Run, Step, StepWriter, WorkerInfo, write_ru
 from paceline.record.facts import Facts, facts_path
 from paceline.record.samples import Sample, samples_path
 from paceline.tables.trace import read_trace
-from paceline.tables.windows import windows
+from paceline.tables.windows import breakdown, windows
 
 MS, US = 1_000_000, 1_000  # nanoseconds
 SGEMM = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_nn_align1>"
@@ -65,14 +65,15 @@ def evidence(
     """A record of it, in which step `first` is the first that was traced. Without `steps` they are as long as those of
     the trace: as if the profiler cost nothing."""
     folder.mkdir(parents=True, exist_ok=True)
-    length = 0.1
+    length, data = 0.1, 0.0
     if body is not None:
         for rank in range(workers):
             trace(folder, body, rank=rank, world=workers, first=first)
-        seen = windows(read_trace(folder / "trace.rank0.json.gz"))
-        length = float((seen["end"] - seen["start"]).mean()) / 1e9  # type: ignore[arg-type]
+        seen = read_trace(folder / "trace.rank0.json.gz")
+        length = float((windows(seen)["end"] - windows(seen)["start"]).mean()) / 1e9  # type: ignore[arg-type]
+        data = float(breakdown(seen)["data"].mean())  # type: ignore[arg-type]
     if steps is None:
-        steps = [[step(100 + k, length) for k in range(20)] for _ in range(workers)]
+        steps = [[step(100 + k, length, data=data) for k in range(20)] for _ in range(workers)]
     for rank, mine in enumerate(steps):
         writer = StepWriter(folder / f"steps.rank{rank}.jsonl")
         for one in mine:

@@ -205,6 +205,30 @@ def test_quotients_of_single_steps_would_be_wrong() -> None:
     assert abs(naive - 20.0) > 5 * abs(right - 20.0)
 
 
+def test_where_the_gradient_swings_each_step_has_its_own_scale() -> None:
+    """Half of the steps at a scale of 100, half at 1: a batch of B takes Σ (1 + s/B) steps, hence 50.5. The quotient of
+    means would be 2; and so it is found where a step is too small to be told from its noise."""
+
+    def swinging(large: int) -> list[Noise]:
+        calm = lines(200, small=large // 4, large=large, truth=100.0, ranks=4)
+        # All of its squares a hundredfold, and the same spread: the gradient is ten times as long.
+        wild = lines(200, small=large // 4, large=large, truth=1.0, ranks=4)
+        wild = [
+            Noise(**{**vars_of(one), "of_small": 100 * one.of_small, "of_large": 100 * one.of_large}) for one in wild
+        ]
+        return [one for pair in zip(calm, wild, strict=True) for one in _after_each_other(*pair)]
+
+    assert pl.critical_batch(swinging(4096), last=1.0).batch == pytest.approx(50.5, rel=0.1)
+    assert 1 < pl.critical_batch(swinging(16), last=1.0).batch < 10
+
+
+def _after_each_other(calm: Noise, wild: Noise) -> tuple[Noise, Noise]:
+    return (
+        Noise(**{**vars_of(calm), "step": 2 * calm.step}),
+        Noise(**{**vars_of(wild), "step": 2 * wild.step + 1}),
+    )
+
+
 def test_the_later_part_of_a_run_counts() -> None:
     early = lines(100, small=4, large=32, truth=5.0)
     late = [Noise(**{**vars_of(line), "step": line.step + 100}) for line in lines(100, small=4, large=32, truth=80.0)]

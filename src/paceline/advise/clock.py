@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROFILER = 1.5  # times as long: the host under the profiler, where the untraced steps cannot tell (the device decides)
-HOST_DECIDES = 0.15  # of a step that the device waits for launches: then step times tell how the profiler slows it
+PROFILER = 1.6  # times as long: the host under the profiler, where untraced steps cannot tell, since the device decides
+HOST_DECIDES = 0.3  # of an untraced step that the device idles, but for input: then step times tell how it is slowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +57,27 @@ class Clock:
         return self.wall / max(host + self.peer, self.device + self.peer, 1e-9)
 
 
-def clock(*, wall: float, traced: dict[str, float], waited: float) -> Clock:
-    """From the time of a step without the profiler, the device's time line of a mean traced step (`wall`, `compute`,
-    `communication`, `copy`, `idle`, `idle_*`), and how long the host was blocked in it, waiting for the device."""
+def clock(*, wall: float, data: float | None, traced: dict[str, float], waited: float) -> Clock:
+    """From the time of a step without the profiler and how much of it went by in the loader (None: not known); from
+    what a device did in a mean traced step (`wall`, `data`, `compute`, `communication`, `copy`, `idle`, `idle_*`); and
+    from how long the host was blocked in it, waiting for the device."""
     busy = traced["compute"] + traced["communication"] + traced["copy"]
     idle = {cause: traced[f"idle_{cause}"] for cause in ("input", "peer", "synchronisation", "host", "queue")}
-    whole = sum(idle.values())
-    scale = min(max(wall - busy, 0.0) / whole, 1.0) if whole else 1.0
+    whole, left = sum(idle.values()), max(wall - busy, 0.0)
+    input = idle["input"] * min(left / whole, 1.0) if whole else 0.0
+    if data is not None and traced["data"]:
+        input = min(data * idle["input"] / traced["data"], left)  # of loading, the device idles the same part
+    others = whole - idle["input"]
+    scale = min((left - input) / others, 1.0) if others > 0 else 1.0
     own = max(traced["wall"] - waited - idle["input"] - idle["peer"] - idle["synchronisation"], 0.0)
-    late = traced["wall"] > 0 and idle["host"] > HOST_DECIDES * traced["wall"]
-    slowed = max(traced["wall"] / wall, 1.0) if late and wall else PROFILER
+    late = left - input > HOST_DECIDES * wall
+    slowed = max((traced["wall"] - idle["input"]) / (wall - input), 1.0) if late else PROFILER
     # Work that was launched and has not begun is the launch's latency, which a host that is ahead hides.
     race = busy + (idle["host"] + idle["queue"]) * scale
     launching = min(own / slowed, race)
     return Clock(
-        wall=busy + whole * scale,
-        input=idle["input"] * scale,
+        wall=busy + input + others * scale,
+        input=input,
         synchronisation=idle["synchronisation"] * scale,
         peer=idle["peer"] * scale,
         launching=launching,

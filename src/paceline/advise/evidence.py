@@ -194,7 +194,13 @@ class Evidence:
         """What a change would do to a step; None where there is no device."""
         if not self.device:
             return None
-        return clock(wall=self.step or self.device["wall"], traced=self.device, waited=self.waited)
+        split = self.settled.height and self.settled["split"].any()
+        return clock(
+            wall=self.step or self.device["wall"],
+            data=self.parts["data"] if split else None,
+            traced=self.device | {"data": self.phases.get("data", 0.0)},
+            waited=self.waited,
+        )
 
     @cached_property
     def ops(self) -> pl.DataFrame:

@@ -17,6 +17,7 @@ HANDED_OVER = 1.3  # times as long: a sample that another process loads is also 
 SPARE = 2.0  # times as many loader processes as would just do: loading varies, and a late batch is late for all
 FITS = 0.5  # of the device's free memory, that a resident dataset may take
 WORTH = 1.02  # a gain below that is none
+PAGEABLE = r"Memcpy HtoD.*Pageable"  # copies from ordinary memory, as a trace calls them
 READS = ("records", "interleave")  # stages of a pipeline that read files
 MOSTLY = 0.5  # of all waiting for input
 BUSY = 0.5  # of a stage's time that a core works for it; with less it waits for something else
@@ -26,10 +27,11 @@ def find(evidence: Evidence) -> Finding | None:
     """Steps wait for their loader, and the device, where there is one, has nothing to do meanwhile.
 
     Mended by `resident` where the dataset is tensors that fit into memory, else by `loader=N`, which loads in processes
-    of its own and pins memory on a GPU. Predicted: a resident batch takes a tenth of the time; N processes load in
-    their share of it, while a step computes, as far as there are cores for it. A loader that has processes already
-    needs more of them, or a dataset that does less for a sample (decode once, and keep it). Where the script reads from
-    a pipeline of `paceline.data`, the stage that holds it up is named, with what it gives at most.
+    of its own and pins memory on a GPU. Predicted: a resident batch takes a tenth of the time, and is not copied from
+    memory that is not pinned; N processes load in their share of it, while a step computes, as far as there are cores
+    for it. A loader that has processes already needs more of them, or a dataset that does less for a sample (decode
+    once, and keep it). Where the script reads from a pipeline of `paceline.data`, the stage that holds it up is named,
+    with what it gives at most.
     """
     waiting, step = _waiting(evidence), evidence.step
     if not step or waiting < SHARE * step:
@@ -64,18 +66,16 @@ def find(evidence: Evidence) -> Finding | None:
         finding.how = "with as many processes as needed nothing waits"
         finding.advice = f"More loader processes: DataLoader(…, num_workers={needed}), or do less for a sample"
     elif loader.tensors and _fits(evidence, loader.bytes) and not {"resident", "loader"} & evidence.mods:
-        _mend(finding, evidence, "resident", REMAINS * waiting, "a batch is one gather: a tenth of the time")
+        finding.mod, finding.how = "resident", "a batch is one gather: a tenth of the time, and nothing is copied"
+        finding.predicted_gain = _gain(evidence, REMAINS * waiting, copies=_copies(evidence))
         finding.advice = f"{command('resident')} ({size(loader.bytes)})"
     elif not {"resident", "loader"} & evidence.mods:
         mod = f"loader={processes_for(evidence)}"
         if gain_of_processes(evidence) > WORTH:
-            _mend(finding, evidence, mod, _left(evidence), "loaded while a step computes, in N processes")
+            finding.mod, finding.how = mod, "loaded while a step computes, in N processes"
+            finding.predicted_gain = _gain(evidence, _left(evidence))
             finding.advice = command(mod)
     return finding
-
-
-def _mend(finding: Finding, evidence: Evidence, mod: str, left: float, how: str) -> None:
-    finding.mod, finding.predicted_gain, finding.how = mod, _gain(evidence, left), how
 
 
 def _slowest_stage(evidence: Evidence) -> StageReport | None:
@@ -119,12 +119,19 @@ def _waiting(evidence: Evidence) -> float:
     return min(number(by_rank), evidence.step) if by_rank is not None else evidence.parts["data"]
 
 
-def _gain(evidence: Evidence, left: float) -> float:
-    """Where only `left` seconds of waiting remain."""
+def _gain(evidence: Evidence, left: float, copies: float = 0.0) -> float:
+    """Where only `left` seconds of waiting remain, and these `copies` are not made."""
     waiting = _waiting(evidence)
     if evidence.clock is not None:
-        return evidence.clock.gain(input=waiting - left)
+        return evidence.clock.gain(input=waiting - left, device=copies, launching=copies)
     return evidence.step / (evidence.step - waiting + left)
+
+
+def _copies(evidence: Evidence) -> float:
+    """Seconds in which batches are copied to the device from ordinary memory: the host waits for those, too."""
+    if evidence.clock is None:
+        return 0.0
+    return number(evidence.kernels.filter(pl.col("name").str.contains(PAGEABLE))["total"].sum())
 
 
 def processes_for(evidence: Evidence) -> int:

@@ -6,12 +6,11 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.input_bound import gain_of_processes, processes_for
+from paceline.advise.input_bound import PAGEABLE, gain_of_processes, processes_for
 from paceline.advise.wording import command, percent
 
 SHARE = 0.02  # of a step: with less there is nothing to gain
 PINNED = 25e9  # bytes a second from pinned memory: PCIe 4; newer slots give twice that
-PAGEABLE = r"Memcpy HtoD.*Pageable"
 
 
 def find(evidence: Evidence) -> Finding | None:

@@ -6,7 +6,11 @@ With gradients of two batch sizes b < B of the same step,
     tr Σ ≈ (|G_b|² − |G_B|²) / (1/b − 1/B)          the spread of one sample's gradient
 
 are unbiased, and B_simple = tr Σ / |G|². One step's are very noisy, and a mean of quotients is not the quotient of
-means: numerator and denominator are averaged apart. Knows nothing of torch.
+means: numerator and denominator are averaged apart. But not over all of a run: where the scale is s, a batch of B takes
+1 + s/B steps for one of the largest batch's, Σ (1 + s/B) for all of them, and so the mean of s over steps decides. At
+rates near the largest that do not diverge |G|² swings by factors of ten from step to step, and the quotient of means
+over all of them is that of the few largest. So steps are put together in windows that are only as long as it takes to
+tell the gradient from its noise; the scale is the mean of theirs. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import numpy as np
 from paceline.errors import RecordError
 from paceline.record.noise import Noise, read_noise
 
+CLEAR = 16  # times as many samples as the scale: a gradient of which a sixteenth is noise is clear
 BLOCKS = 32  # of consecutive steps: within one, steps are alike, and do not count as many
 DRAWS = 2000
 
@@ -75,11 +80,14 @@ def critical_batch(record: str | Path | Sequence[Noise], *, last: float = 0.5) -
     numbers = numbers[-max(1, math.ceil(last * len(numbers))) :]
     values = np.array([np.mean(by_step[number], axis=0) for number in numbers])
     spread, signal = values.mean(0)
+    large = float(np.mean([line.large for line in lines]))
+    batch, whole = _scale(values, large), _ratio(values)
     low, high = _interval(values)
+    wider = batch / whole if 0 < whole < math.inf else 1.0
     return CriticalBatch(
-        batch=_ratio(spread, signal),
-        low=low,
-        high=high,
+        batch=batch,
+        low=low * wider,
+        high=high * wider,
         spread=float(spread),
         signal=float(signal),
         steps=len(numbers),
@@ -88,15 +96,31 @@ def critical_batch(record: str | Path | Sequence[Noise], *, last: float = 0.5) -
     )
 
 
-def _ratio(spread: float, signal: float) -> float:
+def _scale(values: np.ndarray, large: float) -> float:
+    """The mean over steps of the scale in their windows; infinite where there is nothing but noise in all of them."""
+    whole = _ratio(values)
+    if math.isinf(whole):
+        return math.inf
+    size = max(1, math.ceil(CLEAR * whole / large))
+    total, counted, begin = 0.0, 0, 0
+    for end in range(size, len(values) + 1, size):
+        # The last one takes what is left over; and one that is nothing but noise goes on into the next.
+        window = values[begin : end if end + size <= len(values) else len(values)]
+        if window.mean(0)[1] > 0:
+            total, counted, begin = total + len(window) * _ratio(window), counted + len(window), end
+    return total / counted if counted else whole
+
+
+def _ratio(values: np.ndarray) -> float:
+    spread, signal = values.mean(0)
     return max(0.0, float(spread / signal)) if signal > 0 else math.inf
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:
-    """By drawing blocks of steps again and again, always the same ones."""
+    """Of the quotient of means, by drawing blocks of steps again and again, always the same ones."""
     blocks = np.array([block.mean(0) for block in np.array_split(values, min(BLOCKS, len(values)))])
     if len(blocks) < 4:
         return 0.0, math.inf
     drawn = np.random.default_rng(0).integers(len(blocks), size=(DRAWS, len(blocks)))
-    ratios = sorted(_ratio(spread, signal) for spread, signal in blocks[drawn].mean(1))
+    ratios = sorted(_ratio(blocks[those]) for those in drawn)
     return ratios[int(0.025 * DRAWS)], ratios[int(0.975 * DRAWS) - 1]
