@@ -7,6 +7,11 @@ Pictures of CIFAR-10's shape are packed by `pd.pack`. The pipeline is told nothi
 the example's own `train`, once as it is (float32, batch 128) and once under bf16 with channels last and a batch of
 1024, which takes about eight times as many pictures a second. Sides run in turn, after the pipeline has had some steps
 to find its settings. Aim: 0.95 of what the loop does with its data at hand, as the example is.
+
+Figures, one H200, torch 2.11, 16 host cores, 5 rounds of 200 steps after 500: as the example is 0.914 (0.787 – 0.997; the
+first round, in which it still looked for its settings, is the lowest), in bf16 0.901 (0.824 – 0.952). It takes
+google-crc32c: with checksums by numpy it was 0.693. What is left is what the script's own thread does for a batch, 0.75
+of 8.9 ms.
 """
 
 from __future__ import annotations
@@ -109,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The ResNet-18 example, fed from packed shards.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300, help="in a round")
-    parser.add_argument("--warm-up", type=int, default=300, help="steps before the first")
+    parser.add_argument("--warm-up", type=int, default=900, help="steps before the first")
     parser.add_argument("--small", action="store_true", help="a few steps of small batches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

@@ -15,7 +15,8 @@ Figures, one H200, torch 2.11, 7 rounds:
     GPT        LAMB 3.476 ms, AdamW 2.973: 1.169 (1.168 – 1.171). LARS / SGD 1.195. LAMB goes over memory ten times
                (a layer's norms are known when all of it was read: what it wrote is read again), AdamW seven times; ten
                passes at the rate of a copy take 3.35 ms. One launch in which the second pass follows the first while
-               the layer is in the cache took 4.5 to 5.9 ms, by programs that stay and take work in turn.
+               the layer is in the cache took 4.5 to 5.9 ms, by programs that stay and take work in turn; one by ticket
+               whose updates lie in a ring that fits into the cache 3.8 to 5.9, in twelve settings.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ the CPU nothing is done.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 
 from paceline.data.cursor import Context, Cursor, Mark, Opener
@@ -24,13 +24,9 @@ def copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Between tensors of one kind in ordinary memory, on this core alone. torch shares a large copy out to all cores,
     and then waits for the last of them: on a machine that is busy with the next batch, many times as long."""
     if source.is_contiguous():
-        np.copyto(_bytes(target), _bytes(source))
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
         target.copy_(source)
-
-
-def _bytes(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 class Moved(Through):
@@ -62,9 +58,11 @@ class StreamedCursor(Cursor):
 
     def __init__(self, node: Moved, up: Cursor) -> None:
         self._device, self._up, self._meter = node.device, up, node.meter
+        self._index = torch.cuda.current_device() if node.device.index is None else node.device.index
         self._stream = torch.cuda.Stream(node.device)
         self._moving: deque[tuple[Any, list[torch.Tensor], torch.cuda.Event, Mark]] = deque()
-        self._pinned: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → a buffer
+        self._pinned: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → a buffer,
+        self._lent: dict[tuple[int, int], torch.Tensor] = {}  # … and as much of it as the last one took
         self._comes_pinned: dict[int, bool] = {}  # by leaf, as it first came
         self._copied = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._turn = 0
@@ -77,7 +75,7 @@ class StreamedCursor(Cursor):
                 break
             value, moved, event, self._mark = self._moving.popleft()
             self._send()
-            current = torch.cuda.current_stream(self._device)
+            current = torch.cuda.current_stream(self._index)
             current.wait_event(event)
             for leaf in moved:
                 leaf.record_stream(current)  # its memory is not used again before what uses it now is done
@@ -115,10 +113,13 @@ class StreamedCursor(Cursor):
         return leaf
 
     def _through_pinned(self, number: int, leaf: torch.Tensor) -> torch.Tensor:
-        buffer = self._pinned.get((number, self._turn))
-        if buffer is None or buffer.dtype != leaf.dtype or buffer.numel() < leaf.numel():
-            buffer = self._pinned[number, self._turn] = torch.empty(leaf.numel(), dtype=leaf.dtype, pin_memory=True)
-        lent = buffer[: leaf.numel()].view(leaf.shape)
+        key = number, self._turn
+        lent = self._lent.get(key)
+        if lent is None or lent.dtype != leaf.dtype or lent.shape != leaf.shape:
+            buffer = self._pinned.get(key)
+            if buffer is None or buffer.dtype != leaf.dtype or buffer.numel() < leaf.numel():
+                buffer = self._pinned[key] = torch.empty(leaf.numel(), dtype=leaf.dtype, pin_memory=True)
+            lent = self._lent[key] = buffer[: leaf.numel()].view(leaf.shape)
         copy(leaf, lent)
         return lent
 
