@@ -49,3 +49,18 @@ def test_a_file_is_checked_without_the_package(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "file").write_bytes(raw)
     with pytest.raises(DataError, match="record 3, at byte 353: its checksum is wrong"):
         list(pd.files([tmp_path / "file"]).records())
+
+
+def test_a_report_says_that_numpy_computes_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pd.Writer(tmp_path / "a.tfrecord") as writer:
+        writer.write(b"a record")
+    monkeypatch.setattr(crc32c, "table", functools.cache(crc32c.table.__wrapped__))  # others may have needed it
+    for function, told in ((pytest.importorskip("google_crc32c").value, False), (crc32c.by_numpy, True)):
+        monkeypatch.setattr(crc32c, "value", functools.partial(_given, function))
+        pipeline = pd.files(tmp_path / "a.tfrecord").records()
+        assert list(pipeline) == [b"a record"]
+        assert ("google-crc32c" in str(pipeline.report())) == told
+
+
+def _given(value: object) -> object:
+    return value

@@ -52,6 +52,11 @@ def of_all(texts: Sequence[bytes]) -> Words:
     return all_by_numpy(texts) if function is by_numpy else np.fromiter(map(function, texts), np.uint32, len(texts))
 
 
+def took_numpy() -> bool:
+    """Whether texts were gone through without the package, for which tables are made when they are first needed."""
+    return table.cache_info().currsize > 0
+
+
 # -- without the package -----------------------------------------------------------------------------------------------
 
 
