@@ -23,6 +23,14 @@ def test_a_copy_is_the_same_of_every_kind_and_layout(dtype: torch.dtype, shape: 
         assert torch.equal(target, given)
 
 
+def test_what_is_computed_when_it_is_read_is_copied_as_it_reads() -> None:
+    source = torch.rand(4, dtype=torch.complex64)
+    for given in (source.conj(), source.conj().imag):
+        target = torch.empty(given.shape, dtype=given.dtype)
+        copy(given, target)
+        assert torch.equal(target, given)
+
+
 class Batches(Cursor):
     """These, one after the other."""
 

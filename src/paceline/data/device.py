@@ -23,7 +23,7 @@ BUFFERS = 2
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Between tensors of one kind in ordinary memory, on this core alone. torch shares a large copy out to all cores,
     and then waits for the last of them: on a machine that is busy with the next batch, many times as long."""
-    if source.is_contiguous():
+    if source.is_contiguous() and not (source.is_conj() or source.is_neg()):  # which are computed when they are read
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
         target.copy_(source)
