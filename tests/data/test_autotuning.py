@@ -41,6 +41,15 @@ def test_work_that_computes_and_lets_go_of_the_lock_gets_a_thread_for_each_core(
     assert found == Setting("threads", 4)
 
 
+def test_brief_work_begins_with_few_threads_and_gets_one_for_each_core_where_that_helps() -> None:
+    for seconds, first in ((1e-3, 4), (0.1, 16)):
+        meter = Meter("played")
+        meter.add(1, seconds, seconds)
+        assert Tuner(How(), meter, 16).setting == Setting("threads", first)
+        found, _ = tuned(lambda s: 100 * min(s.size, 16), lambda s: min(s.size, 16), How(), 16, meter)
+        assert found == Setting("threads", 16)
+
+
 def test_work_that_holds_the_lock_gets_processes() -> None:
     found, tried = tuned(
         lambda s: 90 * min(s.size, 4) if s.kind == "processes" else 100,

@@ -1,7 +1,7 @@
 """Where jobs are done: here, in threads, or in processes; and how many at a time. Chosen by measuring.
 
-A job is first done where it is asked for. What takes long is handed to a few threads; in a process of its own, only
-once the script waits. They become more as long as that helps: one for each core where work computes, more where it
+A job is first done where it is asked for. What takes long is handed to threads; in a process of its own, only once
+the script waits. They become more as long as that helps: one for each core where work computes, more where it
 waits for a disk or a network. Where threads do not use the cores, because Python's lock lets only one of them run,
 processes are tried. The best that was seen stays.
 """

@@ -28,7 +28,7 @@ COMPUTES = 0.1  # cores that threads are busy with, beside a consumer that does 
 USED = 0.7  # of the cores that threads ought to use, below which processes are tried
 WAITS = 0.5  # cores, below which work waits for something else than the lock
 MOST = 64  # at a time, of jobs that wait
-FIRST = 4  # threads to begin with, at most: with more of them the lock itself is work, and they are soon found missing
+BRIEF, FEW = 5e-3, 4  # seconds of a job, and threads to begin with where it is shorter: more would pass the lock around
 ONE = {"threads": "thread", "processes": "process"}
 
 
@@ -69,7 +69,8 @@ class Tuner:
         self._beside: dict[Setting, list[float]] = {}  # results a second while the consumer did not wait
         self._lock_matters = how.kind == "auto"  # as far as is known
         kind: Literal["threads", "processes"] = "processes" if how.kind == "processes" else "threads"
-        self.setting = Setting(kind, how.parallel or (cores if kind == "processes" else min(cores, FIRST)))
+        few = kind == "threads" and meter.each < BRIEF
+        self.setting = Setting(kind, how.parallel or (min(cores, FEW) if few else cores))
         self.fixed = how.parallel is not None and how.kind in ("threads", "processes")
         self._seen: dict[Setting, Seen] = {}
         self._begin: tuple[float, int, float, float, float] | None = None
