@@ -307,19 +307,18 @@ def test_what_was_garbage_before_it_is_forked_is_not_let_go_of_there(
     assert (tmp_path / "let go").read_text() == f"{os.getpid()}\n"
 
 
+@pytest.mark.parametrize(("slots", "pooled"), [(1, False), (64, True)])
 def test_one_thread_is_enough_there_until_the_script_waits(
-    shards: str, switches: set[int], monkeypatch: pytest.MonkeyPatch
+    slots: int, pooled: bool, shards: str, switches: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told so by the time that it rests: enough, and never enough."""
+    """Told by whether there is room for what comes next: there never is with one slot, and always with many."""
     monkeypatch.setattr(execution, "SHORT", 0.0)
-    for rests, pooled in ((0.0, False), (2.0, True)):
-        monkeypatch.setattr(apart, "RESTS", rests)
-        stream = pd.files(shards).records().repeat(20).map_and_batch(pd.decode_sample, 4).prefetch(2)
-        switches.clear()
-        switches.add(1)
-        assert len(numbers(stream)) == 20 * ROWS // 4
-        meter = next(meter for meter in stream._runtime.meters if "decode" in meter.name)
-        assert (meter.parallel > 0) == pooled
+    monkeypatch.setattr(apart, "SLOTS", slots)
+    switches.add(1)
+    stream = pd.files(shards).records().repeat(4).map_and_batch(pd.decode_sample, 4).prefetch(2)
+    assert len(numbers(stream)) == 4 * ROWS // 4
+    meter = next(meter for meter in stream._runtime.meters if "decode" in meter.name)
+    assert (meter.parallel > 0) == pooled
 
 
 def test_a_workers_own_rows_come_from_there_too(shards: str, switches: set[int]) -> None:

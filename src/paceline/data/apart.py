@@ -34,8 +34,7 @@ SLOTS = 6  # results that lie ready, or that the consumer has
 SPARE = 2  # … of which so many are never the consumer's: it gets copies before
 FIRST = 30.0  # seconds until the first result, after which something there is taken to hang
 TOLD = 0.1  # seconds between two looks at what its stages cost
-LOOK = 16  # results after which it is known whether the script waits for them
-RESTS = 0.05  # of the time that the process waits for room, below which it is too slow
+LOOK = 8  # results in a row for which there was always room: the script takes them as fast as they come
 
 Planned = Callable[[], "tuple[Opener, Runtime]"]  # called in the process
 
@@ -191,30 +190,21 @@ class _Server:
         self._cursor: Cursor | None = None
         self._number = 0
         self._told, self._before = 0.0, [meter.sums() for meter in self._runtime.meters]
-        self._begin, self._made, self._rested = time.perf_counter(), 0, 0.0
+        self._with_room = 0
         self._runtime.pace.is_slow = False
 
     def live(self) -> None:
         """Makes what there is room for, and looks after each what is wanted. Until the pipe ends."""
         try:
             while True:
+                # One thread is enough as long as it is ahead: others would only take Python's lock from it.
+                self._with_room = self._with_room + 1 if self._free else 0
+                self._runtime.pace.is_slow = self._with_room >= LOOK
                 while self._cursor is None or not self._free or self._pipe.poll():
-                    began = time.perf_counter()
-                    told = self._pipe.recv()
-                    self._rested += time.perf_counter() - began
-                    self._obey(*told)
+                    self._obey(*self._pipe.recv())
                 self._make(self._cursor)
-                self._look()
         except (EOFError, OSError):
             return
-
-    def _look(self) -> None:
-        """Whether one thread is enough: others would only take Python's lock from it."""
-        self._made += 1
-        if self._made == LOOK:
-            now = time.perf_counter()
-            self._runtime.pace.is_slow = self._rested < RESTS * (now - self._begin)
-            self._begin, self._made, self._rested = now, 0, 0.0
 
     def _obey(self, what: str, *told: Any) -> None:
         if what == "slot":
