@@ -4,8 +4,9 @@
     PYTHONPATH=src:.gpu-site python3 benchmarks/gpu.py       # where paceline is only unpacked; about five minutes
 
 `numbers`: what a short run prints under `-n 1`, and under `-n 2 --backend gloo` with both workers on one GPU, against
-plain python; and plain python against itself, since not every GPU kernel adds up in the same order twice. TF32 is off
-there: it rounds a slice otherwise than a batch. Two workers keep to the batch view: all numbers are of the batch.
+plain python, also with the mod `cuda_graphs`; and plain python against itself, since not every GPU kernel adds up in
+the same order twice. TF32 is off there: it rounds a slice otherwise than a batch. Two workers keep to the batch view:
+all numbers are of the batch.
 `speed`: samples/s of one worker against plain python, as the scripts are (evaluation included), from the lines that
 they print; sides run in turn; a ratio is the median over rounds (smallest – largest).
 
@@ -45,10 +46,12 @@ def numbers(name: str) -> dict[str, float]:
     same = script(name, steps=20, epochs=2)
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
     plain = run([sys.executable, *same], exact)
+    two = [*PACELINE, "run", "-n", "2", "--backend", "gloo", "--view", "batch", "--quiet"]
     commands = {
         "python again": [sys.executable, *same],
         "paceline -n 1": [*PACELINE, "run", "-n", "1", "--quiet", *same],
-        "paceline -n 2": [*PACELINE, "run", "-n", "2", "--backend", "gloo", "--view", "batch", "--quiet", *same],
+        "paceline -n 2": [*two, *same],
+        "paceline -n 2, cuda_graphs": [*two, "--mod", "cuda_graphs", *same],
     }
     found = {side: largest_difference(plain, run(command, exact)) for side, command in commands.items()}
     for side, difference in found.items():
