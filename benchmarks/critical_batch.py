@@ -13,6 +13,9 @@ Predicted: the noise scale by `paceline run --noise-scale` on the way to the sam
 of 4 × 512, of which each step alone tells the gradient from its noise, and CALM times the rate that was best for it: at
 the best one, near the largest that does not diverge, weights swing from side to side, and most of the gradient is of
 that. Aim: within a factor of two of each other.
+
+Figures, one H200, torch 2.11: measured 332 (311 – 378 with one batch left out), predicted 407 (241 – 634): 1.23. With
+4 × 128 and the quotient of means over all steps it was 108, 0.33.
 """
 
 from __future__ import annotations

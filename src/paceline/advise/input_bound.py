@@ -67,7 +67,8 @@ def find(evidence: Evidence) -> Finding | None:
         finding.advice = f"More loader processes: DataLoader(…, num_workers={needed}), or do less for a sample"
     elif loader.tensors and _fits(evidence, loader.bytes) and not {"resident", "loader"} & evidence.mods:
         finding.mod, finding.how = "resident", "a batch is one gather: a tenth of the time, and nothing is copied"
-        finding.predicted_gain = _gain(evidence, REMAINS * waiting, copies=_copies(evidence))
+        copies = number(pageable_copies(evidence)["total"].sum()) if evidence.clock is not None else 0.0
+        finding.predicted_gain = _gain(evidence, REMAINS * waiting, copies=copies)
         finding.advice = f"{command('resident')} ({size(loader.bytes)})"
     elif not {"resident", "loader"} & evidence.mods:
         mod = f"loader={processes_for(evidence)}"
@@ -127,11 +128,9 @@ def _gain(evidence: Evidence, left: float, copies: float = 0.0) -> float:
     return evidence.step / (evidence.step - waiting + left)
 
 
-def _copies(evidence: Evidence) -> float:
-    """Seconds in which batches are copied to the device from ordinary memory: the host waits for those, too."""
-    if evidence.clock is None:
-        return 0.0
-    return number(evidence.kernels.filter(pl.col("name").str.contains(PAGEABLE))["total"].sum())
+def pageable_copies(evidence: Evidence) -> pl.DataFrame:
+    """Copies of batches to the device from ordinary memory, of those in `evidence.kernels`: the host waits for them."""
+    return evidence.kernels.filter((pl.col("kind") == "copy") & pl.col("name").str.contains(PAGEABLE))
 
 
 def processes_for(evidence: Evidence) -> int:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import polars as pl
-
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.input_bound import PAGEABLE, gain_of_processes, processes_for
+from paceline.advise.input_bound import gain_of_processes, pageable_copies, processes_for
 from paceline.advise.wording import command, percent
 
 SHARE = 0.02  # of a step: with less there is nothing to gain
@@ -23,7 +21,7 @@ def find(evidence: Evidence) -> Finding | None:
     clock = evidence.clock
     if clock is None or {"loader", "resident"} & evidence.mods:
         return None
-    copies = evidence.kernels.filter((pl.col("kind") == "copy") & pl.col("name").str.contains(PAGEABLE))
+    copies = pageable_copies(evidence)
     time, sent = float(copies["total"].sum()), float(copies["bytes"].fill_null(0).sum())
     if time < SHARE * clock.wall:
         return None

@@ -81,7 +81,8 @@ def critical_batch(record: str | Path | Sequence[Noise], *, last: float = 0.5) -
     values = np.array([np.mean(by_step[number], axis=0) for number in numbers])
     spread, signal = values.mean(0)
     large = float(np.mean([line.large for line in lines]))
-    batch, whole = _scale(values, large), _ratio(values)
+    whole = _ratio(values)
+    batch = _scale(values, whole, large)
     low, high = _interval(values)
     wider = batch / whole if 0 < whole < math.inf else 1.0
     return CriticalBatch(
@@ -96,9 +97,9 @@ def critical_batch(record: str | Path | Sequence[Noise], *, last: float = 0.5) -
     )
 
 
-def _scale(values: np.ndarray, large: float) -> float:
-    """The mean over steps of the scale in their windows; infinite where there is nothing but noise in all of them."""
-    whole = _ratio(values)
+def _scale(values: np.ndarray, whole: float, large: float) -> float:
+    """The mean over steps of the scale in their windows. `whole` is that of all of them as one, at a batch of `large`;
+    infinite where there is nothing but noise."""
     if math.isinf(whole):
         return math.inf
     size = max(1, math.ceil(CLEAR * whole / large))
