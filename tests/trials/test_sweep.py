@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.trials.bench import Budget, Interrupted
 from paceline.trials.measured import Measured
-from paceline.trials.sweep import CLOSE, FINE, Sweep, Verdict, judge
+from paceline.trials.sweep import CLOSE, FINE, Point, Sweep, Verdict, judge
+from paceline.trials.sweep_plot import draw
 
 
 class Machine:
@@ -213,3 +214,17 @@ def test_what_was_measured_before_an_interrupt_is_kept():
     verdict = judge(sweep, workers=1, mods=[], interrupted=True)
     assert [p.batch for p in verdict.points] == [16, 32]
     assert (verdict.best, verdict.ceiling) == (32, "")
+
+
+def test_the_plot_tells_what_does_not_fit_from_what_failed_otherwise(tmp_path):
+    """A script that ended too soon says nothing about memory."""
+    good = [Point(batch=64 << k, fits=True, samples_per_s=100.0 + k, low=90.0, high=110.0 + k) for k in range(2)]
+    for status, words in (("memory", "does not fit: 256"), ("too short", "could not be measured: 256")):
+        points = [*good, Point(batch=256, fits=False, status=status, message="why")]
+        verdict = Verdict(
+            workers=1, mods=[], own=64, points=points, knee=64, best=128, largest=128, ceiling=status, why="why"
+        )
+        draw(verdict, tmp_path / "sweep.svg", title="train.py")
+        text = (tmp_path / "sweep.svg").read_text()
+        assert words in text
+        assert ("does not fit" in text) == (status == "memory")

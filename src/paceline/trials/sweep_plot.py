@@ -1,4 +1,5 @@
-"""Draws a sweep: samples a second against batch size, the knee, the memory that each took, and what did not fit."""
+"""Draws a sweep: samples a second against batch size, the knee, the memory that each took, and what was not measured:
+what does not fit, and what failed otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     points = [point for point in verdict.points if point.fits]
-    lost = [point.batch for point in verdict.points if not point.fits]
+    too_large = [point.batch for point in verdict.points if point.status == "memory"]
+    unmeasured = [point.batch for point in verdict.points if not point.fits and point.status != "memory"]
     batches = [point.batch for point in points]
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -36,9 +38,10 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     )
     if verdict.knee is not None:
         axes.axvline(verdict.knee, color="tab:green", linestyle="--", label=f"knee: {verdict.knee:,}")
-    if lost:
-        axes.axvspan(min(lost), max(lost) * 1.2, color="tab:red", alpha=0.12, label=f"does not fit: {min(lost):,}")
-    axes.set_xticks(_apart([*([verdict.knee] if verdict.knee else []), *batches, *lost[:1]]))
+    for lost, color, words in ((too_large, "tab:red", "does not fit"), (unmeasured, "0.5", "could not be measured")):
+        if lost:
+            axes.axvspan(min(lost), max(lost) * 1.2, color=color, alpha=0.12, label=f"{words}: {min(lost):,}")
+    axes.set_xticks(_apart([*([verdict.knee] if verdict.knee else []), *batches, *too_large[:1], *unmeasured[:1]]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelrotation=45)
@@ -49,7 +52,7 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     axes.set_title(f"{title}: throughput against batch size, {workers}", fontsize=11)
     handles, labels = axes.get_legend_handles_labels()
     more, more_labels = memory.get_legend_handles_labels()
-    axes.legend(handles + more, labels + more_labels, loc="upper left", fontsize=8, framealpha=0.7)
+    axes.legend(handles + more, labels + more_labels, loc="best", fontsize=8, framealpha=0.7)
     axes.grid(alpha=0.25)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg")
