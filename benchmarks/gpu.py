@@ -53,9 +53,10 @@ def numbers(name: str) -> dict[str, float]:
         "paceline -n 2": [*two, *same],
         "paceline -n 2, cuda_graphs": [*two, "--mod", "cuda_graphs", *same],
     }
-    found = {side: largest_difference(plain, run(command, exact)) for side, command in commands.items()}
-    for side, difference in found.items():
-        print(f"  {side}: {difference:.1e}", flush=True)
+    found = {}
+    for side, command in commands.items():
+        found[side] = largest_difference(plain, run(command, exact))
+        print(f"  {side}: {found[side]:.1e}", flush=True)
     return found
 
 

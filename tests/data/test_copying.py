@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from paceline.data.cursor import Cursor
 from paceline.data.device import Moved, StreamedCursor, copy
 from paceline.data.meters import Meter
+from paceline.data.pinning import STEP, Pinned
+from paceline.data.processes import Slot
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float64, torch.complex64])
@@ -56,8 +59,9 @@ class Instant:
     def wait_event(self, event: Any) -> None: ...
 
 
-def test_what_goes_through_buffers_arrives_whatever_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a device: a batch lies in its buffer when it is given, and the next one in another."""
+@pytest.fixture
+def no_device(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands for a GPU; the sizes of what was pinned there."""
     made, ordinary = [], torch.empty
 
     def empty(*shape: Any, pin_memory: bool = False, **told: Any) -> torch.Tensor:
@@ -75,7 +79,11 @@ def test_what_goes_through_buffers_arrives_whatever_its_shape(monkeypatch: pytes
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: False)
+    return made
 
+
+def test_what_goes_through_buffers_arrives_whatever_its_shape(no_device: list[Any]) -> None:
+    """A batch lies in its buffer when it is given, and the next one in another."""
     sizes = [4, 4, 4, 3, 5, 5, 4]
     batches = [{"x": torch.rand(n, 2, 3), "y": torch.rand(3, n).T, "name": f"{n}", "z": torch.tensor(n)} for n in sizes]
     cursor = StreamedCursor(Moved("cpu", Meter("to")), Batches(batches))
@@ -89,4 +97,77 @@ def test_what_goes_through_buffers_arrives_whatever_its_shape(monkeypatch: pytes
         for name in "xyz":
             assert torch.equal(given[name], expected[name])
     assert cursor.take(1) == []
-    assert len(made) == 2 * 3 + 2 * 2  # two a tensor, and again where more is needed
+    assert len(no_device) == 2 * 3 + 2 * 2  # two a tensor, and again where more is needed
+
+
+class Driver:
+    """What pins memory, and refuses to where it overlaps, as the real one does."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.pinned = room, dict[int, int]()
+        self.calls = 0
+
+    def cudaHostRegister(self, begin: int, size: int, flags: int) -> int:
+        self.calls += 1
+        assert not any(begin < at + held and at < begin + size for at, held in self.pinned.items())
+        if size > self.room:
+            return 2
+        self.pinned[begin] = size
+        return 0
+
+    def cudaHostUnregister(self, begin: int) -> int:
+        del self.pinned[begin]
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver(1 << 40)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return made
+
+
+def test_slots_are_pinned_as_far_as_batches_reach(driver: Driver) -> None:
+    pinned = Pinned([Slot(5 * STEP // 2), Slot(5 * STEP // 2)])
+    for number, end in ((0, 1), (0, STEP), (1, 7), (0, 2)):
+        pinned.reach(number, end)
+    assert list(driver.pinned.values()) == [STEP, STEP]
+    assert driver.calls == 2
+    pinned.reach(1, 2 * STEP + 1)  # … and no further than the slot
+    assert sorted(driver.pinned.values()) == [STEP, 5 * STEP // 2]
+    pinned.release()
+    assert not driver.pinned
+
+
+def test_a_system_that_does_not_pin_is_asked_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.room = 0
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: None)  # to which the driver tells the error once more
+    pinned = Pinned([Slot(STEP), Slot(STEP)])
+    for number in (0, 1, 0):
+        pinned.reach(number, 9)
+    assert driver.calls == 1
+    pinned.release()
+
+
+def test_what_lies_in_pinned_memory_is_kept_until_it_is_copied(no_device: list[Any]) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    class Fresh(Cursor):
+        def take(self, count: int) -> list[Any]:
+            assert sum(ref() is not None for ref in alive) <= 2  # the third may take the place of the first
+            source = torch.rand(3)
+            alive.append(weakref.ref(source))
+            return [source]
+
+        def mark(self) -> dict[str, Any]:
+            return {}
+
+    cursor = StreamedCursor(Moved("cpu", Meter("to")), Fresh())
+    cursor._lies_pinned = lambda leaf: True  # type: ignore[method-assign]
+    cursor._device = torch.device("meta")  # what is given does not keep its source
+    for number in range(6):
+        cursor.take(1)
+        assert [ref() is not None for ref in alive[-2:]] == [True, True]
+        assert len(alive) == number + 2
+    assert not no_device  # no buffer

@@ -249,6 +249,11 @@ class AheadCursor(Cursor):
         self._mark = self._up.mark()
         self._start()
 
+    def ready(self) -> bool:
+        if self._apart is not None:
+            return self._apart.ready()
+        return self._thread is not None and not self._ready.empty()
+
     def mark(self) -> Mark:
         return self._mark if self._apart is None else self._apart.mark()
 

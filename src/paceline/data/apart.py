@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import select
 import signal
 import time
 import weakref
@@ -24,14 +25,16 @@ import torch
 from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.losses import Losses
 from paceline.data.meters import Meter
+from paceline.data.pinning import Pinned
 from paceline.data.processes import LEAST, Copied, Held, Pickler, Slot, Unpickler, died, end, forked, picklable
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
     from paceline.data.plan import Runtime
 
-SLOTS = 6  # results that lie ready, or that the consumer has
-SPARE = 2  # … of which so many are never the consumer's: it gets copies before
+SLOTS = 8  # results that lie ready, or that the consumer has
+SPARE = 3  # … of which so many are never the consumer's: it gets copies before
+GIVEN = 3  # slots that are given back at once, as it takes long to wake a process, while others lie ready
 FIRST = 30.0  # seconds until the first result, after which something there is taken to hang
 TOLD = 0.1  # seconds between two looks at what its stages cost
 LOOK = 8  # results in a row for which there was always room: the script takes them as fast as they come
@@ -40,11 +43,15 @@ Planned = Callable[[], "tuple[Opener, Runtime]"]  # called in the process
 
 
 class Apart:
-    """The process, seen from the script's. `meters` and `losses` are those of the same stages here."""
+    """The process, seen from the script's. `meters` and `losses` are those of the same stages here. What comes next
+    sets `pins` if it copies to a GPU, and keeps what it copies until then."""
+
+    pins = False
 
     def __init__(self, planned: Planned, meters: Sequence[Meter], losses: Losses) -> None:
         self._planned, self.meters, self.losses = planned, list(meters), losses
         self._slots: list[Slot] = []
+        self.pinned: Pinned | None = None
         self._pid = 0
         self._pipe: Connection | None = None
         self._loops = 0
@@ -64,6 +71,7 @@ class Apart:
     def _fork(self) -> None:
         largest = max((meter.bytes for meter in self.meters), default=0)
         self._slots = [Slot(max(LEAST, 2 * largest)) for _ in range(SLOTS)]
+        self.pinned = Pinned(self._slots) if self.pins else None
         self.free, self.lent = deque(), 0
         ours, its = Pipe()
 
@@ -87,6 +95,8 @@ class Apart:
             pipe.close()
             if self._pid:
                 end(self._pid, wait=wait)
+            if self.pinned is not None:
+                self.pinned.release()
             for slot in self._slots:
                 slot.close()
 
@@ -102,11 +112,16 @@ class ApartCursor(Cursor):
         self._mark: Mark | None = None
         self._ended: BaseException | bool = False
         self._given = 0
+        self._poll = select.poll()
+        self._poll.register(pipe.fileno(), select.POLLIN)
 
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
         while len(found) < count and not self._ended:
-            self._give_back()
+            if len(self._home.free) >= GIVEN:
+                self._give_back()
+            elif self._home.free:
+                self.ready()
             kind, *told = self._receive()
             if kind == "item":
                 slot, raw, self._mark = told
@@ -147,6 +162,8 @@ class ApartCursor(Cursor):
         held = Held(slot)
         value = Unpickler(io.BytesIO(raw), held).load()[0]
         if held.tensors and home.lent - len(home.free) <= SLOTS - SPARE:
+            if home.pinned is not None:
+                home.pinned.reach(number, held.end)
             weakref.finalize(held.base, home.free.append, number).atexit = False
         else:
             if held.tensors:  # the consumer keeps many: what it keeps from here on is its own memory
@@ -156,15 +173,26 @@ class ApartCursor(Cursor):
         return value
 
     def _give_back(self) -> None:
-        while self._home.free:
-            self._home.lent -= 1
-            self._send(("slot", self._home.free.popleft()))
+        free = self._home.free
+        numbers = [free.popleft() for _ in range(len(free))]  # others may be appended meanwhile
+        if numbers:
+            self._home.lent -= len(numbers)
+            self._send(("slots", numbers))
 
     def _send(self, message: tuple[Any, ...]) -> None:
         try:
             self._pipe.send(message)
         except OSError:
             pass  # told when the next result is asked for
+
+    def ready(self) -> bool:
+        """Where nothing is, the process gets all it can fill."""
+        if self._ended:
+            return False
+        if self._poll.poll(0):
+            return True
+        self._give_back()
+        return False
 
     def mark(self) -> Mark:
         while self._mark is None:
@@ -207,8 +235,8 @@ class _Server:
             return
 
     def _obey(self, what: str, *told: Any) -> None:
-        if what == "slot":
-            self._free.append(told[0])
+        if what == "slots":
+            self._free.extend(told[0])
             return
         if self._cursor is not None and (what == "open" or told[0] == self._number):
             self._cursor.close()

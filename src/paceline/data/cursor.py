@@ -37,6 +37,10 @@ class Cursor:
         """The next ones, `count` of them; fewer only where the stream ends."""
         raise NotImplementedError
 
+    def ready(self) -> bool:
+        """Whether the next one lies ready, so that it need not be waited for; False where that is not known."""
+        return False
+
     def mark(self) -> Mark:
         """Where it stands after what was taken. Cheap: asked after every batch."""
         raise NotImplementedError

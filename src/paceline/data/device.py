@@ -1,11 +1,12 @@
 """To a device: the next batch is on its way there while this one is used.
 
-Batches go through pinned memory, of which there are two buffers a tensor, and are copied on a stream of their own. On
-the CPU nothing is done.
+Batches go through pinned memory, of which there are two buffers a tensor unless they lie in such memory already, and
+are copied on a stream of their own. On the CPU nothing is done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections import deque
 from typing import Any
@@ -18,6 +19,7 @@ from paceline.data.nodes import Through
 from paceline.script import tree
 
 BUFFERS = 2
+PLACES = 64  # of which it is known whether they are pinned
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
@@ -63,7 +65,8 @@ class StreamedCursor(Cursor):
         self._moving: deque[tuple[Any, list[torch.Tensor], torch.cuda.Event, Mark]] = deque()
         self._pinned: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → a buffer,
         self._lent: dict[tuple[int, int], torch.Tensor] = {}  # … and as much of it as the last one took
-        self._comes_pinned: dict[int, bool] = {}  # by leaf, as it first came
+        self._is_pinned: dict[int, bool] = {}  # by address
+        self._kept: list[list[torch.Tensor]] = [[] for _ in range(BUFFERS)]  # by turn: what is copied from where it is
         self._copied = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._turn = 0
         self._mark = up.mark()
@@ -92,6 +95,7 @@ class StreamedCursor(Cursor):
         event = self._copied[self._turn]
         with self._meter.working(1), torch.cuda.stream(self._stream):
             event.synchronize()  # the buffer is in use until then
+            self._kept[self._turn].clear()
             value = tree.replace(got[0], lambda leaf: self._move(leaf, moved))
             event.record(self._stream)
         self._turn = (self._turn + 1) % BUFFERS
@@ -102,15 +106,24 @@ class StreamedCursor(Cursor):
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if leaf.device.type == "cpu":
-            number = len(moved)
-            pinned = self._comes_pinned.get(number)
-            if pinned is None:
-                # To ask takes as long as to start a copy. Where a later one comes otherwise, that is a copy more, or
-                # one that is waited for: the numbers are the same.
-                pinned = self._comes_pinned[number] = leaf.is_pinned()
-            leaf = (leaf if pinned else self._through_pinned(number, leaf)).to(self._device, non_blocking=True)
+            if self._lies_pinned(leaf):
+                self._kept[self._turn].append(leaf)
+            else:
+                leaf = self._through_pinned(len(moved), leaf)
+            leaf = leaf.to(self._device, non_blocking=True)
         moved.append(leaf)
         return leaf
+
+    def _lies_pinned(self, leaf: torch.Tensor) -> bool:
+        """To ask takes as long as to start a copy, and batches lie in a few places in turn. Where a later one lies
+        there otherwise, that is a copy more, or one that is waited for: the numbers are the same."""
+        where = leaf.data_ptr()
+        known = self._is_pinned.get(where)
+        if known is None:
+            if len(self._is_pinned) >= PLACES:
+                self._is_pinned.clear()
+            known = self._is_pinned[where] = leaf.is_pinned()
+        return known
 
     def _through_pinned(self, number: int, leaf: torch.Tensor) -> torch.Tensor:
         key = number, self._turn
@@ -123,11 +136,15 @@ class StreamedCursor(Cursor):
         copy(leaf, lent)
         return lent
 
+    def ready(self) -> bool:
+        return bool(self._moving) and self._up.ready()
+
     def mark(self) -> Mark:
         return self._mark
 
     def close(self, *, wait: bool = True) -> None:
-        if wait:
-            self._stream.synchronize()
+        if wait or any(self._kept):  # from where they lie: not to be filled anew before they are copied
+            with contextlib.suppress(RuntimeError):
+                self._stream.synchronize()
         self._moving.clear()
         self._up.close(wait=wait)

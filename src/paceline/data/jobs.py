@@ -266,6 +266,9 @@ class JobsCursor(Cursor):
         """Made of where the stream stands: the same when it is gone through again, and other for every job."""
         return (*self._who, zlib.crc32(msgspec.msgpack.encode(self._up.mark()))) if self._seeded else ()
 
+    def ready(self) -> bool:
+        return self._node.size is None and self._pool is None and self._up.ready()
+
     # -- where it stands -------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:

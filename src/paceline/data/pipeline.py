@@ -19,6 +19,7 @@ from typing import Any
 from paceline.data import stages as s
 from paceline.data.asking import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.augment import Augment, Operation
+from paceline.data.bursts import InBursts
 from paceline.data.combining import Mixed, Zipped
 from paceline.data.cursor import Context, Mark
 from paceline.data.jobs import Last
@@ -225,7 +226,10 @@ class Pipeline:
             use = self._parting.begins(plan.parts)
             hand_out = partial(self._parting.hand_out, use)
         context = replace(self._context, epoch=(epoch,), ordered=together, parted=bool(use), place=workers())
-        self._run = Run(self, self._runtime, plan.open(context, mark), epoch, self._title, hand_out)
+        cursor = plan.open(context, mark)
+        if plan.gpu is not None:
+            cursor = InBursts(cursor, plan.gpu)
+        self._run = Run(self, self._runtime, cursor, epoch, self._title, hand_out)
         return self._run
 
     def __len__(self) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from paceline.data import order as orders
 from paceline.data import stages as s
 from paceline.data.ahead import Ahead
@@ -74,6 +76,12 @@ class Plan:
     @property
     def even(self) -> bool:
         return all(node.even for node in self.nodes)
+
+    @property
+    def gpu(self) -> torch.device | None:
+        """To which batches go."""
+        devices = [node.device for node in self.nodes if isinstance(node, Moved) and node.device.type == "cuda"]
+        return devices[-1] if devices else None
 
     @property
     def gives_batches(self) -> bool:
@@ -220,6 +228,9 @@ class Planner:
                 self.nodes.append(Ahead(stage.depth, self.runtime.meter("prefetch"), apart))
             case s.To():
                 self.moved = True
+                last = self.nodes[-1] if self.nodes else None
+                if isinstance(last, Ahead) and last.apart is not None and stage.device.startswith("cuda"):
+                    last.apart.pins = True
                 self.nodes.append(Moved(stage.device, self.runtime.meter(f"to {stage.device}")))
             case s.Batch():
                 self.batch = stage

@@ -282,11 +282,13 @@ class Held:
     def __init__(self, slot: Slot) -> None:
         self.base = np.frombuffer(slot.memory, np.uint8)
         self.tensors: list[torch.Tensor] = []
+        self.end = 0  # of what they take of the slot
 
     def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         count = math.prod(shape)
         made = torch.frombuffer(self.base, dtype=dtype, count=count, offset=at).view(shape)
         self.tensors.append(made)
+        self.end = max(self.end, at + made.nbytes)
         return made
 
 
