@@ -19,9 +19,10 @@ Sides run in turn; DataLoader and WebDataset count with their best number of pro
 Figures, 2 cores of a virtual machine (median of 5 rounds, smallest – largest):
 
     arrays     34 (32 – 50) × DataLoader, 32 (31 – 41) × tf.data, 0.72 (0.51 – 1.17) × index_select
-    records    1.44 (1.11 – 1.95) × tfrecord, 2.8 (2.4 – 3.3) × tf.data. Of 2.2 µs a record the kernel's copy takes 0.9,
-               the copy into bytes 0.4, the checksum 0.3; tfrecord takes 2.7, without one
-    examples   1.42 (1.33 – 1.59) × tfrecord, 0.93 (0.74 – 1.06) × tf.data
+    records    1.84 (1.19 – 2.22) × tfrecord in 7 rounds; before, 2.8 (2.4 – 3.3) × tf.data. Of 1.5 to 2.2 µs a record
+               the kernel's copy takes 0.5, the checksum 0.5, the copy into bytes 0.3; tfrecord takes 2.2 to 3.4,
+               without a checksum and into one buffer again and again
+    examples   1.45 (0.84 – 1.77) × tfrecord in 7 rounds; before, 0.93 (0.74 – 1.06) × tf.data
     pictures   1.69 (1.56 – 1.83) × DataLoader, 1.03 (0.90 – 8.4) × tf.data, 1.72 (1.47 – 2.12) × WebDataset
     overlap    1.02 (0.84 – 1.18) T for work that lets go of Python's lock, 1.01 (0.84 – 1.50) T for work that holds it
     autotune   1.07 (0.98 – 1.18) of the best by hand for work that waits (0.88 in another run: it takes 63 threads, by

@@ -12,7 +12,8 @@ they print; sides run in turn; a ratio is the median over rounds (smallest – l
 
 Figures, one H200, torch 2.11, Python 3.12, 16 host cores:
 
-    numbers   CNN: python again 9.2e-06, -n 1 2.5e-06, -n 2 9.2e-06. GPT: python again 0, -n 1 0, -n 2 2.7e-06.
+    numbers   CNN: python again 9.2e-06, -n 1 9.2e-06, -n 2 9.2e-06, also with cuda_graphs (17 of 20 steps replayed
+              three graphs: forward, backward, optimizer). GPT: python again 0, -n 1 0, -n 2 2.7e-06, also with them.
     speed     GPT: 0.994 (0.964 – 1.002), 4 rounds. CNN: 0.919 (0.762 – 1.022), 7 rounds, with every step split by
               events; 1.001 (0.839 – 1.089), 4 rounds, and 0.882 (0.770 – 0.969), 3 rounds, with one step in ten.
               The aim is 0.98. The CNN's step is 3 to 4 ms of the host's time, on a host whose own speed changes by

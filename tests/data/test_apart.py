@@ -321,6 +321,19 @@ def test_one_thread_is_enough_there_until_the_script_waits(
     assert (meter.parallel > 0) == pooled
 
 
+def test_it_ends_also_where_the_garbage_collector_closed_its_pipe_first(shards: str, switches: set[int]) -> None:
+    switches.add(1)
+    stream = pipeline(shards)
+    loop = iter(stream)
+    next(loop)
+    next(loop)
+    (home,) = stream._runtime.aparts
+    assert home._pipe is not None
+    home._pipe.__del__()
+    stream.close()
+    assert samples(stream) == list(range(ROWS))
+
+
 def test_a_workers_own_rows_come_from_there_too(shards: str, switches: set[int]) -> None:
     expected = [rows_of(shards, rank) for rank in range(2)]
     switches.add(2)

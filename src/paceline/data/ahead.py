@@ -11,6 +11,7 @@ from paceline.data.apart import Apart, ApartCursor
 from paceline.data.cursor import Context, Cursor, Mark, Opener
 from paceline.data.meters import Meter
 from paceline.data.nodes import Through
+from paceline.data.threads import start
 
 DEPTH = 2  # results in advance, where nobody says how many
 DEPTHS = 16  # … at most, when they are found missing
@@ -183,8 +184,7 @@ class AheadCursor(Cursor):
         for _ in range(self._depth):
             self._room.put(None)
         self._meter.parallel, self._meter.kind = 1, "thread"
-        self._thread = threading.Thread(target=self._make, name="paceline-ahead", daemon=True)
-        self._thread.start()
+        self._thread = start("paceline-ahead", self._make)
 
     def _grow(self) -> None:
         """Asked for more while nothing lay ready: a longer queue evens out what takes longer now and then."""

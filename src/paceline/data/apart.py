@@ -8,6 +8,7 @@ when its pipe does, so it is not left behind however this process ends.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import select
@@ -92,7 +93,8 @@ class Apart:
         """Ends the process. Another loop starts a new one."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
-            pipe.close()
+            with contextlib.suppress(OSError):  # the garbage collector may have closed it before this is gone
+                pipe.close()
             if self._pid:
                 end(self._pid, wait=wait)
             if self.pinned is not None:

@@ -11,6 +11,8 @@ Every stage gives a new pipeline and changes nothing. Iterating runs it: each `f
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,9 +32,13 @@ from paceline.data.reading import read_any, reader_of
 from paceline.data.reporting import Report, report_of
 from paceline.data.running import Run
 from paceline.data.sources import Source
+from paceline.data.threads import wait_for_all
 from paceline.errors import UsageError
 
 VERSION = 1  # of what `state` gives
+GRACE = 5.0  # seconds that threads get to end in, when the process does
+
+_begun: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
 class Pipeline:
@@ -230,6 +236,7 @@ class Pipeline:
         if plan.gpu is not None:
             cursor = InBursts(cursor, plan.gpu)
         self._run = Run(self, self._runtime, cursor, epoch, self._title, hand_out)
+        _begun.add(self)
         return self._run
 
     def __len__(self) -> int:
@@ -271,6 +278,12 @@ class Pipeline:
         """Ends what still runs: threads, processes, open files. A new loop starts them again."""
         self._stop()
         self._runtime.close(wait=True)
+
+    def _let_go(self) -> None:
+        """Tells what runs to end, and waits for nothing."""
+        if self._run is not None:
+            self._run.cursor.close(wait=False)
+        self._runtime.close(wait=False)
 
     def __del__(self) -> None:
         self._runtime.close(wait=False)
@@ -324,3 +337,12 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"<pipeline {self._signature()}>"
+
+
+@atexit.register
+def _end() -> None:
+    """Threads that are left when the interpreter ends are ended in the middle of what they do. Where that is torch's
+    code, the process is aborted with them, though its script has done all it had to."""
+    for pipeline in list(_begun):
+        pipeline._let_go()
+    wait_for_all(GRACE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from functools import cache
@@ -27,7 +28,9 @@ BLOCK = 512 << 10  # bytes that are read at once: so many stay in a core's cache
 HEADS = 4096  # whose lengths are kept
 LARGEST = 2 << 30  # bytes of a record, where a file's size is not known
 LENGTH = struct.Struct("<Q")
+BEFORE = struct.Struct("<QI")  # a length, and its checksum
 CRC = struct.Struct("<I")
+_own = threading.local()
 NONE: crc32c.Words = np.empty(0, np.uint32)
 CUT_OFF, NO_LENGTH = "the file ends in the middle of it", "its length's checksum is wrong"
 
@@ -54,42 +57,39 @@ class Reader:
         self._size = size_of(raw) if plain else None
         self._file: IO[bytes] | Any = raw if plain else unpacked(raw, head)
         self._raw, self.plain = raw, plain
-        self._lengths: dict[bytes, int] = {}  # of heads that were checked
+        self._fd = raw.fileno() if plain and not is_remote(path) else None  # of what can be read at any place
+        self._lengths: dict[int, int] = {}  # that were seen, and their checksums, which were right
         _keep_memory()
 
     def chunks(self, start: int = 0) -> Iterator[list[bytes]]:
         start = self._jump(start)
         rest = b""
         while True:
-            block = self._read(BLOCK)
+            block, is_last = self._block(rest)
             if block is None:
                 return
-            whole = len(block) == BLOCK
-            buffer = rest + block if rest else block
-            records, used = self._parse(buffer)
+            records, used = self._parse(block)
             kept = records[start:]
             start -= len(records) - len(kept)
             if used is not None:
                 self.offset += used
-                rest = buffer[used:]
-            ended = not block
-            del block, buffer, records  # others are open, too: memory that is used again is in the cache still
+                rest = b""
+                if self._fd is None or is_last or _is_long(block[used:]):
+                    rest = bytes(block[used:])
+            del block, records
             if kept:
                 yield kept
-            del kept
+            del kept  # others are open, too: memory that is used again is in the cache still
             if used is None:
                 return
-            if ended:
+            if is_last:
                 if rest:
                     self._lose(CUT_OFF)
                 return
-            if len(rest) >= HEAD and LENGTH.unpack_from(rest)[0] > BLOCK - HEAD - TAIL:
+            if _is_long(rest):
                 rest = self._fill(rest)
                 if not rest:
                     return
-            elif used and self.plain and whole:
-                self._file.seek(self.offset)  # the start of a record is read again: less than a copy of the block
-                rest = b""
 
     def walk(self) -> list[int]:
         """Where each record begins; their contents are not looked at. For plain files."""
@@ -114,7 +114,6 @@ class Reader:
         offsets = read_index(self.path)
         if offsets is None or start >= len(offsets):
             return start
-        self._file.seek(int(offsets[start]))
         self.number, self.offset = start, int(offsets[start])
         return 0
 
@@ -125,29 +124,41 @@ class Reader:
             self._lose(f"it cannot be decompressed: {error}" if not self.plain else str(error), rest_too=True)
             return None
 
-    def _parse(self, buffer: bytes) -> tuple[list[bytes], int | None]:
-        """The whole records at the buffer's start, and how many bytes they take; None where the rest is lost."""
-        records, stored, at = self._alike(buffer)
-        tails, end, length_of, wrong = [], len(buffer), self._lengths.get, False
-        while True:
-            head = buffer[at : at + HEAD]
-            length = length_of(head)
-            if length is None:
-                if len(head) < HEAD:
-                    break
-                length = self._length(head)
-                if length is None:
-                    wrong = True
-                    break
+    def _block(self, rest: bytes) -> tuple[memoryview | None, bool]:
+        """What comes next, with `rest` before it, and whether the file ends there; None where it cannot be read."""
+        if self._fd is None:
+            more = self._read(BLOCK)
+            return (None, True) if more is None else (memoryview(rest + more), not more)
+        if rest:
+            return memoryview(rest), False  # a whole record, which is longer than a block
+        block, have = memoryview(_buffer()), 0
+        try:
+            while have < BLOCK and (got := os.preadv(self._fd, [block[have:]], self.offset + have)):
+                have += got
+        except OSError as error:
+            self._lose(str(error), rest_too=True)
+            return None, True
+        return block[:have], have < BLOCK
+
+    def _parse(self, block: memoryview) -> tuple[list[bytes], int | None]:
+        """The whole records at the block's start, and how many bytes they take; None where the rest is lost."""
+        records, stored, at = self._alike(block)
+        stops, end, known, wrong = [], len(block), self._lengths, False
+        while at + HEAD <= end:
+            length, crc = BEFORE.unpack_from(block, at)
+            if known.get(length) != crc and not self._is_right(block[at : at + HEAD]):
+                wrong = True
+                break
             stop = at + HEAD + length
             after = stop + TAIL
             if after > end:
                 break
-            records.append(buffer[at + HEAD : stop])
-            tails.append(buffer[stop:after])
+            records.append(bytes(block[at + HEAD : stop]))
+            stops.append(stop)
             at = after
-        if tails:
-            stored = np.concatenate([stored, np.frombuffer(b"".join(tails), "<u4")])
+        if stops:
+            places: Any = np.array(stops)[:, None] + np.arange(TAIL)
+            stored = np.concatenate([stored, np.frombuffer(block, np.uint8)[places].view("<u4")[:, 0]])
         good, kept = len(records), records
         bad = np.flatnonzero(crc32c.masked_all(crc32c.of_all(records)) != stored)
         if len(bad):
@@ -162,32 +173,34 @@ class Reader:
             return kept, None
         return kept, at
 
-    def _alike(self, buffer: bytes) -> tuple[list[bytes], crc32c.Words, int]:
-        """Records at the buffer's start that are of one length, as often all are: found without a look at each. With
+    def _alike(self, block: memoryview) -> tuple[list[bytes], crc32c.Words, int]:
+        """Records at the block's start that are of one length, as often all are: found without a look at each. With
         their checksums as they are written, and how many bytes they take."""
-        length = self._length(buffer[:HEAD]) if len(buffer) >= HEAD else None
-        if length is None or not buffer.startswith(buffer[:HEAD], HEAD + length + TAIL):
+        if len(block) < HEAD or not self._is_right(block[:HEAD]):
             return [], NONE, 0
+        length: int = LENGTH.unpack_from(block)[0]
         size = HEAD + length + TAIL
-        count = len(buffer) // size
-        # Numbers that lie a record apart: all lengths, all their checksums, all those of the records.
-        lengths: Any = np.ndarray(count, "<u8", buffer, 0, (size,))
-        crcs: Any = np.ndarray(count, "<u4", buffer, 8, (size,))
+        count = len(block) // size
+        if count < 2 or not length:
+            return [], NONE, 0
+        # What lies a record apart: all lengths, all their checksums, all records, all of theirs.
+        lengths: Any = np.ndarray(count, "<u8", block, 0, (size,))
+        crcs: Any = np.ndarray(count, "<u4", block, 8, (size,))
         alike = (lengths == length) & (crcs == crcs[0])
         if not alike.all():
             count = int(alike.argmin())
-        records = [buffer[at : at + length] for at in range(HEAD, count * size, size)]
-        return records, np.ndarray(count, "<u4", buffer, HEAD + length, (size,)), count * size
+        records: list[bytes] = np.ndarray(count, f"V{length}", block, HEAD, (size,)).tolist()
+        return records, np.ndarray(count, "<u4", block, HEAD + length, (size,)), count * size
 
-    def _length(self, head: bytes) -> int | None:
-        """A record's length, if it is checked; kept, because records of one length have the same head."""
-        if not _length_is_right(head):
-            return None
+    def _is_right(self, head: memoryview) -> bool:
+        """Whether a length's checksum is. Kept, because many records are of one length."""
+        if not _length_is_right(bytes(head)):
+            return False
         if len(self._lengths) >= HEADS:
             self._lengths.clear()
-        length: int = LENGTH.unpack_from(head)[0]
-        self._lengths[head] = length
-        return length
+        length, crc = BEFORE.unpack(head)
+        self._lengths[length] = crc
+        return True
 
     def _fill(self, rest: bytes) -> bytes:
         """The start of a record whose length is checked, read to its end; nothing where it cannot be."""
@@ -198,6 +211,8 @@ class Reader:
             self._lose(why, rest_too=True)
             return b""
         parts, have = [rest], len(rest)
+        if self._fd is not None:
+            self._file.seek(self.offset + have)
         while have < length:
             part = self._read(min(8 << 20, length - have))
             if part is None:
@@ -222,6 +237,20 @@ class Reader:
     def close(self) -> None:
         self._file.close()
         self._raw.close()
+
+
+def _is_long(rest: bytes | memoryview) -> bool:
+    """Whether it begins a record that no block holds."""
+    return len(rest) >= HEAD and LENGTH.unpack_from(rest)[0] > BLOCK - HEAD - TAIL
+
+
+def _buffer() -> bytearray:
+    """This thread's own, for one block after the other, of whatever file: memory that stays in a core's cache. What is
+    read into it is taken out before anything else is."""
+    made: bytearray | None = getattr(_own, "buffer", None)
+    if made is None or len(made) != BLOCK:
+        made = _own.buffer = bytearray(BLOCK)
+    return made
 
 
 @cache

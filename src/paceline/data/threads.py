@@ -4,9 +4,28 @@ in the middle of anything: so nothing here holds a lock that others wait for."""
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
+
+_started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def start(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+    """A thread that does not keep the process from ending."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    _started.add(thread)
+    thread.start()
+    return thread
+
+
+def wait_for_all(seconds: float) -> None:
+    """Those that were told to end, as long as that."""
+    until = time.monotonic() + seconds
+    for thread in list(_started):
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 class Task:
@@ -61,9 +80,7 @@ class Threads:
 
     def submit(self, function: Callable[[], Any]) -> Task:
         if len(self._threads) < self.size:
-            thread = threading.Thread(target=_work, args=(self._tasks,), name=self._name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._threads.append(start(self._name, _work, self._tasks))
         task = Task(function)
         self._tasks.put(task)
         return task
