@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import math
 import mmap
 import os
@@ -34,6 +35,7 @@ from paceline.errors import DataError, PacelineError
 
 ALIGN = 64
 LEAST = 64 << 20  # bytes of a slot; only what is used takes memory
+LONG = 1 << 10  # bytes of a text that is not worth its way through a pipe
 SPARE = 4  # slots beyond those under way: what the consumer may hold without a copy
 
 _gone: list[int] = []  # processes that ended and were not waited for
@@ -51,13 +53,19 @@ class Slot:
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in here; an ordinary one where it does not fit."""
-        empty = torch.empty(0, dtype=dtype)
         count = math.prod(shape)
-        begin, size = -(-self.used // ALIGN) * ALIGN, count * empty.element_size()
-        if not size or begin + size > self.size:
+        begin = self.reserve(count * dtype.itemsize)
+        if begin is None:
             return torch.empty(shape, dtype=dtype)
-        self.used = begin + size
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=begin).view(shape)
+
+    def reserve(self, size: int) -> int | None:
+        """Where so many bytes may lie; None where they do not fit, or there are none."""
+        begin = -(-self.used // ALIGN) * ALIGN
+        if not size or begin + size > self.size:
+            return None
+        self.used = begin + size
+        return begin
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -121,12 +129,15 @@ class ProcessEngine:
         child = min(self._children, key=lambda child: len(child.has))
         ticket = Ticket(child, slot, where, self)
         child.has.append(ticket)
-        raw = pickle.dumps(keys, protocol=5)
-        fits = len(raw) <= slot.size
-        if fits:
-            slot.memory[: len(raw)] = raw
+        file = io.BytesIO()
+        slot.used = 0
+        Pickler(file, slot).dump(keys)
+        raw = file.getvalue()
+        begin = slot.reserve(len(raw))
+        if begin is not None:
+            slot.memory[begin : begin + len(raw)] = raw
         try:
-            child.pipe.send((self._slots.index(slot), len(raw) if fits else raw, token))
+            child.pipe.send((self._slots.index(slot), raw if begin is None else (begin, begin + len(raw)), token))
         except (BrokenPipeError, ConnectionResetError):
             pass  # told when its result is asked for
         return ticket
@@ -258,7 +269,7 @@ def _reap() -> None:
 
 
 class Pickler(pickle.Pickler):
-    """Tensors that lie in the slot are told by their place; others are put there, if they fit."""
+    """Tensors that lie in the slot are told by their place; others, and long texts, are put there, if they fit."""
 
     def __init__(self, file: io.BytesIO, slot: Slot) -> None:
         super().__init__(file, protocol=5)
@@ -266,6 +277,10 @@ class Pickler(pickle.Pickler):
         self._begin = torch.frombuffer(slot.memory, dtype=torch.uint8, count=1).data_ptr()
 
     def persistent_id(self, value: Any) -> Any:
+        if type(value) is bytes:
+            return self._texts("text", [value]) if len(value) >= LONG else None
+        if type(value) is list and value and all(type(item) is bytes for item in value):
+            return self._texts("texts", value)
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
             return None
         if not value.is_contiguous() or not self._begin <= value.data_ptr() < self._begin + self._slot.size:
@@ -275,11 +290,23 @@ class Pickler(pickle.Pickler):
             value = lies.copy_(value.detach())
         return value.data_ptr() - self._begin, str(value.dtype).removeprefix("torch."), tuple(value.shape)
 
+    def _texts(self, kind: str, texts: list[bytes]) -> Any:
+        """One after the other."""
+        sizes = list(map(len, texts))
+        begin = self._slot.reserve(sum(sizes))
+        if begin is None:
+            return None
+        self._slot.memory.seek(begin)
+        for text in texts:
+            self._slot.memory.write(text)
+        return begin, kind, sizes
+
 
 class Held:
     """Tensors as views of a slot."""
 
     def __init__(self, slot: Slot) -> None:
+        self.memory = slot.memory
         self.base = np.frombuffer(slot.memory, np.uint8)
         self.tensors: list[torch.Tensor] = []
         self.end = 0  # of what they take of the slot
@@ -305,8 +332,12 @@ class Unpickler(pickle.Unpickler):
         self._held = held
 
     def persistent_load(self, told: Any) -> Any:
-        at, dtype, shape = told
-        return self._held.tensor(at, getattr(torch, dtype), shape)
+        at, kind, sizes = told
+        if kind in ("text", "texts"):
+            memory, ends = self._held.memory, itertools.accumulate(sizes, initial=at)
+            texts = [memory[begin:end] for begin, end in itertools.pairwise(ends)]
+            return texts if kind == "texts" else texts[0]
+        return self._held.tensor(at, getattr(torch, kind), sizes)
 
 
 def _place(number: int) -> str:
@@ -330,11 +361,12 @@ def _live(pipe: Connection, work: Work, slots: list[Slot]) -> None:
     torch.set_num_threads(1)  # and no pool of threads, which does not survive a fork
     while True:
         try:
-            number, size, token = pipe.recv()
+            number, told, token = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
         slot = slots[number]
-        keys = pickle.loads(size if isinstance(size, bytes) else memoryview(slot.memory)[:size])
+        raw = told if isinstance(told, bytes) else slot.memory[slice(*told)]
+        keys = Unpickler(io.BytesIO(raw), Copied(slot)).load()  # copies, as the result takes their place
         slot.used = 0
         began, busy = time.perf_counter(), time.process_time()
         losses = Losses(keeps=True)
