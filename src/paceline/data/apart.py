@@ -120,10 +120,8 @@ class ApartCursor(Cursor):
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
         while len(found) < count and not self._ended:
-            if len(self._home.free) >= GIVEN:
+            if self._home.free and (len(self._home.free) >= GIVEN or not self.ready()):
                 self._give_back()
-            elif self._home.free:
-                self.ready()
             kind, *told = self._receive()
             if kind == "item":
                 slot, raw, self._mark = told

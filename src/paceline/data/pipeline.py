@@ -279,13 +279,13 @@ class Pipeline:
         self._stop()
         self._runtime.close(wait=True)
 
+    def __del__(self) -> None:
+        self._let_go()
+
     def _let_go(self) -> None:
         """Tells what runs to end, and waits for nothing."""
         if self._run is not None:
             self._run.cursor.close(wait=False)
-        self._runtime.close(wait=False)
-
-    def __del__(self) -> None:
         self._runtime.close(wait=False)
 
     def _stop(self) -> None:
