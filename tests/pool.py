@@ -1,4 +1,4 @@
-"""Workers for tests: forked once, connected once by a real `Group` over loopback, and used by many tests.
+"""Workers for tests: forked once, connected once by a real `Group`, and used by many tests.
 
     results = pool(3).run(function, *args)     # function(group, *args) on each worker; results in the order of ranks
 
@@ -16,7 +16,6 @@ import os
 import pickle
 import select
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,7 +28,9 @@ import torch
 import torch._dynamo  # every optimizer imports it: once here, not once a worker
 
 from paceline.comm.group import Group
+from paceline.comm.link import Link
 from paceline.errors import PeerLostError
+from paceline.launch.store import LinkServer
 from paceline.settings import RunSettings, WorkerSettings
 
 TIME_OUT = 120.0  # seconds for one run: a fault, never a slow machine
@@ -43,14 +44,16 @@ class Pool:
     def __init__(self, world: int) -> None:
         self.world = world
         self._workers: dict[int, tuple[int, Connection]] = {}  # rank → pid, our end of its pipe
-        with socket.create_server(("127.0.0.1", 0), backlog=world) as listening:
-            for rank in range(world):
-                ours, its = Pipe()
-                pid = os.fork()
-                if pid == 0:
-                    _become_worker(rank, world, listening, its)
-                its.close()
-                self._workers[rank] = pid, ours
+        self._links = LinkServer(world)
+        for rank in range(world):
+            ours, its = Pipe()
+            pid = os.fork()
+            if pid == 0:
+                _become_worker(rank, world, self._links.ends[rank].fileno(), its)
+            its.close()
+            self._workers[rank] = pid, ours
+        self._links.let_go()
+        self._links.start()
 
     @property
     def pids(self) -> set[int]:
@@ -117,6 +120,8 @@ class Pool:
             pipe.close()
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+        if self._workers:
+            self._links.close()
         self._workers.clear()
 
 
@@ -151,19 +156,19 @@ def alone(world: int) -> Iterator[Pool]:
         pool.close()
 
 
-def _become_worker(rank: int, world: int, listening: socket.socket, pipe: Connection) -> None:
+def _become_worker(rank: int, world: int, link: int, pipe: Connection) -> None:
     try:
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         faulthandler.register(signal.SIGUSR1, all_threads=False)
         gc.freeze()
-        _let_go_of_others({0, 1, 2, pipe.fileno(), listening.fileno()})
+        _let_go_of_others({0, 1, 2, pipe.fileno(), link})
         torch.set_num_threads(1)
         group: Group | None = None
         while True:
             function, args = pickle.loads(pipe.recv_bytes())
             try:
-                group = group or _connect(rank, world, listening)
+                group = group or _connect(rank, world, link)
                 answer = pickle.dumps((True, function(group, *args)))
             except BaseException as error:
                 answer = _failed(rank, error)
@@ -185,7 +190,8 @@ def _let_go_of_others(keep: set[int]) -> None:
     os.close(nothing)
 
 
-def _connect(rank: int, world: int, listening: socket.socket) -> Group:
+def _connect(rank: int, world: int, link: int) -> Group:
+    Link(link).use()
     return Group(
         WorkerSettings(
             run=RunSettings(script="", workers=world),
@@ -194,8 +200,6 @@ def _connect(rank: int, world: int, listening: socket.socket) -> Group:
             world=world,
             local_rank=rank,
             local_world=world,
-            store_port=listening.getsockname()[1],
-            store_fd=os.dup(listening.fileno()) if rank == 0 else None,
         )
     )
 

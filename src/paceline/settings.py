@@ -81,9 +81,8 @@ class WorkerSettings:
     cores: tuple[int, ...] = ()  # affinity; empty: leave it alone
     threads: int = 1
     gpus: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of this worker, its own first
-    store_host: str = "127.0.0.1"
+    store_host: str = "127.0.0.1"  # of torch's own store: under another launcher, or for a script that makes one
     store_port: int = 0
-    store_fd: int | None = None  # rank 0 serves the store on this listening socket, inherited through the fork
     agent_store: bool = False  # another launcher's agent serves the store
     control: str = ""  # address of the launcher's control channel; empty: none
     control_key: str = ""  # the launcher's public CURVE key

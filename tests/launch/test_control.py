@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,8 +19,8 @@ from paceline.settings import RunSettings, WorkerSettings
 
 
 @pytest.fixture
-def channel() -> Iterator[Channel]:
-    channel = Channel()
+def channel(tmp_path: Path) -> Iterator[Channel]:
+    channel = Channel(tmp_path)
     yield channel
     channel.close()
 
@@ -95,9 +97,18 @@ def test_a_stranger_is_not_heard(channel: Channel, settings: WorkerSettings) -> 
 
 
 def test_a_launcher_that_is_gone_does_not_keep_a_worker(settings: WorkerSettings, channel: Channel) -> None:
-    nobody = dataclasses.replace(settings, control="tcp://127.0.0.1:9")
+    nobody = dataclasses.replace(settings, control=f"{channel.address}-elsewhere")
     control = Control(nobody)
     control.start()
     begun = time.monotonic()
     control.close()
     assert time.monotonic() - begun < 30  # it would be for ever
+
+
+def test_a_folder_with_a_long_name_is_no_obstacle(tmp_path: Path) -> None:
+    """A socket's path may have 107 bytes; a temporary folder's may be any."""
+    folder = tmp_path / ("a" * 120)
+    folder.mkdir()
+    channel = Channel(folder)
+    assert os.listdir(folder) == ["control"]
+    channel.close()

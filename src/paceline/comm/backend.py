@@ -90,11 +90,18 @@ class Backend(_ProcessGroup):
     def _sum_sparse(self, tensor: torch.Tensor, by: Operation) -> None:
         """Everybody's numbers and their places, side by side: those of one place are added up."""
         own = tensor.detach().coalesce()
-        every = self._engine.exchange((own.indices(), own.values()))
-        places, numbers = (torch.cat(parts, dim) for parts, dim in zip(zip(*every, strict=True), (1, 0), strict=True))
+        counts = self._engine.gather_sizes(own.values().shape[0])
+        places = self._every(own.indices().t(), counts).t()
+        numbers = self._every(own.values(), counts)
         total = sparse(places, numbers, own.shape).coalesce()
         by.divide(total.values())
         tensor.copy_(total)
+
+    def _every(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """Everybody's rows, one below the other."""
+        whole = rows.new_empty((sum(counts), *rows.shape[1:]))
+        self._engine.all_gather(flat_of(rows), [flat_of(part) for part in whole.split(counts)])
+        return whole
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         return self.allreduce(tensors, opts)

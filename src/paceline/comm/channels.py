@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
+from torch._C._distributed_c10d import AllgatherOptions
 
 from paceline.comm.gloo import gloo_group
+from paceline.comm.link import within
 from paceline.comm.memory.engine import Engine
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Reductions, Shared, Sum
@@ -59,10 +60,10 @@ class MemoryChannel:
     algorithm: str | None = None
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
-        self._rows = Engine(PrefixStore("rows", store), rank, world)
+        self._rows = Engine(within(store, "rows"), rank, world)
         self._odd: Engine | None = None  # for buckets that lie elsewhere (in a GPU): made when there is one
-        self._odd_store = PrefixStore("odd", store)
-        self._sums = Reductions(PrefixStore("sums", store), rank, world)
+        self._odd_store = within(store, "odd")
+        self._sums = Reductions(within(store, "sums"), rank, world)
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         self._rows.all_reduce(flat, name=what)
@@ -106,7 +107,7 @@ class GlooChannel:
         """`address`: where the others reach this worker's host."""
         self.world = world
         self._rows, self._buckets = (
-            gloo_group(PrefixStore(channel, store), rank, world, address=address) for channel in ("rows", "buckets")
+            gloo_group(within(store, channel), rank, world, address=address) for channel in ("rows", "buckets")
         )
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:

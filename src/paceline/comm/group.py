@@ -11,17 +11,19 @@ which the launcher explains.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
+from paceline.comm import plain
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
+from paceline.comm.link import LinkStore, link_of_this_process, within
+from paceline.comm.memory.meeting import Meeting
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.pulse import Pulse
@@ -64,11 +66,11 @@ class Group:
         if self.world == 1:
             return
         if self._on_gpus(tensor):
-            with self._waiting(what):
+            with self.waiting(what):
                 self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait()
             return
         host, is_copy = _summable(tensor)
-        with self._waiting(what):
+        with self.waiting(what):
             self._channel.all_reduce(host.view(-1), what)
             if is_copy:
                 _copy_back(tensor, host)
@@ -126,7 +128,7 @@ class Group:
         if self.world == 1 or not tensor.numel():
             return
         host = as_bytes(tensor)
-        with self._waiting(what):
+        with self.waiting(what):
             self._channel.broadcast(host, what)
         if tensor.device.type != "cpu" or not tensor.is_contiguous():  # else it is the tensor's own memory
             _copy_back(tensor, host.view(tensor.dtype).view(tensor.shape))
@@ -141,7 +143,7 @@ class Group:
         else:
             host = torch.empty((sum(sizes), *mine.shape[1:]), dtype=mine.dtype)
             into = [as_bytes(part) for part in host.split(list(sizes))]
-            with self._waiting(what):
+            with self.waiting(what):
                 self._channel.all_gather(as_bytes(mine), into, what)
             out = host.to(rows.device)
         # Not a view: the script may change it in place.
@@ -152,24 +154,29 @@ class Group:
         if self.world == 1:
             return vector.unsqueeze(0)
         out = vector.new_empty((self.world, vector.numel()))
-        with self._waiting(what):
+        with self.waiting(what):
             self._channel.all_gather(vector, list(out.unbind()), what)
         return out
 
     def gather_objects(self, value: Any, what: str) -> list[Any]:
-        """Any picklable value of each worker, in the order of ranks."""
+        """A plain value of each worker (see `plain`), in the order of ranks."""
         if self.world == 1:
             return [value]
-        raw = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        raw = torch.frombuffer(bytearray(plain.encode(value)), dtype=torch.uint8)
         sizes = self.gather_vectors(torch.tensor([raw.numel()]), what).flatten().tolist()
         whole = self.gather_rows(raw, 0, sizes, what)
-        return [pickle.loads(part.numpy().tobytes()) for part in whole.split(sizes)]
+        return [plain.decode(part.numpy().tobytes()) for part in whole.split(sizes)]
+
+    def meet(self, name: str, space: int) -> Meeting:
+        """Shared memory of the group's own, beside the channels. Every worker calls it, all on one host; waits for
+        all."""
+        return Meeting(within(self._store, f"paceline/{name}"), self.rank, self.world, space)
 
     # -- underneath -----------------------------------------------------------------------------------------------
 
     def _open_channel(self) -> Channel:
         """Through shared memory on one host, by hosts on several, unless Gloo was asked for."""
-        store = PrefixStore("paceline", self._store)
+        store = within(self._store, "paceline")
         store.set(f"host{self.rank}", host_of_this_process())
         hosts = [store.get(f"host{rank}").decode() for rank in range(self.world)]
         local = len(set(hosts)) == 1
@@ -191,7 +198,7 @@ class Group:
         if self._cuda is None:
             own_gpu = torch.cuda.device_count() >= self._local_world
             if self.backend == "nccl" or (own_gpu and dist.is_nccl_available()):
-                store = PrefixStore("paceline/cuda", self._store)
+                store = within(self._store, "paceline/cuda")
                 self._cuda = dist.ProcessGroupNCCL(store, self.rank, self.world)  # type: ignore[call-arg]
             else:
                 self._cuda = False
@@ -206,14 +213,14 @@ class Group:
         if mine.shape[0] < longest:
             mine = torch.cat([mine, mine.new_zeros((longest - mine.shape[0], *mine.shape[1:]))])
         out = mine.new_empty((self.world * longest, *mine.shape[1:]))
-        with self._waiting(what):
+        with self.waiting(what):
             self._nccl()._allgather_base(out, mine).wait()
         if all(size == longest for size in sizes):
             return out
         return torch.cat([out[r * longest : r * longest + size] for r, size in enumerate(sizes)])
 
     @contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, what: str) -> Iterator[None]:
         """On the clock of exposed communication and in sight of the stall inspector."""
         self.pulse.enter(what)
         timed = self.watch.phase != "evaluation"
@@ -250,22 +257,17 @@ class Pending:
         return self._begun.adding if self._begun is not None else None
 
     def finish(self, what: str) -> None:
-        with self._group._waiting(what):
+        with self._group.waiting(what):
             self._wait()
 
 
 def connect_store(settings: WorkerSettings) -> Any:
-    """Torch's rendezvous store: rank 0 serves it on the socket that it inherited, the others connect."""
-    if settings.store_fd is not None:
-        return TCPStore(
-            settings.store_host,
-            settings.store_port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=settings.store_fd,
-        )
-    # Under another launcher nobody serves yet: rank 0 does, unless that launcher's agent already has.
-    master = settings.rank == 0 and not settings.control and not settings.agent_store
+    """Where the workers of a run meet: in their launcher's store. Under another launcher it is torch's, which has a
+    port: rank 0 serves it, unless that launcher's agent already does."""
+    link = link_of_this_process()
+    if link is not None:
+        return LinkStore(link)
+    master = settings.rank == 0 and not settings.agent_store
     return TCPStore(
         settings.store_host, settings.store_port, is_master=master, wait_for_workers=False, multi_tenant=True
     )

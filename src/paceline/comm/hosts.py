@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.channels import GlooChannel
+from paceline.comm.link import within
 from paceline.comm.memory.engine import Engine
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.network import costs, hierarchy
@@ -59,7 +59,7 @@ class HostsChannel(GlooChannel):
         here = [r for r, name in enumerate(hosts) if name == hosts[rank]]
         local_rank = here.index(rank)
         self._lanes = hierarchy.count_lanes([list(hosts).count(name) for name in names])
-        self._local = MemoryLocal(Engine(PrefixStore(f"host{host}", store), local_rank, len(here), names=here))
+        self._local = MemoryLocal(Engine(within(store, f"host{host}"), local_rank, len(here), names=here))
         self._lane = hierarchy.connect_lane(
             store, "buckets", host=host, hosts=len(names), local_rank=local_rank, lanes=self._lanes, address=address
         )

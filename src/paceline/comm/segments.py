@@ -3,6 +3,9 @@
 A worker's segment is an unnamed memory file that the others open through /proc, so nothing is left behind however a
 worker ends. It has two halves, used in turn: a worker that writes its next value cannot overtake readers of the last,
 because the exchange of addresses in between waits for everybody.
+
+Values are pickled, since a batch may hold anything. That is safe here and nowhere else: where a segment lies is told
+through memory that only the workers of the run can reach (memory/handover.py), never over a socket.
 """
 
 from __future__ import annotations
@@ -11,15 +14,20 @@ import io
 import mmap
 import os
 import pickle
+import struct
 from typing import Any
 
 import torch
 
 from paceline.comm.group import Group, as_bytes
+from paceline.comm.memory.meeting import Meeting
+from paceline.comm.memory.region import Region
 from paceline.comm.sparse import as_it_is
 
 ALIGN = 64
 START = 1 << 20  # bytes of a half, to begin with
+ROW = struct.Struct("<qqqqqq")  # process, descriptor, bytes of a half, start of the value, parts of it, flag
+LENGTH = struct.Struct("<q")
 
 
 class Segments:
@@ -31,6 +39,7 @@ class Segments:
         self._fd, self._memory = -1, mmap.mmap(-1, 1)
         self._outgrown = -1
         self._peers: dict[int, tuple[tuple[int, ...], mmap.mmap]] = {}
+        self._meeting: Meeting | None = None
 
     def exchange(self, value: Any, flag: int, what: str) -> tuple[list[Any], list[int]]:
         """Every worker's value and flag, in the order of ranks. Large arrays and tensors in the values are views of
@@ -39,15 +48,27 @@ class Segments:
         head = io.BytesIO()
         _Pickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
         raws = [head.getbuffer(), *(buffer.raw() for buffer in buffers)]
-        sizes = pickle.dumps([len(raw) for raw in raws])
+        sizes = b"".join(LENGTH.pack(len(raw)) for raw in raws)
         start = self._write([memoryview(sizes), *raws])
-        mine = torch.tensor([os.getpid(), self._fd, self._half, start, len(sizes), flag])
-        rows = self.group.gather_vectors(mine, what).tolist()
+        rows = self._tell((os.getpid(), self._fd, self._half, start, len(raws), flag), what)
         if self._outgrown >= 0:  # everybody has mapped it by now, and a mapping keeps its memory alive
             os.close(self._outgrown)
             self._outgrown = -1
         self._turn ^= 1
         return [self._read(rank, row) for rank, row in enumerate(rows)], [row[-1] for row in rows]
+
+    def _tell(self, row: tuple[int, ...], what: str) -> list[tuple[int, ...]]:
+        """Every worker's row, through shared memory whatever the group's other collectives go over."""
+        if self.group.world == 1:
+            return [row]
+        with self.group.waiting(what):
+            if self._meeting is None:
+                self._meeting = self.group.meet("segments", 2 * ALIGN * self.group.world)
+            memory: Any = self._meeting.space.numpy()
+            at = [ALIGN * (2 * rank + self._turn) for rank in range(self.group.world)]
+            memory[at[self.group.rank] : at[self.group.rank] + ROW.size] = memoryview(ROW.pack(*row))
+            self._meeting.meet(what)
+            return [ROW.unpack(memory[start : start + ROW.size]) for start in at]
 
     def _write(self, raws: list[memoryview]) -> int:
         need = sum(_aligned(len(raw)) for raw in raws)
@@ -62,13 +83,14 @@ class Segments:
             at += _aligned(len(raw))
         return start
 
-    def _read(self, rank: int, row: list[int]) -> Any:
-        pid, fd, half, at, head, _ = row
+    def _read(self, rank: int, row: tuple[int, ...]) -> Any:
+        pid, fd, half, at, count, _ = row
         memory = memoryview(self._map(rank, pid, fd, half))
         parts = []
-        sizes = pickle.loads(memory[at : at + head])
+        head = count * LENGTH.size
+        sizes = LENGTH.iter_unpack(memory[at : at + head])
         at += _aligned(head)
-        for size in sizes:
+        for (size,) in sizes:
             parts.append(memory[at : at + size])
             at += _aligned(size)
         with as_it_is():  # a batch may hold sparse tensors
@@ -79,9 +101,7 @@ class Segments:
             return self._memory
         known = self._peers.get(rank)
         if known is None or known[0] != (pid, fd, half):
-            peer = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
-            self._peers[rank] = ((pid, fd, half), mmap.mmap(peer, 2 * half))
-            os.close(peer)
+            self._peers[rank] = ((pid, fd, half), Region.of(pid, fd, 2 * half).memory)
         return self._peers[rank][1]
 
 

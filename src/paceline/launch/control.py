@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -29,9 +30,9 @@ _LARGEST = 1 << 20  # bytes of a message
 
 
 class Channel:
-    """The launcher's side: bound to a free port of this host's loopback."""
+    """The launcher's side: a socket in the run's own folder, which other accounts cannot enter."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         public, secret = zmq.curve_keypair()
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 0)
@@ -39,8 +40,10 @@ class Channel:
         self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
-        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-        self.address = f"tcp://127.0.0.1:{self.port}"
+        # A socket's path may be 107 bytes long; one that is longer is reached through the folder's descriptor.
+        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.address = f"ipc:///proc/{os.getpid()}/fd/{self._folder}/control"
+        self.socket.bind(self.address)
         self.key = public.decode()
         self.token = secrets.token_urlsafe(24)
         self._decoder = msgspec.json.Decoder(wire.FromWorker)
@@ -76,6 +79,7 @@ class Channel:
     def close(self) -> None:
         self.socket.close()
         self._context.term()
+        os.close(self._folder)
 
 
 class Control:

@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice
 from paceline.launch.failure import explain
 from paceline.launch.gpu_choice import choose_gpus
+from paceline.launch.store import LinkServer
 from paceline.launch.watch import Signals, Watch
 from paceline.launch.zygote import Zygote
 from paceline.mods import catalog
@@ -162,7 +162,8 @@ def _watched(
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-", ignore_cleanup_errors=True))
-        channel = Channel()
+        links = stack.enter_context(LinkServer(run.workers))
+        channel = Channel(Path(scratch))
         stack.callback(channel.close)
         (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
         pipes: dict[int, Literal["stdout", "stderr"]] = {out: "stdout", err: "stderr"}
@@ -182,13 +183,12 @@ def _watched(
             with contextlib.ExitStack() as rank_0s:
                 rank_0s.callback(os.close, rank_0_out)
                 rank_0s.callback(os.close, rank_0_err)
-                # Bound here and served by rank 0: nobody can take the port in between.
-                listening = rank_0s.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+                rank_0s.callback(links.let_go)
                 watch.until_ready()
                 if watch.interrupted is None and zygote.ready is not None:
-                    orders = _orders(run, host, near, zygote.ready.threads, record, listening, channel)
+                    orders = _orders(run, host, near, zygote.ready.threads, record, channel)
                     spawn = wire.Spawn(orders, os.getcwd(), scratch)
-                    pids = watch.begin(spawn, [listening.fileno(), rank_0_out, rank_0_err])
+                    pids = watch.begin(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
                     entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
                     write_run(record, entry)
             watch.until_swept()
@@ -205,16 +205,15 @@ def _orders(
     near: tuple[int | None, ...],
     own_threads: int,
     record: Path,
-    listening: socket.socket,
     channel: Channel,
 ) -> list[wire.Order]:
-    ports = placement.free_ports(run.workers + 1)
+    port, *ports = placement.free_ports(run.workers + 2)
     orders = []
     for worker in placement.place(run, host, own_threads=own_threads, near=near):
         settings = dataclasses.replace(
             worker,
             record=str(record),
-            store_port=listening.getsockname()[1],
+            store_port=port,
             control=channel.address,
             control_key=channel.key,
             token=channel.token,

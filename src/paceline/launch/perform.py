@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from paceline.comm.group import Group, connect_store
+from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.mods import catalog
@@ -25,10 +25,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     """Runs the script in this process. Every worker of the run calls it; the script's exceptions come through."""
     run, folder = settings.run, Path(settings.record)
     if not run.staged:
-        # Rank 0 serves the store that the program's own processes meet in.
-        store = connect_store(settings) if settings.world > 1 else None
         play(run)
-        del store
         return
     group = Group(settings, pulse=pulse, watch=Stopwatch())
     if run.timeline:

@@ -55,9 +55,6 @@ def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
         "JAX_PROCESS_ID": str(worker.rank),
     }
     if worker.world > 1:
-        # A script's own init_process_group() then joins the store that rank 0 serves there. A lone worker serves
-        # none: its script makes one.
-        added["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         # Intel's OpenMP spins 200 ms after each parallel region: time that a neighbour on the core could use.
         # OMP_PLACES and KMP_AFFINITY are not set: they bind the main thread, hence every loader process, to
         # one core, and the affinity mask says all they could.

@@ -6,13 +6,12 @@ the control channel (`control.py`), whose messages carry the run's token.
 
 from __future__ import annotations
 
-import os
 import socket
-import struct
 from typing import Any
 
 import msgspec
 
+from paceline.comm import frames
 from paceline.record.schema import Step
 from paceline.settings import WorkerSettings
 
@@ -27,8 +26,8 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """Fork these workers. Comes with three descriptors, all for rank 0: the rendezvous' listening socket,
-    and the pipes that take its standard output and error."""
+    """Fork these workers. Comes with the pipes that take rank 0's standard output and error, then with each worker's
+    end of its link to the launcher's store."""
 
     orders: list[Order]
     folder: str  # where the script is to run
@@ -132,32 +131,12 @@ class ToWorker(msgspec.Struct, frozen=True):
     message: Where
 
 
-_LENGTH = struct.Struct("!I")
-
-
 def send(connection: socket.socket, message: msgspec.Struct, descriptors: list[int] | None = None) -> None:
     """Sends one message over a socket pair, with its descriptors."""
-    body = msgspec.json.encode(message)
-    socket.send_fds(connection, [_LENGTH.pack(len(body))], descriptors or [])
-    connection.sendall(body)
+    frames.send(connection, msgspec.json.encode(message), descriptors)
 
 
 def receive(connection: socket.socket, types: Any) -> tuple[Any, list[int]]:
     """Waits for one message, one of the union `types`. EOFError when the other side is gone."""
-    header, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, 3)
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    header += _exactly(connection, _LENGTH.size - len(header)) if header else b""
-    if not header:
-        raise EOFError
-    return msgspec.json.decode(_exactly(connection, *_LENGTH.unpack(header)), type=types), descriptors
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
+    body, descriptors = frames.receive(connection)
+    return msgspec.json.decode(body, type=types), descriptors

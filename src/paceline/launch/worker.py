@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import dataclasses
 import faulthandler
 import gc
 import multiprocessing
@@ -20,6 +19,7 @@ from typing import NoReturn
 
 import torch
 
+from paceline.comm.link import Link
 from paceline.launch import offspring, wire
 from paceline.launch.control import Control
 from paceline.launch.perform import perform
@@ -45,21 +45,16 @@ def settle_mathematics() -> None:
 
 
 def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: int) -> int | str | None:
-    """Runs the script as one worker; returns what to give to sys.exit. `descriptors` are rank 0's: the
-    listening socket of the rendezvous, and the pipes for its standard output and error."""
+    """Runs the script as one worker; returns what to give to sys.exit. `descriptors` are its end of the link to the
+    launcher's store and, of rank 0, the pipes for its standard output and error."""
     _leave_the_zygote(parent)
     # Where multiprocessing keeps its socket files. It has no public name for this, and would leave a folder of
     # its own behind whenever a worker is killed.
     multiprocessing.current_process()._config["tempdir"] = spawn.scratch  # type: ignore[attr-defined]
     offspring.hush()
     settings = order.settings
-    pipes: list[int] = []
-    if descriptors:
-        listening, *pipes = descriptors
-        if settings.world > 1:
-            settings = dataclasses.replace(settings, store_fd=listening)
-        else:
-            os.close(listening)
+    link, *pipes = descriptors
+    Link(link).use()
     _take_share(settings, order.environment)
     control = Control(settings)
     control.start()

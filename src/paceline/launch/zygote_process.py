@@ -83,11 +83,12 @@ class Nursery:
                 for fd in (self._wake, self._woken):
                     os.close(fd)
                 self._launcher.close()
-                if order.settings.rank != 0:
-                    for fd in descriptors:
+                rank, (out, err, *links) = order.settings.rank, descriptors
+                own = [links[rank], *((out, err) if rank == 0 else ())]
+                for fd in descriptors:
+                    if fd not in own:
                         os.close(fd)
-                    descriptors = []
-                return spawn, order, descriptors
+                return spawn, order, own
             # Here as well as in the fork: whoever is first, the group exists before anybody signals it.
             _quietly(os.setpgid, pid, pid)
             self._workers[pid] = order.settings.rank

@@ -6,11 +6,13 @@ knows what it wants: Paceline is then its launcher and recorder, and touches no 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
+from paceline.comm.link import LinkStore, link_of_this_process
 from paceline.script.stage import Stage
 
 
@@ -30,6 +32,15 @@ def _aside(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
                     "The script makes its own process group: Paceline steps aside. It starts, watches and records the "
                     "workers, and leaves splitting and averaging to the script."
                 )
-        plain(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        link = link_of_this_process()
+        if link is None or given.get("store") or given.get("init_method") not in (None, "env://"):
+            plain(*args, **kwargs)
+            return
+        # The workers of the run meet in their launcher's store instead of at a port, where anybody could join them.
+        given["rank"] = stage.group.rank if given.get("rank", -1) < 0 else given["rank"]
+        given["world_size"] = stage.group.world if given.get("world_size", -1) < 0 else given["world_size"]
+        plain(**given | {"init_method": None, "store": LinkStore(link, "script/")})
 
+    signature = inspect.signature(plain)
     return init_process_group

@@ -15,7 +15,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torc
 CLEAR = 2e-5  # in float32: what is between this and the tolerance is rounding, or a little of another sample
 IN_DOUBLE = 1e-5  # rounding that float64 leaves where a module computes some of it in float32 all the same
 TIES = 1e-2  # of integers (an argmax) may flip by rounding
-COMPARABLE = (int, float, str, bytes, type(None))
+COMPARABLE: tuple[Any, ...] = (bool, int, float, str, bytes)
 
 
 def close(a: Any, b: torch.Tensor, tolerance: float | None = None) -> bool:
@@ -59,8 +59,12 @@ def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
 def on_host(value: Any) -> Any:
     """The value for a comparison elsewhere; of what cannot be compared, its type."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    return value if isinstance(value, COMPARABLE) else (type(value).__name__,)
+        value = value.detach().cpu()
+        return value if value.layout is torch.strided else value.to_dense()
+    for kind in COMPARABLE:  # a subclass (an enum's member, numpy's numbers) as the number or text that it is
+        if isinstance(value, kind):
+            return str.__str__(value) if kind is str else kind(value)
+    return None if value is None else [type(value).__name__]
 
 
 def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -> Role | None:
@@ -75,7 +79,7 @@ def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -
         whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
         tolerance = tolerance or (CLEAR if isinstance(target, float) else None)  # it may have been computed in float32
     elif isinstance(target, torch.Tensor):
-        whole, pieces = target.detach().cpu(), list(values)
+        whole, pieces = on_host(target), list(values)
     else:
         return None
     if any(piece.shape != whole.shape for piece in pieces):

@@ -88,7 +88,7 @@ class Proof:
                 if any(self._agree(doubt)) and all(self._agree(proven)):
                     proven = self._holds_in_double(plain, subject, given, cuts, split, random, hidden)
             if all(self._agree(proven)):
-                common = self._common(roles)
+                common = tuple(filter(None, self._rank_0s(roles or [])))
                 return Plan(
                     batch_leaf,
                     cuts,
@@ -196,10 +196,10 @@ class Proof:
         pieces = tuple(piece.states.get(place) for place in places)
         roles = self._roles(pieces, tuple(whole.states[place] for place in places), set(), split) or []
         # A list that is shorter on a slice holds something for each row: its items are not to be put together.
-        uneven = {place[:2] for place in whole.states.keys() ^ piece.states.keys()}
-        uneven = set().union(*self.group.gather_objects(uneven, "the proof"))
+        here = {place[:2] for place in whole.states.keys() ^ piece.states.keys()}
+        uneven = {tuple(place) for some in self.group.gather_objects(here, "the proof") for place in some}
         roles = [None if place[:2] in uneven else role for place, role in zip(places, roles, strict=True)]
-        roles = self.group.gather_objects(roles, "the proof")[0]
+        roles = self._rank_0s(roles)
         for (path, name, *_), role in zip(places, roles, strict=True):
             if role is None:
                 where = f"its attribute {f'{path}.{name}'.lstrip('.')}" if path is not None else f"the variable {name}"
@@ -214,7 +214,7 @@ class Proof:
         keys = [key for key, change in sorted(whole.buffers.items()) if not self._is_everywhere(piece, key, change)]
         pieces = tuple(piece.buffers.get(key) for key in keys)
         roles = self._roles(pieces, tuple(whole.buffers[key] for key in keys), set(), split) or []
-        roles = self.group.gather_objects(roles, "the proof")[0]
+        roles = self._rank_0s(roles)
         for (path, name), role in zip(keys, roles, strict=True):
             if role is None and torch.is_grad_enabled() and module.training:
                 raise NotSplitError(
@@ -240,16 +240,18 @@ class Proof:
     def _agree(self, value: bool) -> list[bool]:
         return self.group.gather_objects(value, "the proof")
 
-    def _common(self, roles: list[Role | None] | None) -> tuple[Role, ...]:
+    def _rank_0s(self, roles: list[Role | None]) -> list[Role | None]:
         """Rank 0's roles; a worker may see another dimension only where sizes coincide."""
-        return tuple(self.group.gather_objects(roles, "the proof")[0])
+        told = [None if role is None else (role.kind, role.dim) for role in roles]
+        first = self.group.gather_objects(told, "the proof")[0]
+        return [None if role is None else Role(*role) for role in first]
 
     def _why(self, seen: Seen, seen_whole: Seen) -> str:
         if seen.output is FAILED:
             return f"on a slice {seen.error}"
         piece, whole = seen.output, seen_whole.output
         names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
-        opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, *COMPARABLE))]
+        opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, type(None), *COMPARABLE))]
         if opaque:
             return f"it returns a {type(opaque[0]).__name__}, whose tensors cannot be seen from outside"
         if len(wholes) != len(pieces):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.group import connect_store
+from paceline.comm.link import within
 from paceline.comm.measuring import collectives, devices, pairs
 from paceline.comm.measuring.plan import Plan, Report, in_words
 from paceline.comm.memory.engine import Engine
@@ -35,13 +35,12 @@ def _reports(plan: Plan, world: int, rank: int, settings: Any) -> Iterator[Repor
     if plan.device_bytes and rank == 0:
         yield from devices.measure(plan)
     if world > 1:
-        store = PrefixStore("bandwidth", connect_store(settings))
-        engine = Engine(PrefixStore("meeting", store), rank, world)
+        store = within(connect_store(settings), "bandwidth")
+        engine = Engine(within(store, "meeting"), rank, world)
         if plan.pair_bytes:
             yield from pairs.measure(plan, engine, store)
         if plan.ops:
             yield from collectives.measure(plan, engine, store)
-        engine.barrier()  # rank 0 serves the store, and leaves last
 
 
 if __name__ == "__main__":

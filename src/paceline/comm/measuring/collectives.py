@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.gloo import gloo_group
+from paceline.comm.link import within
 from paceline.comm.measuring.plan import FLOAT, Collective, Plan, algorithms, elements
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import Engine
@@ -71,8 +71,8 @@ class Memory(_Backend):
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(store, rank, world)
-        self._engine = Engine(PrefixStore("measuring/rows", store), rank, world)
-        self._sums = Reductions(PrefixStore("measuring/sums", store), rank, world)
+        self._engine = Engine(within(store, "measuring/rows"), rank, world)
+        self._sums = Reductions(within(store, "measuring/sums"), rank, world)
 
     def prepare(self, op: str, numel: int) -> Ways:
         made = {"copied": Contender(self._copied(op, numel))}
@@ -107,7 +107,7 @@ class Torch(_Backend):
         self._group = self._make(store)
 
     def _make(self, store: Any) -> Any:
-        return gloo_group(PrefixStore("measuring/gloo", store), self.rank, self.world)
+        return gloo_group(within(store, "measuring/gloo"), self.rank, self.world)
 
     def prepare(self, op: str, numel: int) -> Ways:
         call = self._call(op, numel)
@@ -135,7 +135,7 @@ class Nccl(Torch):
     def _make(self, store: Any) -> Any:
         self.device = torch.device("cuda", 0)
         torch.cuda.set_device(self.device)
-        return dist.ProcessGroupNCCL(PrefixStore("measuring/nccl", store), self.rank, self.world)  # type: ignore[call-arg]
+        return dist.ProcessGroupNCCL(within(store, "measuring/nccl"), self.rank, self.world)  # type: ignore[call-arg]
 
     def _settle(self) -> None:
         torch.cuda.synchronize(self.device)

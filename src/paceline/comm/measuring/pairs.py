@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.gloo import gloo_group
+from paceline.comm.link import within
 from paceline.comm.measuring.plan import FLOAT, Pair, Plan
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import Engine
@@ -23,15 +24,15 @@ def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Pair]:
     for a, b in itertools.combinations(range(engine.world), 2):
         found = []
         if engine.rank in (a, b):
-            found = _measure(plan, a, b, engine.rank, PrefixStore(f"pair/{a}/{b}", store))
-        found = next(reports for reports in engine.exchange(found) if reports)
-        yield from found
+            found = _measure(plan, a, b, engine.rank, within(store, f"pair/{a}/{b}"))
+        reports = engine.gather_bytes(msgspec.msgpack.encode(found))
+        yield from next(filter(None, (msgspec.msgpack.decode(raw, type=list[Pair]) for raw in reports)))
 
 
 def _measure(plan: Plan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
     place = 0 if rank == a else 1
-    memory = Engine(PrefixStore("memory", store), place, 2)
-    gloo = gloo_group(PrefixStore("gloo", store), place, 2)
+    memory = Engine(within(store, "memory"), place, 2)
+    gloo = gloo_group(within(store, "gloo"), place, 2)
     numel = max(1, plan.pair_bytes // FLOAT)
     contenders = [*_through_memory(memory, numel), *_over_gloo(gloo, place, numel)]
     times = time_contenders(contenders, memory, rounds=plan.rounds, seconds=plan.seconds)

@@ -10,14 +10,12 @@ or dtype, raises `PartedError` on everybody; a peer that is gone raises `PeerLos
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from paceline.comm.memory.meeting import Meeting
-from paceline.comm.memory.region import Store
 from paceline.comm.memory.relay import ALIGN, Reduce, Relay, add, space_for
 
 HALF = 1 << 20  # bytes of a slot's half: what was written is still in the cache when it is read
@@ -27,7 +25,7 @@ SMALL = 32 << 10  # bytes: below this everybody adds up everything, which needs 
 class Engine:
     """The collectives of one group. Tensors are CPU tensors, flat and contiguous."""
 
-    def __init__(self, store: Store, rank: int, world: int, **options: Any) -> None:
+    def __init__(self, store: Any, rank: int, world: int, **options: Any) -> None:
         """Every worker of the group makes one, with a store of their own to meet in."""
         self.rank, self.world = rank, world
         slots = world * 2 * HALF
@@ -160,15 +158,18 @@ class Engine:
         self._meeting.call("barrier", torch.uint8, 0)
         self._exchange()
 
-    def exchange(self, thing: Any) -> list[Any]:
-        """Everybody's picklable thing, by rank. Of small things; large ones take as many rounds as they need."""
-        raw = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
-        size = torch.tensor([raw.numel()])
+    def gather_bytes(self, raw: bytes) -> list[bytes]:
+        """Everybody's bytes, by rank; lengths may differ."""
+        own = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        into = [torch.empty(size, dtype=torch.uint8) for size in self.gather_sizes(len(raw))]
+        self.all_gather(own, into)
+        return [piece.numpy().tobytes() for piece in into]
+
+    def gather_sizes(self, size: int) -> list[int]:
+        """Everybody's number, by rank."""
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world)]
-        self.all_gather(size, sizes)
-        raws = [torch.empty(int(size), dtype=torch.uint8) for size in sizes]
-        self.all_gather(raw, raws)
-        return [pickle.loads(raw.numpy().tobytes()) for raw in raws]
+        self.all_gather(torch.tensor([size]), sizes)
+        return [int(each) for each in sizes]
 
     def _deal(
         self,

@@ -11,11 +11,13 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from paceline.comm.memory import signals
-from paceline.comm.memory.region import Peers, Region, Store
+from paceline.comm.memory.handover import forget, hand_over
+from paceline.comm.memory.region import Peers, Region
 from paceline.comm.places import script_line
 from paceline.errors import PacelineError, PartedError, PeerLostError
 
@@ -31,7 +33,7 @@ class Meeting:
 
     def __init__(
         self,
-        store: Store,
+        store: Any,
         rank: int,
         world: int,
         space: int,
@@ -55,7 +57,7 @@ class Meeting:
         self._broken: PacelineError | None = None
         self._lay(store, space)
 
-    def _lay(self, store: Store, space: int) -> None:
+    def _lay(self, store: Any, space: int) -> None:
         block = LINE * (self.world + 2) + TEXT  # of one worker: a signal from each, two calls, its words
         size = block * self.world + space
         if self.rank == 0:
@@ -63,10 +65,10 @@ class Meeting:
             for peer in range(self.world):
                 for other in range(self.world):
                     signals.make(self._region.address + block * peer + LINE * other)
-            store.set("region", " ".join(map(str, self._region.place)))
+            handed = hand_over(store, 0, self.world, self._region.fd, timeout=self._timeout)
         else:
-            process, descriptor = map(int, store.get("region").split())
-            self._region = Region(size, of=(process, descriptor))
+            handed = hand_over(store, self.rank, self.world, None, timeout=self._timeout)
+            self._region = Region(size, fd=handed.memory)
         with torch.inference_mode(False):
             self.space = self._region.bytes[block * self.world :][:space]
         base, ranks = self._region.address, range(self.world)
@@ -74,18 +76,16 @@ class Meeting:
         self._waits = [base + block * self.rank + LINE * peer for peer in ranks]
         self._calls = [block * peer + LINE * self.world for peer in ranks]
         self._texts = [at + 2 * LINE for at in self._calls]
-        store.set(f"process{self.rank}", str(os.getpid()))
-        self._peers = Peers([int(store.get(f"process{peer}")) for peer in ranks], self.rank)
+        self._peers = Peers(handed.processes)
         self.meet()
         self._region.close_door()
-        if self.rank == 0:  # a later group may meet in the same store, and must not find this one's
-            for key in ("region", *(f"process{peer}" for peer in ranks)):
-                store.delete_key(key)
+        if self.rank == 0:
+            forget(store, self.world)
         self.meet()
 
-    def meet(self) -> None:
+    def meet(self, name: str = "meeting") -> None:
         """Returns when everybody is here."""
-        self.call("meeting", torch.uint8, 0)
+        self.call(name, torch.uint8, 0)
         self.signal()
         for peer in range(self.world):
             if peer != self.rank:

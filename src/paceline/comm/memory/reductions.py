@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
+from paceline.comm.link import within
 from paceline.comm.memory.meeting import LINE, Meeting
 from paceline.comm.memory.region import Region
 from paceline.comm.places import script_line
@@ -73,8 +73,8 @@ class Reductions:
     def __init__(self, store: Any, rank: int, world: int, **options: Any) -> None:
         """Every worker makes one, with a store of their own to meet in."""
         self.rank, self.world = rank, world
-        self._ready = Meeting(PrefixStore("ready", store), rank, world, world * OPEN * LINE, **options)
-        self._done = Meeting(PrefixStore("done", store), rank, world, 0, **options)
+        self._ready = Meeting(within(store, "ready"), rank, world, world * OPEN * LINE, **options)
+        self._done = Meeting(within(store, "done"), rank, world, 0, **options)
         memory: Any = self._ready.space.numpy()
         self._starts = memoryview(memory)
         self._open: deque[Sum] = deque()  # started, not yet added up here
@@ -152,7 +152,7 @@ class Reductions:
         if peer not in maps or maps[peer][0] != serial:
             size = numel * bucket.dtype.itemsize
             with torch.inference_mode(False):
-                maps[peer] = serial, Region(size, of=(process, descriptor)).bytes[:size].view(bucket.dtype)
+                maps[peer] = serial, Region.of(process, descriptor, size).bytes[:size].view(bucket.dtype)
         return maps[peer][1]
 
     def _at(self, rank: int, number: int) -> int:

@@ -13,9 +13,9 @@ from collections import Counter
 from typing import Any, Protocol
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.gloo import gloo_group
+from paceline.comm.link import within
 from paceline.errors import PeerLostError
 
 AT_ONCE = datetime.timedelta(milliseconds=1)
@@ -124,7 +124,7 @@ def connect(store: Any, name: str, rank: int, world: int, *, address: str | None
     """A wire between `world` workers that agree on `name`. Each of them calls it; it waits for all of them.
 
     `address`: of this host, by which the others reach it. Without one it is what the host's name resolves to."""
-    places = [PrefixStore(f"paceline/wire/{name}/{way}", store) for way in ("up", "down")]
+    places = [within(store, f"paceline/wire/{name}/{way}") for way in ("up", "down")]
     try:
         return GlooWire(*(gloo_group(place, rank, world, address=address) for place in places))
     except RuntimeError as error:

@@ -1,0 +1,121 @@
+"""The store that the workers of a run meet in: kept by the launcher, reached over a socket that each worker inherits.
+
+It has no address. A worker's end of its socket is made before the worker is forked and handed down to it, so there is
+nothing for anybody else to connect to. Addresses, ids and descriptors (of shared memory, of processes) travel through
+it; see comm/link.py for the worker's side.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from paceline.comm import frames
+from paceline.comm import link_messages as say
+
+
+class LinkServer:
+    """Serves `workers` sockets from a thread of its own, so that a terminal that does not read keeps no worker
+    waiting. `ends[r]` is for worker r: hand it down, then close it here with `let_go`."""
+
+    def __init__(self, workers: int) -> None:
+        pairs = [socket.socketpair() for _ in range(workers)]
+        self.ends = [its for _, its in pairs]
+        self._ours = {ours.fileno(): ours for ours, _ in pairs}
+        self._values: dict[str, tuple[bytes, list[int]]] = {}
+        self._decoder = msgspec.msgpack.Decoder(say.Ask)
+        self._over, self._end = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self.serve, name="paceline-store", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def let_go(self) -> None:
+        """The workers have their ends."""
+        for end in self.ends:
+            end.close()
+
+    def serve(self) -> None:
+        """Answers until `close`, or until every worker is gone."""
+        poll = select.poll()
+        for each in (*self._ours, self._over):
+            poll.register(each, select.POLLIN)
+        gone = 0
+        while gone < len(self._ours):
+            for fd, _ in poll.poll():
+                if fd == self._over:
+                    return
+                if not self._answer(self._ours[fd]):
+                    poll.unregister(fd)
+                    gone += 1
+
+    def close(self) -> None:
+        """Ends the thread and lets everything go."""
+        os.close(self._end)
+        if self._thread.ident is not None:
+            self._thread.join()
+        os.close(self._over)
+        self.let_go()
+        for ours in self._ours.values():
+            ours.close()
+        for key in list(self._values):
+            self._forget(key)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, worker: socket.socket) -> bool:
+        """Whether the worker is still there."""
+        try:
+            body, came = frames.receive(worker)
+            value, descriptors = self._do(self._decoder.decode(body), came)
+            frames.send(worker, msgspec.msgpack.encode(say.Told(value)), descriptors)
+        except (OSError, EOFError):
+            return False
+        return True
+
+    def _do(self, ask: say.Ask, came: list[int]) -> tuple[bytes | int | None, list[int]]:
+        if isinstance(ask, say.Set):
+            self._forget(ask.key)
+            self._values[ask.key] = ask.value, came
+            return None, []
+        if isinstance(ask, say.Get):
+            return self._values.get(ask.key, (None, []))
+        if isinstance(ask, say.Add):
+            total = int(self._values.get(ask.key, (b"0", []))[0]) + ask.amount
+            self._values[ask.key] = str(total).encode(), []
+            return total, []
+        if isinstance(ask, say.CompareSet):
+            return self._compare_set(ask), []
+        if isinstance(ask, say.Has):
+            return int(all(key in self._values for key in ask.keys)), []
+        if isinstance(ask, say.Delete):
+            return self._forget(ask.key), []
+        return sum(key.startswith(ask.prefix) for key in self._values), []
+
+    def _compare_set(self, ask: say.CompareSet) -> bytes:
+        found = self._values.get(ask.key)
+        if found is None and ask.expected:
+            return ask.expected  # as torch's stores have it
+        if found is None or found[0] == ask.expected:
+            self._values[ask.key] = ask.desired, []
+            return ask.desired
+        return found[0]
+
+    def _forget(self, key: str) -> int:
+        value = self._values.pop(key, None)
+        for descriptor in value[1] if value is not None else ():
+            os.close(descriptor)
+        return int(value is not None)
