@@ -1,0 +1,58 @@
+"""Another account on the same host attacks a run: it gets at nothing, and the numbers are those of plain Python."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from intruder import Intruder
+
+TRAIN = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for x, y in DataLoader(data, batch_size=8, shuffle=True):
+    loss = (model(x) - y).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.9f}", flush=True)
+"""
+
+
+def another_account() -> int:
+    """The id of an account that is not ours; a skip with the reason where this process cannot become one."""
+    if os.geteuid() != 0:
+        pytest.skip("to act as a second account takes root")
+    try:
+        return pwd.getpwnam("nobody").pw_uid
+    except KeyError:
+        pytest.skip("this host has no account `nobody`")
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_a_run_under_attack_prints_the_same_numbers_and_lets_nobody_in(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "paceline", "run", "-n", "2", "--backend", backend, "train.py"]
+    intruder = Intruder(another_account())
+    if intruder.trouble:
+        pytest.skip(f"a second account cannot be played here: {intruder.trouble}")
+    try:
+        run = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=200, preexec_fn=intruder.join_its_network
+        )
+    finally:
+        got = intruder.stop()
+    assert run.returncode == 0, run.stderr
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    expected = plain.stdout.split()
+    assert [float(loss) for loss in run.stdout.split()[: len(expected)]] == pytest.approx(list(map(float, expected)))
+    assert got == {"stores": [], "sockets": [], "processes": [], "files": []}
