@@ -16,7 +16,7 @@ from paceline.errors import DataError, UsageError
 
 Array = np.ndarray[Any, Any]
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "MPO", "JPEG2000", "TGA")  # none that run a program
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000", "TGA")  # none that run a program
 WIDE = ("I", "F")  # modes of Pillow's with four bytes for each value
 RAISE_LIMIT = "pd.decode_image(…, max_bytes={})"
 
@@ -160,6 +160,15 @@ def _torch_resizes_faster() -> bool:
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those that this Pillow was built with."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def open_image(data: bytes | str | os.PathLike[str]) -> Any:
     """A picture of Pillow's, not decoded yet."""
     try:
@@ -170,7 +179,7 @@ def open_image(data: bytes | str | os.PathLike[str]) -> Any:
         ) from None
     source: Any = io.BytesIO(data) if isinstance(data, (bytes, bytearray, memoryview)) else open_file(data)
     try:
-        return Image.open(source, formats=FORMATS)
+        return Image.open(source, formats=_formats())
     except Image.DecompressionBombError as error:
         raise DataError(
             f"The picture cannot be decoded, because it is over Pillow's own limit: {error}",

@@ -62,8 +62,9 @@ def too_large(what: str, size: int, limit: int, option: str, *, otherwise: str =
     """`what` names the thing and its file; `option` is a call or an option with {} in the place of the size to type."""
     more = f" {otherwise}" if otherwise else ""
     number = typed(size, on_command_line=option.startswith("--"))
+    rounded = f" ({told(size)})" if size >= 1024 else ""
     return DataError(
-        f"{what} has {size} bytes ({told(size)}){' or more' if so_far else ''}, over the limit of {told(limit)}.",
+        f"{what} has {size} bytes{rounded}{' or more' if so_far else ''}, over the limit of {told(limit)}.",
         advice=f"If you trust the file, raise the limit: {option.format(number)}.{more}",
     )
 
