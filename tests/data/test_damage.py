@@ -310,3 +310,27 @@ def test_a_record_that_no_file_can_hold(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(deflated(recorded([b"first"]) + record_head(1 << 40), block, 2, 31))
     pipeline = pd.files([tmp_path / "x"]).records(on_error="skip")
     assert (list(pipeline), pipeline.lost) == ([b"first"], 1)
+
+
+def test_pictures_that_would_start_a_program_are_not_opened() -> None:
+    image = pytest.importorskip("PIL.Image")
+    raw = io.BytesIO()
+    image.new("RGB", (8, 8)).save(raw, "eps")
+    with pytest.raises(DataError, match="cannot identify image file"):
+        pd.decode_image(raw.getvalue())
+
+
+def test_a_picture_over_the_limit_says_what_to_type() -> None:
+    image = pytest.importorskip("PIL.Image")
+    for kind in ("png", "jpeg"):
+        raw = io.BytesIO()
+        image.new("RGB", (100, 50)).save(raw, kind)
+        with pytest.raises(
+            DataError, match=r"\(100 × 50 pixels\) has 15000 bytes .*, over the limit of 14.6 KiB"
+        ) as told:
+            pd.decode_image(raw.getvalue(), max_bytes=14_999)
+        assert "pd.decode_image(…, max_bytes=1 << 20)" in told.value.advice
+        assert pd.decode_image(raw.getvalue(), max_bytes=15_000).shape == (50, 100, 3)
+        with pytest.raises(DataError, match=r"resized from 100 × 50 \(200 × 100 pixels\)"):
+            pd.decode_image(raw.getvalue(), shorter=100, max_bytes=15_000)
+        assert pd.decode_image(raw.getvalue(), mode="L", max_bytes=5_000).shape == (50, 100)
