@@ -139,3 +139,17 @@ def test_no_torch_in_this_process():
     code = "import sys, paceline.cli.data; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_sizes_have_a_limit(paceline_, pictures):
+    code, _, err = paceline_("data", "pack", "train", "--max-bytes", "10")
+    assert code == 1
+    assert "over the limit of 10 bytes" in err
+    assert "--max-bytes 1MiB" in err
+    paceline_("data", "pack", "train", "--shards", "1", "--quiet")
+    code, out, _ = paceline_("data", "check", "train-packed", "--decode", "--max-bytes", "190")
+    assert code == 1
+    assert out.count("(8 × 8 pixels) has 192 bytes, over the limit of 190 bytes") == 10
+    assert paceline_("data", "check", "train-packed", "--decode", "--max-bytes", "1GiB")[0] == 0
+    code, _, err = paceline_("data", "check", "train-packed", "--max-bytes", "much")
+    assert (code, "--max-bytes much: not a size" in err) == (2, True)

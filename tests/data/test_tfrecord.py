@@ -242,7 +242,7 @@ def test_a_bomb_is_read_in_pieces(tmp_path: Path) -> None:
     length = struct.pack("<Q", 4 << 30)
     head = length + struct.pack("<I", crc32c.masked(crc32c.value()(length)))
     (tmp_path / "bomb").write_bytes(gzip.compress(head + bytes(1 << 20), 9))
-    with pytest.raises(DataError, match=r"it is over \d+ bytes"):
+    with pytest.raises(DataError, match="its length is more than the file has"):
         read(tmp_path / "bomb")
 
 

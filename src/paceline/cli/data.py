@@ -18,8 +18,10 @@ from rich.table import Table
 
 from paceline.cli import options
 from paceline.cli.example_first import program, verb
+from paceline.cli.series import parse_bytes
 from paceline.cli.session import Session
 from paceline.data import packing
+from paceline.data.sizes import RECORD
 from paceline.errors import UsageError
 
 What = Annotated[
@@ -45,6 +47,24 @@ Paths = Annotated[
     typer.Argument(metavar="PATH...", help="TFRecord files, tar shards, or folders of them.", show_default=False),
 ]
 Decode = Annotated[bool, typer.Option("--decode", help="Decode the pictures in them, too.")]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--max-bytes",
+        metavar="SIZE",
+        help="Refuse a record, or a decoded picture, of more than this size: 4GiB.",
+        show_default="1GiB; 256MiB for a decoded picture",
+    ),
+]
+MaxPicture = Annotated[
+    str | None,
+    typer.Option(
+        "--max-bytes",
+        metavar="SIZE",
+        help="Refuse a picture whose file has more than this size: 4GiB.",
+        show_default="1GiB",
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -69,6 +89,7 @@ def pack(
     shards: Shards = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
+    max_bytes: MaxPicture = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -77,6 +98,7 @@ def pack(
     session.verb = "data pack"
     home = out or f"{Path(what.partition(':')[0]).name.removesuffix('.py')}-packed"
     is_dataset = ":" in what and not os.path.isdir(what)
+    limit = parse_bytes(max_bytes, "--max-bytes") or RECORD
     with _progress(quiet or json) as progress:
         bar = progress.add_task("packing", total=None)
 
@@ -84,9 +106,10 @@ def pack(
             progress.update(bar, completed=done, total=total)
 
         how: dict[str, Any] = {"shards": shards, "shuffle": shuffle, "seed": seed, "said": said}
-        packed = (
-            packing.pack_samples(_find(what), home, **how) if is_dataset else packing.pack_pictures(what, home, **how)
-        )
+        if is_dataset:
+            packed = packing.pack_samples(_find(what), home, **how)
+        else:
+            packed = packing.pack_pictures(what, home, max_bytes=limit, **how)
     if json:
         session.print_document(msgspec.to_builtins(packed))
     elif not quiet:
@@ -100,6 +123,7 @@ def check(
     context: typer.Context,
     paths: Paths,
     decode: Decode = False,
+    max_bytes: MaxBytes = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -107,11 +131,12 @@ def check(
     session = Session.of(context, json=json)
     session.verb = "data check"
     files = packing.files_to_check(paths)
+    limit = parse_bytes(max_bytes, "--max-bytes") or None
     with _progress(quiet or json) as progress:
         bar = progress.add_task("checking", total=len(files))
         checked = []
         for path in files:
-            checked.append(packing.check(path, decode=decode))
+            checked.append(packing.check(path, decode=decode, max_bytes=limit))
             progress.advance(bar)
     wrong = _missing(paths, checked)
     damaged = sum(len(file.damaged) for file in checked) + len(wrong)

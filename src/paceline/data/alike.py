@@ -17,6 +17,7 @@ import torch
 
 from paceline.data.collate import Allocate
 from paceline.data.nests import decode
+from paceline.errors import DataError
 from paceline.script import tree
 
 KEPT = 16  # layouts, by the length of their records
@@ -31,6 +32,10 @@ NESTS = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 
 class OtherError(Exception):
     """Not alike, or nothing that is known here."""
+
+
+# What a record that is no sample may raise here. Decoded by itself, it is told which one it is.
+NOT_ALIKE = (OtherError, DataError, LookupError, ValueError, TypeError, OverflowError, RecursionError, StopIteration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ def decode_together(raws: Sequence[bytes], allocate: Allocate) -> Any:
                     _layouts.clear()
                 _layouts[length] = learn(raws[0])
             return _layouts[length].batch(records, allocate)
-        except (OtherError, msgspec.DecodeError, IndexError, ValueError, TypeError):
+        except NOT_ALIKE:
             continue
     return None
 

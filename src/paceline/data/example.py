@@ -7,30 +7,34 @@ bytes, 2: one of floats, 3: one of integers, packed or not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from paceline.data.layouts import BYTES, FLOATS, INTEGERS, Layouts, UnusualError
-from paceline.data.wire import COUNTED, FIXED32, VARINT, counted, fields, integers, number
+from paceline.data.layouts import BYTES, FEATURE, FLOATS, INTEGERS, Layouts, UnusualError
+from paceline.data.sizes import RECORD
+from paceline.data.wire import COUNTED, FIXED32, VARINT, checked_count, counted, fields, integers, number
 from paceline.errors import DataError, UsageError
 
 FIRST, SECOND = 1 << 3 | COUNTED, 2 << 3 | COUNTED
 LISTS = {BYTES: (FIRST,), FLOATS: (FIRST, 1 << 3 | FIXED32), INTEGERS: (FIRST, 1 << 3 | VARINT)}  # and their values
+VIEW = 256  # bytes that a field takes in memory while its feature is put together
 USUAL = Layouts()
 
 
-def decode_example(raw: bytes) -> dict[str, Any]:
-    """Each feature's values: a list of bytes, or an array of float32 or int64."""
+def decode_example(raw: bytes, *, max_bytes: int = RECORD) -> dict[str, Any]:
+    """Each feature's values: a list of bytes, or an array of float32 or int64. `max_bytes`: refuses a feature that
+    takes more memory."""
     if type(raw) is not bytes:
         raw = bytes(memoryview(raw))
     try:
-        return USUAL.decode(raw)
+        return USUAL.decode(raw, max_bytes)
     except (UnusualError, IndexError, ValueError):
-        return decode_any(raw)
+        return decode_any(raw, max_bytes)
 
 
-def decode_any(raw: bytes) -> dict[str, Any]:
+def decode_any(raw: bytes, most: int = RECORD) -> dict[str, Any]:
     """The same for whatever the wire format allows."""
     found: dict[str, Any] = {}
     try:
@@ -44,13 +48,15 @@ def decode_any(raw: bytes) -> dict[str, Any]:
                         name = bytes(value).decode()
                     elif key == SECOND:
                         feature.append(value)  # a message that comes in parts is what they are in a row
-                found[name] = _values(memoryview(b"".join(feature)))
+                        checked_count(len(feature), VIEW, most)
+                found[name] = _values(memoryview(b"".join(feature)), most)
+                checked_count(len(found), FEATURE, most)
     except (IndexError, ValueError) as error:
-        raise DataError(f"It is no Example: {error}.", advice="Decode it as what it is.") from None
+        raise DataError(f"It is no Example: {error}.", advice="Use a decoder that matches the record type.") from None
     return found
 
 
-def _values(feature: memoryview) -> Any:
+def _values(feature: memoryview, most: int) -> Any:
     """Of the list that was written last: a feature holds one."""
     kind, parts = 0, list[Any]()
     for key, inner in fields(feature):
@@ -58,12 +64,13 @@ def _values(feature: memoryview) -> Any:
             continue
         if key != kind:
             kind, parts = key, []
-        parts += [value for key, value in fields(inner) if key in LISTS[kind]]
+        parts += islice((value for key, value in fields(inner) if key in LISTS[kind]), most // VIEW + 1)
+        checked_count(len(parts), VIEW, most)
     if kind == FLOATS:
         return np.frombuffer(b"".join(parts), "<f4").astype(np.float32)
     if kind == INTEGERS:
         packed = [number(part) if isinstance(part, int) else bytes(part) for part in parts]
-        return np.concatenate([np.empty(0, np.int64), *map(integers, packed)])
+        return np.concatenate([np.empty(0, np.int64), *(integers(part, most) for part in packed)])
     return list(map(bytes, parts))
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.wire import integers, varint
+from paceline.data.sizes import RECORD
+from paceline.data.wire import checked_count, integers, varint
 
 BYTES, FLOATS, INTEGERS = 0x0A, 0x12, 0x1A  # tags of a feature's lists
 TEXTS = 0  # a list of bytes that does not hold one, but any number
 HEADS, FEATURES = 4096, 256  # that are kept
 WIDTHS = 4  # of one feature that are tried
 WIDEST = 256  # bytes of a head that is kept
+FEATURE, TEXT = 512, 64  # bytes that a feature, and one of several texts, take in memory beside their values
 UNKNOWN = repeat(0)
 FLOAT = np.dtype("<f4")
 Head = tuple[str, int, int, int]  # name and kind; where its value begins and ends, from where the head does
@@ -36,8 +38,9 @@ class Layouts:
         self.widths: tuple[int, ...] = ()  # bytes of each head, to be tried first
         self.others: dict[int, tuple[int, ...]] = {}  # … and next: of a text that is now short and now long
 
-    def decode(self, raw: bytes) -> dict[str, Any]:
-        """Each feature's values. What is no usual Example raises UnusualError, IndexError or ValueError."""
+    def decode(self, raw: bytes, most: int = RECORD) -> dict[str, Any]:
+        """Each feature's values, of `most` bytes in memory. What is no usual Example raises UnusualError, IndexError
+        or ValueError."""
         found: dict[str, Any] = {}
         end = len(raw)
         if not end:
@@ -49,7 +52,7 @@ class Layouts:
         for width in chain(self.widths, UNKNOWN):
             if at >= end:
                 break
-            name, kind, begin, stop = head_of(raw[at : at + width]) or self._learn(raw, at, end, len(found))
+            name, kind, begin, stop = head_of(raw[at : at + width]) or self._learn(raw, at, end, len(found), most)
             begin += at
             at += stop
             if at > end:
@@ -57,15 +60,16 @@ class Layouts:
             if kind == BYTES:
                 found[name] = [raw[begin:at]]
             elif kind == INTEGERS:
-                found[name] = integers(raw[begin:at])
+                found[name] = integers(raw[begin:at], most)
             elif kind == FLOATS:
                 found[name] = np.ndarray((at - begin) >> 2, FLOAT, bytearray(raw[begin:at]))
             else:
-                found[name] = texts(raw, begin, at)
+                found[name] = texts(raw, begin, at, most)
         return found
 
-    def _learn(self, raw: bytes, at: int, end: int, number: int) -> Head:
+    def _learn(self, raw: bytes, at: int, end: int, number: int, most: int) -> Head:
         """The head of the feature of this number, which is of another width than the last one's, or new."""
+        checked_count(number, FEATURE, most)
         others = self.others.get(number, ())
         for width in others:
             known = self.heads.get(raw[at : at + width])
@@ -111,9 +115,10 @@ def read_head(raw: bytes, start: int, end: int) -> tuple[Head, int]:
     return (name, kind, at - start, stop - start), at - start
 
 
-def texts(raw: bytes, at: int, stop: int) -> list[bytes]:
+def texts(raw: bytes, at: int, stop: int, most: int) -> list[bytes]:
     """A list of bytes."""
-    found = []
+    found: list[bytes] = []
+    enough = most // TEXT
     while at < stop:
         if raw[at] != 0x0A:
             raise UnusualError
@@ -121,6 +126,8 @@ def texts(raw: bytes, at: int, stop: int) -> list[bytes]:
         if at + size > stop:
             raise UnusualError
         found.append(raw[at : at + size])
+        if len(found) > enough:
+            checked_count(len(found), TEXT, most)
         at += size
     return found
 

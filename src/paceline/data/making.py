@@ -8,10 +8,14 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from paceline.data.array_files import read_cifar, read_idx
+from paceline.data.asking import at_least
+from paceline.data.losses import Policy
 from paceline.data.numbered import IndexedRecords
-from paceline.data.pictures import find_pictures, read_cifar, read_idx
+from paceline.data.pictures import find_pictures
 from paceline.data.pipeline import Pipeline
 from paceline.data.places import find
+from paceline.data.sizes import LINE, RECORD
 from paceline.data.sources import Arrays, Items, of_dataset
 from paceline.errors import UsageError
 
@@ -46,19 +50,33 @@ def files(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) ->
     return Pipeline(Items(found, lambda index: found[index]), title="files")
 
 
-def lines(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Pipeline:
-    """The lines of text files."""
-    return files(pattern).lines()
+def lines(
+    pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    on_error: Policy = "raise",
+    max_bytes: int = LINE,
+) -> Pipeline:
+    """The lines of text files. `max_bytes`: refuses a longer line."""
+    return files(pattern).lines(on_error=on_error, max_bytes=max_bytes)
 
 
-def idx(*paths: str | os.PathLike[str]) -> Pipeline:
-    """The arrays of idx files: `idx("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")` gives pairs."""
-    return arrays(*(read_idx(path) for path in paths))
+def idx(*paths: str | os.PathLike[str], max_bytes: int | None = None) -> Pipeline:
+    """The arrays of idx files: `idx("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")` gives pairs.
+    `max_bytes`: refuses a larger array (default: half of the available memory)."""
+    at_least(1, max_bytes=max_bytes)
+    return arrays(*(read_idx(path, max_bytes) for path in paths))
 
 
-def cifar(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, labels: int = 1) -> Pipeline:
-    """Images (3, 32, 32) and labels of CIFAR's binary files; `labels=2` for CIFAR-100."""
-    return arrays(*read_cifar(find(pattern), labels=labels))
+def cifar(
+    pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    labels: int = 1,
+    max_bytes: int | None = None,
+) -> Pipeline:
+    """Images (3, 32, 32) and labels of CIFAR's binary files; `labels=2` for CIFAR-100. `max_bytes`: refuses files that
+    have more in all, decompressed (default: half of the available memory)."""
+    at_least(1, max_bytes=max_bytes, labels=labels)
+    return arrays(*read_cifar(find(pattern), labels=labels, max_bytes=max_bytes))
 
 
 def image_folder(folder: str | os.PathLike[str]) -> Pipeline:
@@ -67,10 +85,12 @@ def image_folder(folder: str | os.PathLike[str]) -> Pipeline:
     return Pipeline(Items(found, lambda index: found[index][0]), title="image_folder")
 
 
-def indexed(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Pipeline:
+def indexed(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, max_bytes: int = RECORD) -> Pipeline:
     """The records of TFRecord files as things that can be asked for by index: shuffled as a whole, counted, resumed
-    at once. For files on this machine that have an index beside them (pd.Writer, `paceline data pack`) or are plain."""
-    source = IndexedRecords(find(pattern))
+    at once. For files on this machine that have an index beside them (pd.Writer, `paceline data pack`) or are plain.
+    `max_bytes`: refuses a larger record."""
+    at_least(1, max_bytes=max_bytes)
+    source = IndexedRecords(find(pattern), max_bytes)
     return Pipeline(source, title="indexed")
 
 

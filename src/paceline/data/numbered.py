@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.data import crc32c
 from paceline.data.order import Indices
+from paceline.data.sizes import RECORD, too_large
 from paceline.data.tfrecord import CRC, HEAD, LENGTH, TAIL, Reader, read_index
 from paceline.errors import DataError
 
@@ -20,8 +21,8 @@ class IndexedRecords:
 
     gather: Callable[[Indices], Any] | None = None
 
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = list(paths)
+    def __init__(self, paths: Sequence[str], max_bytes: int = RECORD) -> None:
+        self.paths, self._limit = list(paths), max_bytes
         self._offsets = [read_index(path) for path in self.paths]
         self._offsets = [
             _walk(path) if known is None else known for path, known in zip(self.paths, self._offsets, strict=True)
@@ -39,11 +40,14 @@ class IndexedRecords:
         assert offsets is not None
         offset = int(offsets[number])
         descriptor = self._descriptor(file)
-        head = os.pread(descriptor, HEAD, offset)
+        head = self._read(index, descriptor, HEAD, offset)
         right = len(head) == HEAD and crc32c.masked(crc32c.value()(head[:8])) == CRC.unpack_from(head, 8)[0]
         length = LENGTH.unpack_from(head)[0] if right else 0
-        room = os.fstat(descriptor).st_size - offset
-        body = os.pread(descriptor, length + TAIL, offset + HEAD) if right and length <= room else b""
+        room = os.fstat(descriptor).st_size - offset - HEAD - TAIL
+        if self._limit < length <= room:
+            what = f"{self.name(index)}, at byte {offset},"
+            raise too_large(what, length, self._limit, "pd.indexed(…, max_bytes={})")
+        body = self._read(index, descriptor, length + TAIL, offset + HEAD) if right and length <= room else b""
         if not right or len(body) != length + TAIL:
             raise DataError(
                 f"{self.name(index)}, at byte {offset}: there is no record.",
@@ -55,6 +59,16 @@ class IndexedRecords:
                 f"{self.name(index)}, at byte {offset}: its checksum is wrong.", advice="Write the file again."
             )
         return record
+
+    def _read(self, index: int, descriptor: int, size: int, offset: int) -> bytes:
+        try:
+            found = os.pread(descriptor, size, offset)
+            while len(found) < size and (more := os.pread(descriptor, size - len(found), offset + len(found))):
+                found += more  # the kernel gives 2 GiB at once
+            return found
+        except (OSError, MemoryError) as error:
+            told = getattr(error, "strerror", None) or f"there is not enough memory for its {size} bytes"
+            raise DataError(f"{self.name(index)}, at byte {offset}: {told}.", advice="Look at the disk.") from None
 
     def name(self, index: int) -> str:
         file, number = self._place(index)

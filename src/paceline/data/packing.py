@@ -18,6 +18,7 @@ from paceline.data.example import decode_example, encode_example
 from paceline.data.losses import Losses
 from paceline.data.pictures import decode_image, find_pictures
 from paceline.data.reading import format_of, reader_of
+from paceline.data.sizes import PICTURE, RECORD, too_large
 from paceline.data.tfrecord import Writer, index_of, read_index
 from paceline.errors import DataError, PacelineError, UsageError
 
@@ -39,11 +40,18 @@ class Packed(msgspec.Struct, kw_only=True):
 
 
 def pack_pictures(
-    folder: str, out: str, *, shards: int | None, shuffle: bool, seed: int, said: Callable[[int, int], None]
+    folder: str,
+    out: str,
+    *,
+    shards: int | None,
+    shuffle: bool,
+    seed: int,
+    said: Callable[[int, int], None],
+    max_bytes: int = RECORD,
 ) -> Packed:
     """A folder of folders of pictures, one for each class. They are copied as they are, not encoded again."""
     found, classes = find_pictures(folder)
-    total = sum(os.path.getsize(path) for path, _ in found)
+    total = sum(_size_of(path, max_bytes) for path, _ in found)
 
     def record(index: int) -> bytes:
         path, label = found[index]
@@ -60,6 +68,14 @@ def pack_pictures(
     count = shards or files_for(len(found), total)
     written = _write(record, len(found), out, count, shuffle, seed, said)
     return _tell(Packed(folder=out, kind="pictures", classes=classes, **written))
+
+
+def _size_of(path: str, max_bytes: int) -> int:
+    """Of a picture's file, which is to become one record."""
+    size = os.path.getsize(path)
+    if size > max_bytes:
+        raise too_large(path, size, max_bytes, "--max-bytes {}", otherwise="Or remove the file from the folder.")
+    return size
 
 
 def pack_samples(
@@ -175,15 +191,16 @@ def _holds_records(path: Path) -> bool:
     return path.is_file() and (".tfrecord" in path.name or format_of(path) == "tar") and path.suffix != ".index"
 
 
-def check(path: str, *, decode: bool = False) -> Checked:
-    """Reads a whole file. With `decode`, pictures in it are decoded, too."""
+def check(path: str, *, decode: bool = False, max_bytes: int | None = None) -> Checked:
+    """Reads a whole file. With `decode`, pictures in it are decoded, too. `max_bytes`: of a record, and of a decoded
+    picture; None: the defaults of both."""
     losses = Losses()
     checked = Checked(path=path, format=format_of(path), records=0, bytes=os.path.getsize(path))
     try:
-        for chunk in reader_of("auto", "skip", losses)(path, 0):
+        for chunk in reader_of("auto", "skip", losses, max_bytes)(path, 0):
             if decode:
                 for number, record in enumerate(chunk, checked.records):
-                    _decode(checked, number, record)
+                    _decode(checked, number, record, max_bytes or PICTURE)
             checked.records += len(chunk)
     except PacelineError as error:
         checked.damaged.append(error.message)
@@ -196,10 +213,10 @@ def check(path: str, *, decode: bool = False) -> Checked:
     return checked
 
 
-def _decode(checked: Checked, number: int, record: Any) -> None:
+def _decode(checked: Checked, number: int, record: Any, max_bytes: int) -> None:
     for name, raw in _pictures(record):
         try:
-            decode_image(raw)
+            decode_image(raw, max_bytes=max_bytes)
         except DataError as error:
             checked.damaged.append(f"{checked.path}: record {number}, {name}: {error.message}")
 
@@ -220,5 +237,5 @@ def told_of(folder: str) -> Packed | None:
     """What `pack` said of a folder."""
     try:
         return msgspec.json.decode((Path(folder) / TOLD).read_bytes(), type=Packed)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None

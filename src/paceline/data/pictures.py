@@ -1,12 +1,9 @@
-"""Pictures: sets that come as arrays (idx, CIFAR), folders of them, and decoding."""
+"""Pictures: folders of them, and decoding. A picture says how large it is: that is checked before it is decoded."""
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
-import zlib
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,58 +11,14 @@ from typing import Any
 import numpy as np
 
 from paceline.data.places import open_file
+from paceline.data.sizes import PICTURE, too_large
 from paceline.errors import DataError, UsageError
 
 Array = np.ndarray[Any, Any]
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
-LARGEST = 1 << 26  # pixels: of what says that it is larger Pillow asks whether that can be true
-IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-
-
-def read_idx(path: str | os.PathLike[str]) -> Array:
-    """An array of an idx file, as MNIST and Fashion-MNIST come; may be gzipped."""
-    raw = _read_whole(path)
-    rank = raw[3] if len(raw) > 3 else 0
-    if len(raw) < 4 + 4 * rank or raw[:2] != b"\0\0" or raw[2] not in IDX_TYPES or not rank:
-        raise DataError(f"{path} is no idx file: it begins with {raw[:4]!r}.", advice="Give the file as it was made.")
-    shape = tuple(int.from_bytes(raw[4 + 4 * n : 8 + 4 * n], "big") for n in range(rank))
-    dtype = np.dtype(IDX_TYPES[raw[2]])
-    need, have = int(np.prod(shape, dtype=object)) * dtype.itemsize, len(raw) - 4 - 4 * rank
-    if need != have:
-        raise DataError(
-            f"{path}: its head says {list(shape)}, {need} bytes, but {have} follow.", advice="Fetch it again."
-        )
-    array = np.frombuffer(bytearray(raw), dtype, offset=4 + 4 * rank).reshape(shape)
-    return array.astype(dtype.newbyteorder("="), copy=False)
-
-
-def read_cifar(paths: Sequence[str], *, labels: int = 1) -> tuple[Array, Array]:
-    """Images (n, 3, 32, 32) and labels of CIFAR's binary files: `labels` bytes before each image, of which the last
-    one counts (CIFAR-100 has 2: coarse, fine)."""
-    width = labels + 3072
-    parts = []
-    for path in paths:
-        raw = _read_whole(path)
-        if not raw or len(raw) % width:
-            raise DataError(
-                f"{path}: {len(raw)} bytes are no whole number of CIFAR records of {width} bytes.",
-                advice="Give the binary version's files, and labels=2 for CIFAR-100.",
-            )
-        parts.append(np.frombuffer(bytearray(raw), np.uint8).reshape(-1, width))
-    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    images = np.ascontiguousarray(rows[:, labels:]).reshape(-1, 3, 32, 32)
-    return images, rows[:, labels - 1].astype(np.int64)
-
-
-def _read_whole(path: str | os.PathLike[str]) -> bytes:
-    with open_file(path) as file:
-        raw = file.read()
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be decompressed: {error}.", advice="Fetch it again.") from None
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000", "TGA")  # none that run a program
+WIDE = ("I", "F")  # modes of Pillow's with four bytes for each value
+RAISE_LIMIT = "pd.decode_image(…, max_bytes={})"
 
 
 def find_pictures(folder: str | os.PathLike[str]) -> tuple[list[tuple[str, int]], list[str]]:
@@ -95,41 +48,65 @@ def decode_image(
     shorter: int | None = None,
     crop: int | None = None,
     at_least: int | None = None,
+    max_bytes: int = PICTURE,
 ) -> Array:
     """A picture as an array (height, width, channels) of bytes. `shorter`: resized until its shorter side has so many
     pixels. `crop`: of that the square in the middle; only what is kept of it is made. `at_least`: a JPEG may be decoded
-    smaller than it is, as long as its shorter side keeps so many pixels, which takes a fraction of the time."""
-    quick = _decode_jpeg(data) if mode == "RGB" and at_least is None else None
-    picture: Any = open_image(data) if quick is None else quick
-    try:
-        if quick is None:
-            if at_least is not None and picture.format == "JPEG":
-                picture.draft(mode, (at_least, at_least))
-            picture = picture.convert(mode) if picture.mode != mode else picture
-        if shorter is None and crop is None:
-            return np.asarray(picture)
-        wide, high = picture.size if quick is None else picture.shape[1::-1]
-        scale = 1.0 if shorter is None else shorter / min(wide, high)
-        size = round(wide * scale), round(high * scale)
-        if mode in ("RGB", "L") and _torch_resizes_faster():
-            return _resized(np.array(picture) if quick is None else picture, size, crop)
-        return _resized_by_pillow(picture, size, crop)
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise DataError(f"The picture cannot be decoded: {error}.", advice="Write it again, or leave it out.") from None
+    smaller than it is, as long as its shorter side keeps so many pixels, which takes a fraction of the time.
+    `max_bytes`: refuses a picture that has more when it is decoded, or resized."""
+    quick = _decode_jpeg(data, max_bytes) if mode == "RGB" and at_least is None else None
+    picture: Any = _decode_by_pillow(data, mode, at_least, max_bytes) if quick is None else quick
+    if shorter is None and crop is None:
+        return np.asarray(picture)
+    wide, high = picture.size if quick is None else picture.shape[1::-1]
+    scale = 1.0 if shorter is None else shorter / min(wide, high)
+    size = round(wide * scale), round(high * scale)
+    _check_size(f"The picture, resized from {wide} × {high}", size, mode, max_bytes)
+    if mode in ("RGB", "L") and _torch_resizes_faster():
+        return _resized(np.array(picture) if quick is None else picture, size, crop)
+    return _resized_by_pillow(picture, size, crop)
 
 
-def _decode_jpeg(data: bytes | str | os.PathLike[str]) -> Array | None:
+def _decode_jpeg(data: bytes | str | os.PathLike[str], max_bytes: int = PICTURE) -> Array | None:
     """The same pixels as Pillow's in half the time. None where that cannot be had: then Pillow tells why, or can."""
     if not isinstance(data, bytes) or data[:3] != b"\xff\xd8\xff" or (quick := _simplejpeg()) is None:
         return None
     try:
         high, wide, colours, _ = quick.decode_jpeg_header(data)
-        if colours not in ("YCbCr", "Gray") or high * wide > LARGEST:
+        if colours not in ("YCbCr", "Gray"):
             return None
+        _check_size("The picture", (wide, high), "RGB", max_bytes)
         pixels: Array = quick.decode_jpeg(data)
         return pixels
-    except ValueError:
+    except (ValueError, MemoryError):
         return None
+
+
+def _decode_by_pillow(data: Any, mode: str, at_least: int | None, max_bytes: int) -> Any:
+    picture = open_image(data)
+    try:
+        if at_least is not None and picture.format == "JPEG":
+            picture.draft(mode, (at_least, at_least))
+        _check_size("The picture", picture.size, mode, max_bytes)
+        picture.load()
+        return picture.convert(mode) if picture.mode != mode else picture
+    except DataError:
+        raise
+    except Exception as error:  # its decoders raise whatever Python raises for bytes that make no sense
+        raise _undecodable(error) from None
+
+
+def _check_size(what: str, size: tuple[int, int], mode: str, max_bytes: int) -> None:
+    """Before memory is taken for so many pixels."""
+    wide, high = size
+    need = wide * high * (4 if mode in WIDE else max(1, len(mode.partition(";")[0])))
+    if need > max_bytes:
+        raise too_large(f"{what} ({wide} × {high} pixels)", need, max_bytes, RAISE_LIMIT)
+
+
+def _undecodable(error: Exception) -> DataError:
+    told = str(error) or type(error).__name__
+    return DataError(f"The picture cannot be decoded: {told}.", advice="Write it again, or leave it out.")
 
 
 @cache
@@ -183,6 +160,15 @@ def _torch_resizes_faster() -> bool:
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those that this Pillow was built with."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def open_image(data: bytes | str | os.PathLike[str]) -> Any:
     """A picture of Pillow's, not decoded yet."""
     try:
@@ -193,6 +179,11 @@ def open_image(data: bytes | str | os.PathLike[str]) -> Any:
         ) from None
     source: Any = io.BytesIO(data) if isinstance(data, (bytes, bytearray, memoryview)) else open_file(data)
     try:
-        return Image.open(source)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"The picture cannot be decoded: {error}.", advice="Write it again, or leave it out.") from None
+        return Image.open(source, formats=_formats())
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"The picture cannot be decoded, because it is over Pillow's own limit: {error}",
+            advice="If you trust it, raise both limits: PIL.Image.MAX_IMAGE_PIXELS = N, and max_bytes=N here.",
+        ) from None
+    except Exception as error:
+        raise _undecodable(error) from None

@@ -31,6 +31,7 @@ from paceline.data.plan import Plan, Planner, Runtime
 from paceline.data.reading import read_any, reader_of
 from paceline.data.reporting import Report, report_of
 from paceline.data.running import Run
+from paceline.data.sizes import LINE
 from paceline.data.sources import Source
 from paceline.data.threads import wait_for_all
 from paceline.errors import UsageError
@@ -171,21 +172,25 @@ class Pipeline:
         parallel: Number = "auto",
         block: int = 32,
         on_error: Policy = "raise",
+        max_bytes: int | None = None,
     ) -> Pipeline:
         """The records of files: TFRecord's bytes, a tar shard's samples, a text's lines, by their names' endings, or
-        all of one `format` ("tfrecord", "tar", "lines"). `parallel` files are open at a time."""
+        all of one `format` ("tfrecord", "tar", "lines"). `parallel` files are open at a time. `max_bytes`: refuses a
+        larger record or sample (default: 1 GiB) or line (256 MiB)."""
         cycle = 4 if parallel == "auto" else parallel
-        at_least(1, parallel=cycle, block=block)
+        at_least(1, parallel=cycle, block=block, max_bytes=max_bytes)
         policy = checked_policy(on_error)
 
         def policed(losses: Losses) -> Any:
-            return reader_of(format, policy, losses)
+            return reader_of(format, policy, losses, max_bytes)
 
         return self._with(s.Interleave(policed, cycle, block, None, "records"))
 
-    def lines(self, *, parallel: int = 1, block: int = 1) -> Pipeline:
-        """The lines of text files, without their ends."""
-        return self.records("lines", parallel=parallel, block=block)
+    def lines(
+        self, *, parallel: int = 1, block: int = 1, on_error: Policy = "raise", max_bytes: int = LINE
+    ) -> Pipeline:
+        """The lines of text files, without their ends. `max_bytes`: refuses a longer line."""
+        return self.records("lines", parallel=parallel, block=block, on_error=on_error, max_bytes=max_bytes)
 
     # -- stages that keep and carry --------------------------------------------------------------------------------
 

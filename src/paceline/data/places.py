@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import os
-import zlib
 from collections.abc import Iterable
 from typing import IO, Any, cast
 
 from paceline.errors import DataError, UsageError
-
-BLOCK = 1 << 20  # bytes of a compressed file that are read at once
 
 
 def is_remote(path: str) -> bool:
@@ -51,37 +47,6 @@ def size_of(file: IO[bytes]) -> int | None:
     except (OSError, AttributeError, ValueError):
         size = getattr(file, "size", None)
         return int(size) if isinstance(size, int) else None
-
-
-class Inflated:
-    """A file of zlib's, read as what it holds."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._rest, self._made = file, b"", zlib.decompressobj()
-
-    def read(self, size: int) -> bytes:
-        found: list[bytes] = []
-        while size > 0 and not self._made.eof:
-            raw = self._rest or self._file.read(BLOCK)
-            if not raw:
-                raise EOFError("it ends before its compressed stream does")
-            part = self._made.decompress(raw, size)
-            self._rest = self._made.unconsumed_tail
-            found.append(part)
-            size -= len(part)
-        return b"".join(found)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def unpacked(file: IO[bytes], head: bytes) -> Any:
-    """A file that is read as what it holds, by its first bytes: gzip's, zlib's, or plain."""
-    if head[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=file)
-    if len(head) >= 2 and head[0] == 0x78 and (head[0] * 256 + head[1]) % 31 == 0:
-        return Inflated(file)
-    return file
 
 
 def _fsspec() -> Any:

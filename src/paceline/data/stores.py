@@ -13,16 +13,20 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 import torch
 
 from paceline.data.order import Indices
+from paceline.data.sizes import STEP
 from paceline.errors import DataError, UsageError
 
 SHARE = 0.8  # of the memory that is free that a cache may take
+END = 2**64 - 1  # in the place of a sample's size: the end
+TOLD = 4096  # bytes of what is told after it, at most
+UNLIMITED = 1 << 62  # what this program kept in memory before may be read into it again
 
 
 def fingerprint(length: int, functions: Sequence[Callable[[Any], Any]]) -> str:
@@ -167,7 +171,7 @@ def write_pass(path: Path, samples: list[Any]) -> None:
             raw = encode(sample)
             check = zlib.crc32(raw, check)
             file.write(len(raw).to_bytes(8, "little") + raw)
-        file.write(b"\xff" * 8 + msgspec.json.encode({"samples": len(samples), "crc32": check}))
+        file.write(END.to_bytes(8, "little") + msgspec.json.encode({"samples": len(samples), "crc32": check}))
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
@@ -179,18 +183,36 @@ def read_pass(path: Path | None) -> list[Any] | None:
 
     if path is None or not path.exists():
         return None
-    raw, at, check, samples = path.read_bytes(), 0, 0, []
     try:
-        while (size := int.from_bytes(raw[at : at + 8], "little")) != 2**64 - 1:
-            body = raw[at + 8 : at + 8 + size]
-            check = zlib.crc32(body, check)
-            samples.append(decode(body))
-            if not len(body):
-                raise ValueError("it ends in the middle")
-            at += 8 + size
-        told = msgspec.json.decode(raw[at + 8 :])
-        if told != {"samples": len(samples), "crc32": check}:
-            raise ValueError("its checksum is wrong")
-    except (ValueError, msgspec.DecodeError) as error:
-        raise DataError(f"The cached pass {path} is damaged: {error}.", advice=f"Delete it: rm {path}") from None
-    return samples
+        with open(path, "rb") as file:
+            sizes = _checked_sizes(file, os.fstat(file.fileno()).st_size)
+            file.seek(0)
+            samples = []
+            for size in sizes:
+                file.seek(8, os.SEEK_CUR)
+                samples.append(decode(file.read(size), max_bytes=UNLIMITED))
+        return samples
+    except (ValueError, OSError, RecursionError, DataError) as error:
+        told = error.message if isinstance(error, DataError) else str(error)
+        raise DataError(f"The cached pass {path} is damaged: {told}.", advice=f"Delete it: rm {path}") from None
+
+
+def _checked_sizes(file: IO[bytes], left: int) -> list[int]:
+    """The sizes of its samples. Nothing is decoded before all of it is checked."""
+    sizes, check = list[int](), 0
+    while (size := int.from_bytes(head := file.read(8), "little")) != END:
+        left -= 8
+        if len(head) < 8 or size > left:
+            raise ValueError(f"it ends in the middle of sample {len(sizes)}, at byte {file.tell()}")
+        left -= size
+        sizes.append(size)
+        while size:
+            part = file.read(min(size, STEP))
+            if not part:
+                raise ValueError(f"it ends in the middle of sample {len(sizes)}, at byte {file.tell()}")
+            check = zlib.crc32(part, check)
+            size -= len(part)
+    told = file.read(TOLD)
+    if msgspec.json.decode(told) != {"samples": len(sizes), "crc32": check}:
+        raise ValueError("its checksum is wrong")
+    return sizes

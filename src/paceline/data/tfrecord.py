@@ -7,10 +7,10 @@ has that many bytes.
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import threading
-import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,24 +20,28 @@ import numpy as np
 
 from paceline.data import crc32c
 from paceline.data.losses import Losses, Policy
-from paceline.data.places import is_remote, open_file, size_of, unpacked
+from paceline.data.places import is_remote, open_file, size_of
+from paceline.data.sizes import RECORD, STEP, too_large
+from paceline.data.unpacking import DamageError, Stream, opened, read_from
 from paceline.errors import DataError, UsageError
 
 HEAD, TAIL = 12, 4  # bytes around a record
 BLOCK = 512 << 10  # bytes that are read at once: so many stay in a core's cache
 HEADS = 4096  # whose lengths are kept
-LARGEST = 2 << 30  # bytes of a record, where a file's size is not known
+LINE = 48  # bytes of a line of an index, at most
 LENGTH = struct.Struct("<Q")
 BEFORE = struct.Struct("<QI")  # a length, and its checksum
 CRC = struct.Struct("<I")
 _own = threading.local()
 NONE: crc32c.Words = np.empty(0, np.uint32)
 CUT_OFF, NO_LENGTH = "the file ends in the middle of it", "its length's checksum is wrong"
+WRONG = "its checksum is wrong"
+SKIP = "on_error='skip', or 'warn' to be told."
 
 
-def read(path: Any, start: int, policy: Policy, losses: Losses) -> Iterator[list[bytes]]:
+def read(path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int = RECORD) -> Iterator[list[bytes]]:
     """A file's records from number `start` on, in chunks of about a block."""
-    reader = Reader(os.fspath(path), policy, losses)
+    reader = Reader(os.fspath(path), policy, losses, max_bytes)
     try:
         yield from reader.chunks(start)
     finally:
@@ -47,17 +51,17 @@ def read(path: Any, start: int, policy: Policy, losses: Losses) -> Iterator[list
 class Reader:
     """One file. `number` and `offset` say where it stands, for errors."""
 
-    def __init__(self, path: str, policy: Policy = "raise", losses: Losses | None = None) -> None:
-        self.path, self.policy, self.losses = path, policy, losses or Losses()
+    def __init__(
+        self, path: str, policy: Policy = "raise", losses: Losses | None = None, max_bytes: int = RECORD
+    ) -> None:
+        self.path, self.policy, self.losses, self._limit = path, policy, losses or Losses(), max_bytes
         self.number = self.offset = 0
-        raw = open_file(path)
-        head = raw.read(HEAD)
-        raw.seek(0)
-        plain = (len(head) == HEAD and _length_is_right(head)) or unpacked(raw, head) is raw
-        self._size = size_of(raw) if plain else None
-        self._file: IO[bytes] | Any = raw if plain else unpacked(raw, head)
-        self._raw, self.plain = raw, plain
-        self._fd = raw.fileno() if plain and not is_remote(path) else None  # of what can be read at any place
+        self._raw = open_file(path)
+        # A length may look like the first bytes of a compressed file; its checksum tells.
+        self._stream: Stream = opened(self._raw, path, HEAD, plain=_length_is_right)
+        self.plain = not self._stream.packed
+        self._size = size_of(self._raw) if self.plain else None
+        self._fd = self._raw.fileno() if self.plain and not is_remote(path) else None  # can be read at any place
         self._lengths: dict[int, int] = {}  # that were seen, and their checksums, which were right
         _keep_memory()
 
@@ -87,14 +91,19 @@ class Reader:
                     self._lose(CUT_OFF)
                 return
             if _is_long(rest):
-                rest = self._fill(rest)
-                if not rest:
+                record, goes_on = self._long(rest)
+                rest = b""
+                if record is not None and not start:
+                    yield [record]
+                start = max(0, start - (record is not None))
+                del record
+                if not goes_on:
                     return
 
     def walk(self) -> list[int]:
         """Where each record begins; their contents are not looked at. For plain files."""
         starts: list[int] = []
-        while head := self._file.read(HEAD):
+        while head := self._head():
             if len(head) < HEAD or not _length_is_right(head):
                 self._lose(NO_LENGTH if len(head) == HEAD else CUT_OFF)
                 break
@@ -103,9 +112,16 @@ class Reader:
                 self._lose(CUT_OFF)
                 break
             starts.append(self.offset)
-            self._file.seek(after)
+            self._raw.seek(after)
             self.number, self.offset = self.number + 1, after
         return starts
+
+    def _head(self) -> bytes:
+        try:
+            return read_from(self._raw, HEAD)
+        except DamageError as error:
+            self._lose(str(error), rest_too=True)
+            return b""
 
     def _jump(self, start: int) -> int:
         """Goes straight to a record, where an index says where it lies. What is left to skip."""
@@ -117,20 +133,21 @@ class Reader:
         self.number, self.offset = start, int(offsets[start])
         return 0
 
-    def _read(self, size: int) -> bytes | None:
+    def _read(self, size: int, offset: int) -> bytes | None:
+        """What lies there, or (of what is not a local file) what comes next; None where it cannot be read."""
         try:
-            return self._file.read(size)
-        except (OSError, EOFError, ValueError, zlib.error) as error:
-            self._lose(f"it cannot be decompressed: {error}" if not self.plain else str(error), rest_too=True)
-            return None
+            return self._stream.read(size) if self._fd is None else os.pread(self._fd, size, offset)
+        except DamageError as error:
+            self._lose(str(error), rest_too=True)
+        except OSError as error:
+            self._lose(f"it cannot be read: {error.strerror or error}", rest_too=True)
+        return None
 
     def _block(self, rest: bytes) -> tuple[memoryview | None, bool]:
         """What comes next, with `rest` before it, and whether the file ends there; None where it cannot be read."""
         if self._fd is None:
-            more = self._read(BLOCK)
+            more = self._read(BLOCK, 0)
             return (None, True) if more is None else (memoryview(rest + more), not more)
-        if rest:
-            return memoryview(rest), False  # a whole record, which is longer than a block
         block, have = memoryview(_buffer()), 0
         try:
             while have < BLOCK and (got := os.preadv(self._fd, [block[have:]], self.offset + have)):
@@ -164,7 +181,7 @@ class Reader:
         if len(bad):
             starts = np.cumsum([0, *(HEAD + len(record) + TAIL for record in records)])
             for number in bad.tolist():
-                self._lose("its checksum is wrong", number=number, offset=int(starts[number]))
+                self._lose(WRONG, number=number, offset=int(starts[number]))
             lost = set(bad.tolist())
             kept = [record for number, record in enumerate(records) if number not in lost]
         self.number += good
@@ -202,41 +219,68 @@ class Reader:
         self._lengths[length] = crc
         return True
 
-    def _fill(self, rest: bytes) -> bytes:
-        """The start of a record whose length is checked, read to its end; nothing where it cannot be."""
-        length = LENGTH.unpack_from(rest)[0] + HEAD + TAIL
-        most = LARGEST if self._size is None else self._size - self.offset
-        if length > most:
-            why = "its length is more than the file has" if self._size is not None else f"it is over {LARGEST} bytes"
-            self._lose(why, rest_too=True)
-            return b""
-        parts, have = [rest], len(rest)
-        if self._fd is not None:
-            self._file.seek(self.offset + have)
-        while have < length:
-            part = self._read(min(8 << 20, length - have))
-            if part is None:
-                return b""
+    def _long(self, rest: bytes) -> tuple[bytes | None, bool]:
+        """The record that begins with `rest` and is longer than a block, or None where it is lost; and whether there
+        may be more. Its length is checked: first against what the file can hold, then against the limit."""
+        length: int = LENGTH.unpack_from(rest)[0]
+        whole = HEAD + length + TAIL
+        room = self._stream.left() if self._size is None else self._size - self.offset - len(rest)
+        if room is not None and whole - len(rest) > room:
+            self._lose("its length is more than the file has", rest_too=True)
+            return None, False
+        if length > self._limit:
+            what = f"{self._where()}: it"
+            error = too_large(what, length, self._limit, "max_bytes={}", otherwise=f"Or leave it out: {SKIP}")
+            self.losses.lose(error, self.policy)
+            goes_on = self._fd is not None or self._take(whole - len(rest), len(rest), None)
+            self.number, self.offset = self.number + 1, self.offset + whole
+            return None, goes_on
+        body = io.BytesIO()
+        body.write(memoryview(rest)[HEAD : HEAD + length])
+        try:
+            if not self._take(length - body.tell(), HEAD + body.tell(), body):
+                return None, False
+            record = body.getvalue()  # no copy
+        except MemoryError:
+            self._lose(f"there is not enough memory for its {length} bytes", rest_too=True)
+            return None, False
+        after = io.BytesIO()
+        after.write(memoryview(rest)[HEAD + length :])
+        if not self._take(TAIL - after.tell(), HEAD + length + after.tell(), after):
+            return None, False
+        right = crc32c.masked(crc32c.value()(record)) == CRC.unpack(after.getvalue())[0]
+        if not right:
+            self._lose(WRONG)
+        self.number, self.offset = self.number + 1, self.offset + whole
+        return (record if right else None), True
+
+    def _take(self, size: int, at: int, into: io.BytesIO | None) -> bool:
+        """Reads `size` bytes, which lie `at` bytes after the record's begin; whether they were there. Memory is taken
+        as they come, not as the length promises."""
+        while size:
+            part = self._read(min(STEP, size), self.offset + at)
             if not part:
-                self._lose(CUT_OFF)
-                return b""
-            parts.append(part)
-            have += len(part)
-        return b"".join(parts)
+                if part is not None:
+                    self._lose(CUT_OFF)
+                return False
+            if into is not None:
+                into.write(part)
+            size, at = size - len(part), at + len(part)
+        return True
 
     def _lose(self, why: str, *, number: int = 0, offset: int = 0, rest_too: bool = False) -> None:
-        where = f"{self.path}: record {self.number + number}, at byte {self.offset + offset}"
-        packed = "" if self.plain else " of what is compressed in it"
         more = " With it the rest of the file is lost." if rest_too and self.policy != "raise" else ""
         error = DataError(
-            f"{where}{packed}: {why}.{more}",
-            advice="Write the file again, or leave such records out: on_error='skip', or 'warn' to be told.",
+            f"{self._where(number, offset)}: {why}.{more}",
+            advice=f"Write the file again, or leave such records out: {SKIP}",
         )
         self.losses.lose(error, self.policy)
 
+    def _where(self, number: int = 0, offset: int = 0) -> str:
+        return f"{self.path}: record {self.number + number}, {self._stream.place(self.offset + offset)}"
+
     def close(self) -> None:
-        self._file.close()
-        self._raw.close()
+        self._stream.close()
 
 
 def _is_long(rest: bytes | memoryview) -> bool:
@@ -261,7 +305,7 @@ def _keep_memory() -> None:
 
 
 def _length_is_right(head: bytes) -> bool:
-    return crc32c.masked(crc32c.value()(head[:8])) == CRC.unpack_from(head, 8)[0]
+    return len(head) == HEAD and crc32c.masked(crc32c.value()(head[:8])) == CRC.unpack_from(head, 8)[0]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -328,12 +372,18 @@ def index_of(path: str | os.PathLike[str]) -> Path:
 
 def read_index(path: str | os.PathLike[str]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Where a file's records begin, as its index says; None where there is none, or it is not this file's."""
+    index = index_of(path)
     try:
-        text = index_of(path).read_bytes()
-        pairs = np.array(text.split(), np.int64).reshape(-1, 2)
         size = os.stat(path).st_size
-    except (OSError, ValueError):
+        if os.stat(index).st_size > LINE * (size // (HEAD + TAIL)):
+            return None  # more lines than the file can have records
+        pairs = np.array(index.read_bytes().split(), np.int64).reshape(-1, 2)
+    except (OSError, ValueError, OverflowError):
         return None
-    ends = pairs.sum(1)
-    whole = len(pairs) == 0 or (pairs[0, 0] == 0 and bool(np.all(ends[:-1] == pairs[1:, 0])))
-    return pairs[:, 0] if whole and (int(ends[-1]) if len(ends) else 0) == size else None
+    if not len(pairs):
+        return pairs[:, 0] if not size else None
+    starts, sizes = pairs[:, 0], pairs[:, 1]
+    # Sizes within the file, so that no sum overflows.
+    whole = bool(np.all((sizes >= HEAD + TAIL) & (sizes <= size)) and np.all((starts >= 0) & (starts < size)))
+    in_a_row = whole and starts[0] == 0 and bool(np.all(starts[:-1] + sizes[:-1] == starts[1:]))
+    return starts if in_a_row and int(starts[-1] + sizes[-1]) == size else None

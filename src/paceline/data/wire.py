@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.data.sizes import RECORD, too_large
+
 VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5
 ALL = (1 << 64) - 1
 FEW = 32  # bytes that Python goes through sooner than numpy begins
+SLAB = 1 << 20  # bytes that numpy goes through at once
 Integers = npt.NDArray[np.int64]
 ONE: Integers = np.zeros(1, np.int64)
 
@@ -57,11 +60,36 @@ def fields(view: Any) -> Iterator[tuple[int, Any]]:
         at += size
 
 
-def integers(raw: bytes) -> Integers:
-    """Packed numbers, signed, as an array that nobody else has."""
+def integers(raw: bytes, most: int = RECORD) -> Integers:
+    """Packed numbers, signed, as an array that nobody else has; of so many bytes at most."""
     if len(raw) <= 2:
         return _short(raw).copy()  # a label, most often: one of a few
-    return _by_hand(raw) if len(raw) <= FEW else _by_numpy(raw)
+    if len(raw) <= FEW:
+        return _by_hand(raw)
+    return _by_numpy(raw) if len(raw) <= SLAB else _in_slabs(raw, most)
+
+
+def _in_slabs(raw: bytes, most: int) -> Integers:
+    """The same for many: a number of one byte takes 8, and 40 while it is put together."""
+    view = np.frombuffer(raw, np.uint8)
+    found = np.empty(checked_count(int(np.count_nonzero(view < 0x80)), 8, most), np.int64)
+    at = have = 0
+    while at < len(view):
+        ends = np.flatnonzero(view[at : at + SLAB] < 0x80)
+        if not len(ends):
+            raise ValueError("a number of more than 64 bits")
+        stop = at + int(ends[-1]) + 1
+        part = _by_numpy(raw[at:stop])
+        found[have : have + len(part)] = part
+        at, have = stop, have + len(part)
+    return found
+
+
+def checked_count(count: int, size: int, most: int) -> int:
+    """So many values that take `size` bytes each in memory; DataError if that is too much."""
+    if count * size > most:
+        raise too_large("The Example, decoded,", count * size, most, "pd.decode_example(…, max_bytes={})", so_far=True)
+    return count
 
 
 def _by_hand(raw: bytes) -> Integers:
