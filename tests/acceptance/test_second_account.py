@@ -56,3 +56,36 @@ def test_a_run_under_attack_prints_the_same_numbers_and_lets_nobody_in(tmp_path:
     expected = plain.stdout.split()
     assert [float(loss) for loss in run.stdout.split()[: len(expected)]] == pytest.approx(list(map(float, expected)))
     assert got == {"stores": [], "sockets": [], "processes": [], "files": []}
+
+
+LISTENS = """
+import os, re, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(3):
+    model(torch.ones(4, 4)).mean().backward()
+    optimizer.step()
+
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+
+worker, zygote = os.getpid(), os.getppid()
+sockets = set()
+for pid in (worker, zygote, parent(zygote)):
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            sockets |= set(re.findall(r"socket:\\[(\\d+)\\]", os.readlink(f"/proc/{pid}/fd/{fd}")))
+        except OSError:
+            pass
+assert sockets
+tables = [line.split() for name in ("tcp", "tcp6", "udp") for line in open(f"/proc/net/{name}").readlines()[1:]]
+print("internet sockets:", [fields[1] for fields in tables if fields[9] in sockets])
+"""
+
+
+def test_a_run_on_one_host_has_no_internet_socket_at_all(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LISTENS)
+    command = [sys.executable, "-m", "paceline", "run", "-n", "2", "train.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr
+    assert "internet sockets: []" in run.stdout
