@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.record.folder import unwritable
+from paceline.record.inside import Folder
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -50,11 +51,11 @@ def write_findings(folder: Path, found: list[Finding]) -> None:
         raise unwritable(path, error) from error
 
 
-def read_findings(folder: Path) -> list[Finding]:
+def read_findings(folder: Path | Folder) -> list[Finding]:
     """None where a record has none. RecordError where the file is damaged."""
-    path = findings_path(folder)
+    path = Folder.of(folder).file("findings.json")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Finding])
+        return msgspec.json.decode(path.read(), type=list[Finding])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as error:

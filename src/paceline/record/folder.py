@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from paceline.errors import RecordError
+from paceline.record.inside import Folder
 
 _PROBE = b"\0" * 65536
 
@@ -93,8 +94,7 @@ def open_log(folder: Path | str, rank: int) -> int:
 def last_lines(folder: Path | str, rank: int, count: int = 10) -> list[str]:
     """The end of a worker's log; nothing where it has none."""
     try:
-        with open(log_path(folder, rank), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
-            return file.read().decode(errors="replace").rstrip().splitlines()[-count:]
-    except OSError:
+        end, _ = Folder.of(folder).file(f"log.rank{rank}.txt").read_end(16384)
+    except (OSError, RecordError):
         return []
+    return end.decode(errors="replace").rstrip().splitlines()[-count:]

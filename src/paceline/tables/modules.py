@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from paceline.errors import TraceError
+from paceline.tables.effort import go_on
 from paceline.tables.intervals import Integers
 from paceline.tables.nesting import in_order, parents
 from paceline.tables.trace import Trace
 
 MODULE = "nn.Module: "
+LONGEST = 16 << 20  # characters of all paths together
 
 
 def modules(trace: Trace) -> pl.DataFrame:
@@ -61,11 +64,26 @@ def modules(trace: Trace) -> pl.DataFrame:
 
 def _paths(names: list[str], above: Integers, is_module: np.ndarray) -> list[str]:
     """The path of modules that each row lies in."""
+    go_on()
     paths: list[str] = []
+    known: dict[tuple[str, str], str] = {}  # each path once, however many rows lie in it
+    length = 0
     for row, (name, parent) in enumerate(zip(names, above.tolist(), strict=True)):
         outer = paths[parent] if parent >= 0 else ""
         if is_module[row]:
-            outer = f"{outer}/{name.removeprefix(MODULE)}" if outer else name.removeprefix(MODULE)
+            path = known.get((outer, name))
+            if path is None:
+                path = f"{outer}/{name.removeprefix(MODULE)}" if outer else name.removeprefix(MODULE)
+                known[outer, name] = path
+                length += len(path)
+                if length > LONGEST:
+                    # Each path holds all those above it: what is nested a million deep fits in no memory.
+                    raise TraceError(
+                        "The trace's modules are nested too deeply: their paths have more than "
+                        f"{LONGEST >> 20} Mi characters.",
+                        advice="Trace without Python's stack: paceline profile without --stack",
+                    )
+            outer = path
         paths.append(outer)
     return paths
 

@@ -16,15 +16,16 @@ from paceline.view import render
 from paceline.view.app import plotly
 from paceline.view.blocks import Note, Page
 from paceline.view.library import Library
+from paceline.view.limits import Limits
 from paceline.view.opened import Opened
 from paceline.view.site import Kind, pages_of
 
 SCRIPTS = ("theme.js", "app.js", "timeline.js")
 
 
-def export(root: Path, name: str, target: Path) -> tuple[Path, int]:
+def export(root: Path, name: str, target: Path, *, limits: Limits | None = None) -> tuple[Path, int]:
     """Writes the report of a record, or of the newest one. Gives the record's folder, and the report's bytes."""
-    library = Library(root)
+    library = Library(root, limits)
     if not name:
         name = next(iter(library.names()), "")
         if not name:
@@ -37,7 +38,7 @@ def export(root: Path, name: str, target: Path) -> tuple[Path, int]:
         raise UsageError(
             f"--export {target}: {error.strerror or error}.", advice="Type the path of a file that can be written."
         ) from error
-    return record.folder, len(text)
+    return record.folder.path, len(text)
 
 
 def report(record: Opened) -> str:
