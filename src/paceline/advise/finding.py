@@ -9,6 +9,7 @@ import msgspec
 from paceline.errors import RecordError
 from paceline.record.folder import unwritable
 from paceline.record.inside import Folder
+from paceline.record.private import write_file
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ def write_findings(folder: Path, found: list[Finding]) -> None:
     """RecordError where the folder cannot be written."""
     path = findings_path(folder)
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from paceline.record.inside import Folder
+from paceline.record.private import write_file
 
 
 class RunSharpness(msgspec.Struct, kw_only=True):
@@ -30,7 +31,7 @@ def solution_path(folder: Path) -> Path:
 
 
 def write_sharpness(folder: Path, found: RunSharpness) -> None:
-    (folder / "sharpness.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    write_file(folder / "sharpness.json", msgspec.json.format(msgspec.json.encode(found)))
 
 
 def read_sharpness(folder: Path | Folder) -> RunSharpness | None:

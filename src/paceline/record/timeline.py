@@ -14,6 +14,7 @@ import msgspec
 
 from paceline.record.folder import unwritable
 from paceline.record.inside import File, Folder
+from paceline.record.private import create
 
 BLOCK = 500  # spans written at a time
 
@@ -37,7 +38,7 @@ class TimelineWriter:
         self._encoder = msgspec.json.Encoder()
         self._spans: list[Span] = []
         try:
-            self._file = self._path.open("ab")
+            self._file = os.fdopen(create(self._path, append=True), "ab")
         except OSError as error:
             raise unwritable(self._path, error) from error
 

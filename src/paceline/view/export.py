@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from pathlib import Path
 
 from markupsafe import Markup
@@ -33,12 +34,18 @@ def export(root: Path, name: str, target: Path, *, limits: Limits | None = None)
     record = library.open(name)
     text = report(record).encode(errors="replace")
     try:
-        target.write_bytes(text)
+        _write(target, text)
     except OSError as error:
         raise UsageError(
             f"--export {target}: {error.strerror or error}.", advice="Type the path of a file that can be written."
         ) from error
     return record.folder.path, len(text)
+
+
+def _write(target: Path, text: bytes) -> None:
+    """A new file is its owner's alone, as the record is; one that was there keeps its rights."""
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(text)
 
 
 def report(record: Opened) -> str:
