@@ -14,7 +14,7 @@ from view_records import TRAIN, make_run, trace
 from paceline.errors import TraceError
 from paceline.tables import intervals
 from paceline.tables import trace as traces
-from paceline.tables.effort import go_on, within
+from paceline.tables.effort import PIECE, go_on, paced, within
 from paceline.tables.trace import read_trace
 from paceline.tables.windows import phases
 from paceline.view import opened, spans
@@ -185,6 +185,15 @@ def test_traces_of_many_records_are_not_all_kept(tmp_path):
     assert sum(record.events for record in kept) > 1500
     assert library.open("run2") is kept[2]
     assert library.open("run0") is not kept[0]
+
+
+def test_a_loop_over_very_many_rows_is_left_in_the_middle():
+    rows, seen = paced(range(10 * PIECE)), []
+    for _ in range(3 * PIECE):
+        next(rows)
+    with within(0, "the rest"), pytest.raises(TraceError, match="longer than 0 s"):
+        seen.extend(rows)
+    assert len(seen) < PIECE
 
 
 def test_time_inside_a_block_does_not_count_for_the_outer_one(monkeypatch):

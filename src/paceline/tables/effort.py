@@ -1,18 +1,23 @@
 """A limit on the time that tables may take, for those who make them of traces from anywhere.
 
 Nothing can stop a thread from outside. So what may take long asks `go_on` between its pieces: each chunk of a file,
-each pass over all rows. Without a limit that costs a look at a variable.
+each table, some ten thousand rows of a loop. Without a limit that costs a look at a variable.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar
 
 from paceline.errors import TraceError
+
+PIECE = 1 << 16  # rows of a loop between two looks at the clock
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -38,6 +43,14 @@ def within(seconds: float, what: str, advice: str = "") -> Iterator[None]:
         _limit.reset(mine)
         if outer is not None:
             outer.until += time.monotonic() - begun
+
+
+def paced(rows: Iterable[T]) -> Iterator[T]:
+    """The rows, for a loop over very many of them: asks now and then whether to go on."""
+    for number, row in enumerate(rows):
+        if not number % PIECE:
+            go_on()
+        yield row
 
 
 def go_on() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from paceline.tables.effort import go_on
+from paceline.tables.effort import paced
 from paceline.tables.intervals import Integers, Spans
 from paceline.tables.trace import Trace
 from paceline.tables.windows import PHASES, phases
@@ -84,10 +84,9 @@ def _born(during: dict[str, Spans], times: Integers) -> Integers:
 
 def _categories(addresses: list[int], changes: list[int], born: list[int]) -> Integers:
     """What is given back is of the category under which it was taken; 0 (before) where it never was."""
-    go_on()
     alive: dict[int, int] = {}
     found = []
-    for address, change, category in zip(addresses, changes, born, strict=True):
+    for address, change, category in paced(zip(addresses, changes, born, strict=True)):
         if change >= 0:
             alive[address] = category
             found.append(category)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from paceline.tables.effort import go_on
+from paceline.tables.effort import paced
 from paceline.tables.kinds import uses_tensor_cores
 
 Integers = NDArray[np.int64]
@@ -33,13 +33,13 @@ LEFT_OUT = (
 def parents(rows: pl.DataFrame) -> Integers:
     """For each row the one that holds it, -1 where none does. Rows are sorted by process, thread, start and latest end
     first. Of two that overlap without one holding the other, neither is the other's parent."""
-    go_on()
     thread = _threads(rows)
     found = np.full(rows.height, -1, dtype=np.int64)
     stack: list[int] = []
     ends = rows["end"].to_list()
     before = -1
-    for row, (here, start, end) in enumerate(zip(thread.tolist(), rows["start"].to_list(), ends, strict=True)):
+    told = zip(thread.tolist(), rows["start"].to_list(), ends, strict=True)
+    for row, (here, start, end) in enumerate(paced(told)):
         if here != before:
             stack.clear()
             before = here
@@ -126,10 +126,9 @@ def _look_up(keys: Integers, values: Integers, asked: Integers) -> Integers:
 
 def _sums_below(parent: Integers, own: Integers) -> Integers:
     """Each row's own figure and all of its children's, grandchildren's, and so on. Parents come before children."""
-    go_on()
     total = own.tolist()
     above = parent.tolist()
-    for row in range(len(above) - 1, -1, -1):
+    for row in paced(range(len(above) - 1, -1, -1)):
         if above[row] >= 0:
             total[above[row]] += total[row]
     return np.array(total, dtype=np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from paceline.tables.effort import go_on
+from paceline.tables.effort import paced
 from paceline.tables.intervals import EMPTY, Spans
 from paceline.tables.kinds import INPUT, PEERS, STEP, SYNCHRONISING, says
 from paceline.tables.nesting import in_order
@@ -97,7 +97,6 @@ def _innermost(names: list[str], starts: list[int], ends: list[int]) -> dict[str
     """A moment belongs to the innermost mark that holds it: of the open marks, the one that began last; of two that
     began together, the shorter one. Marks come in the order of their starts, longest first. One pass, however deep
     marks are nested."""
-    go_on()
     pieces: dict[str, list[int]] = {name: [] for name in names}  # starts and ends, in turn
     open_now: list[tuple[str, int]] = []  # names and ends, the innermost last
     at = 0
@@ -114,7 +113,7 @@ def _innermost(names: list[str], starts: list[int], ends: list[int]) -> dict[str
             if end <= moment:
                 open_now.pop()
 
-    for name, start, end in zip(names, starts, ends, strict=True):
+    for name, start, end in paced(zip(names, starts, ends, strict=True)):
         close_until(start)
         at = start
         open_now.append((name, end))
