@@ -3,6 +3,7 @@
     PacelineError
     ├── UsageError         what was asked cannot be done: an option, a path, a number
     ├── RecordError        the record's folder cannot be written or read
+    │   └── NotRegularError  something in a record is a link, a FIFO, a device: not opened
     ├── TraceError         a file is no trace, or not a whole one
     ├── LaunchError        a worker could not be started
     ├── ScriptError        the script does something whose numbers cannot be kept
@@ -36,6 +37,10 @@ class UsageError(PacelineError):
 
 class RecordError(PacelineError):
     """The record's folder cannot be written or read."""
+
+
+class NotRegularError(RecordError):
+    """Something in a record is a link, a FIFO, a socket, a device, or a folder in the place of a file: not opened."""
 
 
 class TraceError(PacelineError):

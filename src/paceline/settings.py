@@ -53,6 +53,7 @@ class RunSettings:
     enough: float = 0.0  # stop after so many seconds of settled steps, ten of them at least; 0: don't
     backend: Backend = "auto"
     compression: Compression = "none"  # of gradients, between hosts
+    share_record: bool = False  # other accounts may read the record
     seed: int = 0  # starts torch's, numpy's and Python's random streams; a script's own seed overrides it
     seed_shift: int = 0  # added to `seed`, and to every seed that the script sets
     memory_limit: int = 0  # bytes that a worker may take; 0: what there is

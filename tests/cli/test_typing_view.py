@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import urllib.error
@@ -38,7 +40,7 @@ def test_other_machines_need_a_token(paceline_, records):
     code, out, err = paceline_("view", "--host", "0.0.0.0")
     assert code == 2
     assert out == ""
-    assert "--token" in err
+    assert "--token-file" in err
 
 
 @pytest.mark.parametrize("token", ["short", "with a blank in the middle of it", "é" * 20])
@@ -46,6 +48,62 @@ def test_a_token_must_be_hard_to_guess(paceline_, records, token):
     code, _, err = paceline_("view", "--token", token)
     assert code == 2
     assert "16" in err
+
+
+def test_a_token_is_read_from_a_file_that_nobody_else_may_read(paceline_, records, tmp_path):
+    secret = tmp_path / "token"
+    code, _, err = paceline_("view", "--token-file", str(secret))
+    assert code == 2
+    assert "No such file" in err
+    secret.write_text("short\n")
+    secret.chmod(0o644)
+    code, _, err = paceline_("view", "--token-file", str(secret))
+    assert code == 2
+    assert f"chmod 600 {secret}" in err
+    secret.chmod(0o600)
+    code, _, err = paceline_("view", "--token-file", str(secret))
+    assert code == 2
+    assert "16" in err
+    code, _, err = paceline_("view", "--token-file", str(secret), "--token", "a" * 20)
+    assert code == 2
+    assert "both" in err
+
+
+def test_the_browser_is_not_given_the_token_in_its_arguments(records, tmp_path):
+    """Every account can read the arguments of every process: they name a private page that leads on."""
+    told, browser = tmp_path / "told", tmp_path / "browser"
+    os.mkfifo(told)
+    browser.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" > {told}\n')
+    browser.chmod(0o700)
+    with subprocess.Popen(
+        [sys.executable, "-m", "paceline", "view", "--open"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "BROWSER": f"{browser} %s"},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            printed = "".join(process.stdout.readline() for _ in range(3))
+            token = re.search(r"token=(\S{20,})", printed)[1]
+            arguments = told.read_text().strip()  # waits for the browser
+            assert token not in arguments
+            assert arguments.startswith("file:///")
+            page = Path(arguments.removeprefix("file://"))
+            assert stat.S_IMODE(page.stat().st_mode) == 0o600
+            assert stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+            address = html.unescape(re.search(r"href=\"(.*)\"", page.read_text())[1])
+            assert token in address
+            asked = urllib.request.Request(address, headers={"Accept": "text/html"})
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                # Not a redirect: a browser that comes from a file would not send the cookie along.
+                assert "paceline_" in answer.headers["Set-Cookie"]
+                assert 'http-equiv="refresh" content="0; url=/"' in answer.read().decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert not page.parent.exists()
+        finally:
+            process.kill()
 
 
 def test_no_records_is_said(paceline_, tmp_path, monkeypatch):

@@ -186,4 +186,4 @@ def test_preparing_a_folder_again_takes_out_the_run_before(tmp_path: Path) -> No
     for name in ("log.rank0.txt", "steps.rank0.jsonl", "notes.txt"):
         (tmp_path / name).touch()
     prepare(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "scratch"}

@@ -28,10 +28,11 @@ def client_of() -> Callable[..., object]:
     from starlette.testclient import TestClient
 
     from paceline.view.app import make_app
+    from paceline.view.limits import Limits
 
-    def make(root: Path, *, token: str = TOKEN) -> TestClient:
+    def make(root: Path, *, token: str = TOKEN, limits: Limits | None = None) -> TestClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        app = make_app(root, token=TOKEN, hosts=frozenset({"127.0.0.1", "localhost"}))
+        app = make_app(root, token=TOKEN, hosts=frozenset({"127.0.0.1", "localhost"}), limits=limits)
         return TestClient(app, base_url="http://127.0.0.1", headers=headers, raise_server_exceptions=False)
 
     return make

@@ -16,6 +16,7 @@ from view_records import EVIL, OTHER, SLOW, TOKEN, TRAIN, grow, make_live, make_
 from view_server import Served
 
 from paceline.record import Outcome, read_run, write_run
+from paceline.view.browser import open_browser
 from paceline.view.export import export
 from paceline.view.spans import COLUMNS, KINDS
 
@@ -124,6 +125,17 @@ def test_without_the_token_there_is_nothing(browser, served):
     assert TRAIN not in page.content()
     assert "token" in page.content()
     page.close()
+
+
+def test_the_page_that_the_browser_is_started_with_leads_to_the_records(browser, served):
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    with open_browser(served.first, browse=lambda address: None) as file:
+        page.goto(file.as_uri())
+        page.wait_for_url(f"{served.base}/")
+        page.wait_for_selector("#grid-runs")
+    context.close()
 
 
 def test_a_table_is_sorted_and_filtered_in_place(visit):

@@ -44,6 +44,21 @@ def test_the_printed_address_becomes_a_cookie_and_leaves_the_address_bar(records
     assert visitor.get(f"/run/{TRAIN}").status_code == 200  # with the cookie
 
 
+def test_a_page_on_the_disk_leads_to_a_page_of_ours_first(records, client_of):
+    """A browser does not send a strict cookie as long as it follows a link of a file, redirects included."""
+    visitor = client_of(records, token="")
+    headers = {"Accept": "text/html"}
+    first = visitor.get(f"/run/{TRAIN}?step=1&token={TOKEN}&from=file", headers=headers, follow_redirects=False)
+    assert first.status_code == 200
+    assert f'content="0; url=/run/{TRAIN}?step=1"' in first.text
+    assert TOKEN not in first.text
+    assert "SameSite=strict" in first.headers["set-cookie"]
+    evil = visitor.get(f'/x"><script>?token={TOKEN}&from=file', headers=headers, follow_redirects=False)
+    assert "<script>" not in evil.text
+    refused = visitor.get("/?token=wrong&from=file", headers={**headers, "Cookie": ""}, follow_redirects=False)
+    assert refused.status_code == 401
+
+
 def test_the_token_leads_nowhere_else(records, client_of):
     visitor = client_of(records, token="")
     moved = visitor.get(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from view_records import TRAIN, make_run, make_series, trace
 
 from paceline.view import opened
+from paceline.view.limits import Limits
 
 KEYS = [
     "rule",
@@ -123,7 +124,8 @@ def test_damaged_findings_are_told_or_left_out(broken, text):
 
 def test_limits_are_those_of_the_docs():
     assert opened.LARGEST == 16 << 20
-    assert opened.MOST_EVENTS == 8_000_000
+    assert Limits().events == 8_000_000
+    assert Limits().seconds == 30
 
 
 def _gz(data: bytes) -> bytes:
@@ -156,15 +158,14 @@ def test_a_damaged_trace_is_told_and_the_dashboard_stays(broken, data):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # KiB
 
 
-def test_a_trace_with_too_many_events_is_refused(broken, monkeypatch):
+def test_a_trace_with_too_many_events_is_refused(broken, client_of):
     folder, client = broken
     trace(0, 2).write(folder / "trace.rank0.json.gz")
     assert client.get("/ops/bad").status_code == 200
-    monkeypatch.setattr(opened, "MOST_EVENTS", 100)
-    trace(1, 2).write(folder / "trace.rank1.json.gz")
-    answer = client.get("/ops/bad")
+    answer = client_of(folder.parent, limits=Limits(events=100)).get("/ops/bad")
     assert answer.status_code == 422
     assert "more than 100 events" in answer.text
+    assert "paceline view --most-events 400" in answer.text
 
 
 @pytest.mark.parametrize("verdict", ["{", "[]", '{"points": 1, "mods": 1}', '{"mode": "strong"}', "[" * 50_000])

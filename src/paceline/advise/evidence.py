@@ -16,6 +16,7 @@ import polars as pl
 
 from paceline.advise.clock import Clock, clock
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
+from paceline.record.inside import Folder
 from paceline.record.pipelines import PipelineReport, most_waited_for, read_pipelines
 from paceline.record.samples import Sample, read_samples
 from paceline.record.schema import Run
@@ -278,7 +279,7 @@ class Evidence:
         return worker_samples(self._folder)
 
     @property
-    def _folder(self) -> Path:
+    def _folder(self) -> Path | Folder:
         return self.tables.folder or Path("/nonexistent")
 
     def _a_step(self, table: Any, figures: Sequence[str]) -> pl.DataFrame:

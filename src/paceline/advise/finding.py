@@ -8,6 +8,8 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.record.folder import unwritable
+from paceline.record.inside import Folder
+from paceline.record.private import write_file
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -45,16 +47,16 @@ def write_findings(folder: Path, found: list[Finding]) -> None:
     """RecordError where the folder cannot be written."""
     path = findings_path(folder)
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
 
 
-def read_findings(folder: Path) -> list[Finding]:
+def read_findings(folder: Path | Folder) -> list[Finding]:
     """None where a record has none. RecordError where the file is damaged."""
-    path = findings_path(folder)
+    path = Folder.of(folder).file("findings.json")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Finding])
+        return msgspec.json.decode(path.read(), type=list[Finding])
     except FileNotFoundError:
         return []
     except (OSError, msgspec.DecodeError) as error:

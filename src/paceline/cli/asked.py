@@ -30,6 +30,7 @@ class Asked:
     oversubscribe: options.Oversubscribe = False
     stall_warning: options.StallWarning = 60.0
     stall_abort: options.StallAbort = None
+    share_record: options.ShareRecord = False
 
     def settings(self) -> RunSettings:
         """Of a run of one worker, before the verb's own options. Draws a seed, where none was given."""
@@ -44,6 +45,7 @@ class Asked:
             seed=options.seed_or_new(self.seed),
             stall_warning=self.stall_warning,
             stall_abort=self.stall_abort,
+            share_record=self.share_record,
         )
 
 

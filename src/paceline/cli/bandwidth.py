@@ -19,6 +19,7 @@ from paceline.cli.terminal import count, stderr
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
 from paceline.record import new_folder, write_run
+from paceline.record.private import write_file
 from paceline.record.schema import Outcome, Run
 from paceline.topology import Host, discover
 from paceline.topology.host import read
@@ -93,6 +94,7 @@ def bandwidth(
     quick: Quick = False,
     oversubscribe: options.Oversubscribe = False,
     record: options.RecordParent = options.RECORDS,
+    share_record: options.ShareRecord = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -117,7 +119,7 @@ def bandwidth(
         memory=free_memory(),
         oversubscribe=oversubscribe or workers is None,
     )
-    session.record = new_folder(record, "bandwidth")
+    session.record = new_folder(record, "bandwidth", share=share_record)
     plan = trials.plan(
         host,
         session.record,
@@ -130,7 +132,7 @@ def bandwidth(
     )
     console = stderr()
     topology = survey()
-    results, interrupted = carry_out(plan, session, session.record, console=console, quiet=quiet)
+    results, interrupted = carry_out(plan, session, session.record, share=share_record, console=console, quiet=quiet)
     verdict = judge(
         [report for result in results for report in result.reports],
         topology,
@@ -139,7 +141,7 @@ def bandwidth(
         failures=[result.failure for result in results if result.failure],
         interrupted=interrupted,
     )
-    (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     plots = draw(verdict, session.record)
     if not quiet:
         bandwidth_tables.show(console, verdict)
@@ -153,7 +155,7 @@ def bandwidth(
 
 
 def carry_out(
-    plan: list[trials.Trial], session: Session, record: Path, *, console: Console, quiet: bool
+    plan: list[trials.Trial], session: Session, record: Path, *, share: bool, console: Console, quiet: bool
 ) -> tuple[list[trials.Result], bool]:
     """Runs the plan with a progress bar; leaves run.json whatever happens. Says if it was interrupted."""
     started = time.time()
@@ -190,7 +192,9 @@ def carry_out(
     try:
         with bar:
             task = bar.add_task("starting".ljust(44), total=sum(trial.expected for trial in plan))
-            trials.carry_out(plan, zygote=session.workers(), record=record, on_event=on_event, on_result=on_result)
+            trials.carry_out(
+                plan, zygote=session.workers(), record=record, share=share, on_event=on_event, on_result=on_result
+            )
         interrupted = any(result.interrupted for result in results)
     except KeyboardInterrupt:  # between two trials: `launch` answers to it while one runs
         pass

@@ -19,6 +19,7 @@ from paceline.cli.terminal import percent, plotted, stderr
 from paceline.errors import ScriptError, UsageError
 from paceline.launch import Event, Notice, check
 from paceline.mods import catalog
+from paceline.record.private import write_file
 from paceline.settings import RunSettings, SharpnessSettings
 from paceline.topology import discover
 from paceline.trials.accuracy import compile_metric
@@ -131,7 +132,7 @@ def converge(
     measure, limit = OnBench(pattern), Budget(time)
     walk = Converge(measure, workers=workers, seeds=seeds, techniques=tried)
     verdict, code = carry_out(session, settings, limit, measure, walk, target=target, console=console, quiet=quiet)
-    (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     plot = draw(verdict, session.record, asked.script) if verdict.rows else None
     line = draw_line(verdict, session.record, asked.script)
     show_verdict(console, verdict, quiet=quiet)

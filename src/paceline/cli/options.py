@@ -111,6 +111,10 @@ StallAbort = Annotated[
 RecordParent = Annotated[
     Path, typer.Option("--record", metavar="DIR", help="Where records go.", rich_help_panel=OUTPUT)
 ]
+ShareRecord = Annotated[
+    bool,
+    typer.Option("--share-record", help="Let other accounts read the record.", rich_help_panel=OUTPUT),
+]
 TensorBoard = Annotated[
     Path | None,
     typer.Option(

@@ -134,7 +134,7 @@ def profile(
     check(settings, discover(), oversubscribe=asked.oversubscribe)
     if tensorboard is not None:
         prove_board(tensorboard)
-    session.record = new_folder(record, asked.script)
+    session.record = new_folder(record, asked.script, share=asked.share_record)
     outcome = _run(
         settings, session, console, oversubscribe=asked.oversubscribe, tensorboard=tensorboard, quiet=quiet, json=json
     )

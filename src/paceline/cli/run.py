@@ -165,7 +165,7 @@ def run(
         )
     if tensorboard is not None:
         prove_board(tensorboard)
-    session.record = new_folder(record, asked.script)
+    session.record = new_folder(record, asked.script, share=asked.share_record)
     console = stderr()
     if said and not quiet:
         console.print(f"paceline: {said}", soft_wrap=True)

@@ -24,6 +24,7 @@ from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
 from paceline.mods import catalog
 from paceline.record import new_folder, write_run
+from paceline.record.private import write_file
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.topology import discover
@@ -81,11 +82,11 @@ def scale(
     # Before the record's folder is made: a mistake leaves nothing behind.
     for number in (numbers[0], numbers[-1]):
         check(replace(settings, workers=number), discover(), oversubscribe=asked.oversubscribe)
-    session.record = new_folder(record, f"scale-{Path(asked.script).stem}")
+    session.record = new_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
     console = stderr()
     results, interrupted = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
     verdict = trials.judge(results, mode=mode, record=session.record, interrupted=interrupted)
-    (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     plot = draw(verdict, session.record, asked.script) if verdict.points else None
     code = exit_code(verdict)
     if not quiet:

@@ -21,6 +21,7 @@ from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, Notice, Stall
 from paceline.launch import events as launch_events
 from paceline.record import new_folder, read_run, write_run
+from paceline.record.private import keep_private
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.trials.bench import Budget, Interrupted
@@ -89,7 +90,7 @@ def open_record(
     """The series' record, and its settings: a new folder; or the one to go on with, which must be of the same command,
     and whose seed is taken over unless one was given."""
     if resume is None:
-        return new_folder(parent, f"{verb}-{Path(settings.script).stem}"), settings
+        return new_folder(parent, f"{verb}-{Path(settings.script).stem}", share=settings.share_record), settings
     run = read_run(resume)
     if run.verb != verb:
         raise UsageError(f"{resume} is the record of {run.verb}, not of {verb}.", advice="Name another one.")
@@ -106,6 +107,8 @@ def open_record(
             f"{resume} was begun with another {', '.join(changed).replace('_', ' ')}.",
             advice="Type the same command again, with --resume; --budget may be another one.",
         )
+    if not settings.share_record:
+        keep_private(resume)
     return resume, settings
 
 

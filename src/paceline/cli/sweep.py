@@ -19,6 +19,7 @@ from paceline.cli.terminal import plotted, rate, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, check
 from paceline.mods import catalog
+from paceline.record.private import write_file
 from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials import sweep as trials
@@ -126,7 +127,7 @@ def sweep(
         console=console,
         quiet=quiet,
     )
-    (session.record / "verdict.json").write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     plot = draw(verdict, session.record, asked.script) if verdict.knee is not None else None
     show_verdict(console, verdict, quiet=quiet)
     if not quiet:

@@ -21,6 +21,7 @@ from paceline.launch import check
 from paceline.mods import catalog
 from paceline.record import last_step
 from paceline.record.folder import unwritable
+from paceline.record.private import write_file
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.trials.advised import advised, put_first
@@ -248,7 +249,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
 def write(path: Path, data: bytes) -> None:
     """A file of the record."""
     try:
-        path.write_bytes(data)
+        write_file(path, data)
     except OSError as error:
         raise unwritable(path, error) from error
 

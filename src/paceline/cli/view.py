@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-import threading
-import webbrowser
+import stat
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
@@ -17,7 +18,11 @@ from paceline.cli.example_first import verb
 from paceline.cli.session import Session
 from paceline.errors import UsageError
 
+if TYPE_CHECKING:
+    from paceline.view.limits import Limits
+
 WHERE = "Where it listens"
+LIMITS = "What a page may cost"
 Chosen = Annotated[
     Path | None,
     typer.Argument(metavar="[RECORD]", help="Open this record first; without it, the list.", show_default=False),
@@ -27,7 +32,7 @@ Host = Annotated[
     typer.Option(
         "--host",
         metavar="ADDRESS",
-        help="Listen there, for other machines, too. Needs --token.",
+        help="Listen there, for other machines, too. Needs --token-file.",
         show_default="127.0.0.1",
         rich_help_panel=WHERE,
     ),
@@ -41,7 +46,41 @@ Port = Annotated[
 Token = Annotated[
     str | None,
     typer.Option(
-        "--token", metavar="TEXT", help="What visitors must know.", show_default="a new one", rich_help_panel=WHERE
+        "--token",
+        metavar="TEXT",
+        help="Access token required to open the pages. Other accounts see it in the process list: use --token-file.",
+        show_default="a new one",
+        rich_help_panel=WHERE,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Read the access token from this file, which only you may read.",
+        show_default=False,
+        rich_help_panel=WHERE,
+    ),
+]
+PageSeconds = Annotated[
+    float,
+    typer.Option(
+        "--page-seconds",
+        metavar="S",
+        min=0.1,
+        help="Time limit for reading a record's traces, and for each table made of them.",
+        rich_help_panel=LIMITS,
+    ),
+]
+MostEvents = Annotated[
+    int,
+    typer.Option(
+        "--most-events",
+        metavar="N",
+        min=1,
+        help="Most events in the traces of a record; a million take about 250 MB of memory.",
+        rich_help_panel=LIMITS,
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open a browser.", rich_help_panel=WHERE)]
@@ -75,7 +114,10 @@ def view(
     host: Host = None,
     port: Port = 0,
     token: Token = None,
+    token_file: TokenFile = None,
     open_browser: Open = False,
+    page_seconds: PageSeconds = 30.0,
+    most_events: MostEvents = 8_000_000,
     export: Export = None,
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
@@ -83,19 +125,27 @@ def view(
     """Shows records in a browser: dashboards, ops, kernels, time lines, results. Works offline."""
     session = Session.of(context, json=json)
     root, name = _place(chosen, record)
+    from paceline.view.limits import Limits
+
+    limits = Limits(seconds=page_seconds, events=most_events)
     if export is not None:
-        _export(session, root, name, export, json=json)
+        _export(session, root, name, export, limits, json=json)
         return
     from paceline.view import serve
+    from paceline.view.browser import open_browser as opening
 
+    if token_file is not None:
+        if token is not None:
+            raise UsageError("--token and --token-file were both given.", advice="Leave --token out.")
+        token = _read_token(token_file)
     if host is not None and host != serve.HERE and token is None:
         raise UsageError(
             f"--host {host} lets other machines in, and nothing would keep strangers out.",
-            advice=f"Choose a token of {serve.SHORTEST} characters or more: --host {host} --token …",
+            advice=f"Put a token of {serve.SHORTEST} characters or more into a file: --host {host} --token-file FILE",
         )
     if token is not None and not re.fullmatch(rf"[A-Za-z0-9_.~-]{{{serve.SHORTEST},512}}", token):
         raise UsageError(
-            f"--token: {serve.SHORTEST} letters, digits or _ . ~ - are needed, or more.",
+            f"The access token needs {serve.SHORTEST} letters, digits or _ . ~ -, or more.",
             advice="Make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     token = token or serve.new_token()
@@ -109,12 +159,26 @@ def view(
         console.print(f"open:    {url}", soft_wrap=True, style="bold")
         console.print("Ctrl-C ends it.")
 
-    if open_browser:
-        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
     try:
-        serve.server(root, bound, token=token).run(sockets=[bound])
+        with opening(url) if open_browser else nullcontext():
+            serve.server(root, bound, token=token, limits=limits).run(sockets=[bound])
     except KeyboardInterrupt:
         pass  # which is how it is meant to end
+
+
+def _read_token(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            told = os.fstat(file.fileno())
+            text = file.read(1024).strip()
+    except OSError as error:
+        raise UsageError(f"--token-file {path}: {error.strerror}.", advice="Name a file that you may read.") from error
+    if stat.S_ISREG(told.st_mode) and told.st_mode & 0o077:
+        raise UsageError(
+            f"--token-file {path}: other accounts may read it (mode {stat.S_IMODE(told.st_mode):o}).",
+            advice=f"Type: chmod 600 {path}",
+        )
+    return text
 
 
 def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
@@ -139,10 +203,10 @@ def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
     return chosen.parent, chosen.name
 
 
-def _export(session: Session, root: Path, name: str, target: Path, *, json: bool) -> None:
+def _export(session: Session, root: Path, name: str, target: Path, limits: Limits, *, json: bool) -> None:
     from paceline.view.export import export
 
-    session.record, size = export(root, name, target)
+    session.record, size = export(root, name, target, limits=limits)
     if json:
         session.print_document({"export": str(target), "bytes": size})
     else:

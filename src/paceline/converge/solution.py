@@ -8,6 +8,7 @@ measurement beside the run, and never ends it.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from paceline.converge.replay import Replay, Step, first_line
 from paceline.converge.sharpness import largest_eigenvalue, loss_along_line, perturbed_loss
+from paceline.record.private import create
 from paceline.record.sharpness import RunSharpness, solution_path, write_sharpness
 from paceline.script import streams
 from paceline.script.stage import Stage
@@ -91,6 +93,7 @@ class SolutionMeter:
         whole = nn.ModuleList(models)
         here = {name: value.detach().clone() for name, value in whole.state_dict().items()}
         if self.asked.keep:
+            os.close(create(solution_path(self.folder)))  # with the rights of the record; torch only fills it
             torch.save({name: value.cpu() for name, value in here.items()}, solution_path(self.folder))
         if not self.asked.line_from or found.loss is None:
             return

@@ -59,7 +59,7 @@ def launch(
     placed = choose_gpus(run.workers, host)
     if placed is not None:
         host = placed.host
-    prepare(record)
+    prepare(record, share=run.share_record)
     record = record.resolve()
     entry = Run(
         paceline=paceline.__version__,

@@ -9,8 +9,7 @@ import gzip
 import json
 import time
 import warnings
-from os import O_CREAT, O_TRUNC, O_WRONLY, fdopen, replace, unlink  # as they are before a script's files are redirected
-from os import open as open_file
+from os import replace, unlink  # as they are before a script's files are redirected
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from paceline.profile.facts import Gathering
 from paceline.profile.marks import Marks
 from paceline.record.folder import unwritable
+from paceline.record.private import opened
 from paceline.record.settling import settle
 from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.stage import Stage
@@ -142,8 +142,11 @@ class Capture:
         fresh = self.path.with_name(f".{self.path.name}")
         try:
             profiler.export_chrome_trace(str(plain))
-            target = fdopen(open_file(fresh, O_WRONLY | O_CREAT | O_TRUNC, 0o644), "wb")
-            with target, open(plain, "rb") as source, gzip.GzipFile(fileobj=target, mode="wb", compresslevel=3) as file:
+            with (
+                opened(fresh) as packed,
+                open(plain, "rb") as source,
+                gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=3) as file,
+            ):
                 while chunk := source.read(1 << 20):
                     file.write(chunk)
             replace(fresh, self.path)

@@ -6,8 +6,6 @@ Looks at each loader, model and optimizer once, when it is met, and holds on to 
 from __future__ import annotations
 
 import time
-from os import O_CREAT, O_TRUNC, O_WRONLY, fdopen  # as they are before a script's files are redirected
-from os import open as open_file
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from paceline.comm.places import script_line
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts, SaveFacts, facts_path
 from paceline.record.folder import unwritable
+from paceline.record.private import write_file
 from paceline.script.recorder import Recorder
 from paceline.script.stage import Stage
 
@@ -67,8 +66,7 @@ class Gathering:
         facts.deterministic = bool(torch.backends.cudnn.deterministic)
         facts.seconds = self._last - self._first if self._first is not None else 0.0
         try:
-            with fdopen(open_file(self._path, O_WRONLY | O_CREAT | O_TRUNC, 0o644), "wb") as file:
-                file.write(msgspec.json.encode(facts) + b"\n")
+            write_file(self._path, msgspec.json.encode(facts) + b"\n")
         except OSError as error:
             raise unwritable(self._path, error) from error
 

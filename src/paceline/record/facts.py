@@ -10,6 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.errors import RecordError
+from paceline.record.inside import Folder
+
+LARGEST = 16 << 20  # bytes
+
 
 class LoaderFacts(msgspec.Struct, kw_only=True):
     """One DataLoader, when it was first iterated."""
@@ -74,9 +79,9 @@ def facts_path(folder: Path, rank: int) -> Path:
     return Path(folder) / f"facts.rank{rank}.json"
 
 
-def read_facts(folder: Path, rank: int) -> Facts | None:
+def read_facts(folder: Path | Folder, rank: int) -> Facts | None:
     """None where there are none, or where they are damaged: rules do without."""
     try:
-        return msgspec.json.decode(facts_path(folder, rank).read_bytes(), type=Facts)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(Folder.of(folder).file(f"facts.rank{rank}.json").read(LARGEST), type=Facts)
+    except (OSError, RecordError, msgspec.DecodeError, RecursionError):
         return None

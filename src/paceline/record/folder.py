@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -9,18 +10,23 @@ import time
 from pathlib import Path
 
 from paceline.errors import RecordError
+from paceline.record.inside import Folder
+from paceline.record.private import OWNER, create, keep_private, make_folder, make_record, write_file
 
+SCRATCH = "scratch"
 _PROBE = b"\0" * 65536
 
 
-def new_folder(parent: Path, script_name: str) -> Path:
-    """Makes `parent/2026-11-15T10-22-31-train` and returns it: never a folder that was there before."""
+def new_folder(parent: Path, script_name: str, *, share: bool = False) -> Path:
+    """Makes `parent/2026-11-15T10-22-31-train` and returns it: never a folder that was there before. Other accounts may
+    read it only where `share` says so."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script_name).stem or script_name).strip("-.") or "script"
     name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{stem}"
     for attempt in range(1, 1000):
         folder = parent / (name if attempt == 1 else f"{name}-{attempt}")
         try:
-            folder.mkdir(parents=True)
+            parent.mkdir(parents=True, exist_ok=True)
+            make_record(folder, share=share)
         except FileExistsError:
             if parent.is_dir():
                 continue
@@ -32,11 +38,16 @@ def new_folder(parent: Path, script_name: str) -> Path:
     raise RecordError(f"{parent} already holds a thousand records of {name}.", advice="Try again in a second.")
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, *, share: bool = False) -> None:
     """Makes the folder where it is missing, takes out what an earlier run left there, and proves that it can be
-    written: a record is of one run."""
+    written: a record is of one run. Other accounts may read it only where `share` says so."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir():
+            if not share:
+                keep_private(folder)
+        else:
+            make_folder(folder.parent)
+            make_record(folder, share=share)
         per_rank = (
             "log.rank*.txt",
             "steps.rank*.jsonl",
@@ -48,9 +59,16 @@ def prepare(folder: Path) -> None:
         for pattern in (*per_rank, "findings.json"):
             for stale in folder.glob(pattern):
                 stale.unlink()
+        _make_scratch(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
     prove(folder)
+
+
+def _make_scratch(folder: Path) -> None:
+    """Where other ranks than 0 write the script's files (see script/voice): private in a shared record, too."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder / SCRATCH, OWNER)
 
 
 def prove(folder: Path) -> None:
@@ -59,8 +77,7 @@ def prove(folder: Path) -> None:
     probe = folder / f".probe-{os.getpid()}"
     try:
         try:
-            with open(probe, "wb") as file:
-                file.write(_PROBE)
+            write_file(probe, _PROBE)
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
@@ -85,7 +102,7 @@ def open_log(folder: Path | str, rank: int) -> int:
     """A descriptor that appends to a worker's log. RecordError where that cannot be."""
     path = log_path(folder, rank)
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return create(path, append=True)
     except OSError as error:
         raise unwritable(path, error) from error
 
@@ -93,8 +110,7 @@ def open_log(folder: Path | str, rank: int) -> int:
 def last_lines(folder: Path | str, rank: int, count: int = 10) -> list[str]:
     """The end of a worker's log; nothing where it has none."""
     try:
-        with open(log_path(folder, rank), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
-            return file.read().decode(errors="replace").rstrip().splitlines()[-count:]
-    except OSError:
+        end, _ = Folder.of(folder).file(f"log.rank{rank}.txt").read_end(16384)
+    except (OSError, RecordError):
         return []
+    return end.decode(errors="replace").rstrip().splitlines()[-count:]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.record.inside import Folder
+
 
 class Logged(msgspec.Struct, kw_only=True):
     """One call."""
@@ -19,10 +21,10 @@ def logged_path(folder: Path) -> Path:
     return folder / "logged.jsonl"
 
 
-def read_logged(folder: Path) -> list[Logged]:
+def read_logged(folder: Path | Folder) -> list[Logged]:
     """All lines that are whole; nothing where the script logged nothing."""
     try:
-        text = logged_path(folder).read_bytes()
+        text = Folder.of(folder).file("logged.jsonl").read()
     except FileNotFoundError:
         return []
     whole = text[: text.rfind(b"\n") + 1]  # the last line may be torn

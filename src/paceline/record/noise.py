@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.record.inside import Folder
+
 
 class Noise(msgspec.Struct, kw_only=True):
     """Squared norms of two gradients of the same step. Each line alone is enough for an unbiased estimate."""
@@ -17,11 +19,12 @@ class Noise(msgspec.Struct, kw_only=True):
     of_large: float
 
 
-def read_noise(folder: Path) -> list[Noise]:
+def read_noise(folder: Path | Folder) -> list[Noise]:
     """Of all workers, in the order of steps; none where nothing was measured. A torn last line is left out."""
     found = []
-    for path in sorted(Path(folder).glob("noise.rank*.jsonl")):
-        for line in path.read_bytes().splitlines():
+    here = Folder.of(folder)
+    for name in here.names("noise.rank*.jsonl"):
+        for line in here.file(name).read().splitlines():
             try:
                 found.append(msgspec.json.decode(line, type=Noise))
             except msgspec.DecodeError:

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.errors import RecordError
+from paceline.record.inside import Folder
+
+LARGEST = 64 << 20  # bytes
+
 
 class StageReport(msgspec.Struct, kw_only=True):
     """One stage: seconds of work for a result, how much of it a core was busy, and where it is done."""
@@ -56,17 +61,17 @@ def pipelines_path(folder: Path, rank: int) -> Path:
     return Path(folder) / f"pipelines.rank{rank}.jsonl"
 
 
-def read_pipelines(folder: Path, rank: int) -> list[Reported]:
+def read_pipelines(folder: Path | Folder, rank: int) -> list[Reported]:
     """What was last said of each pipeline; none where there was none. A torn line ends it: readers do without."""
     try:
-        lines = pipelines_path(folder, rank).read_bytes().splitlines()
-    except OSError:
+        lines = Folder.of(folder).file(f"pipelines.rank{rank}.jsonl").read(LARGEST).splitlines()
+    except (OSError, RecordError):
         return []
     last: dict[int, Reported] = {}
     for line in lines:
         try:
             told = msgspec.json.decode(line, type=Reported)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             break
         last[told.pipeline] = told
     return [last[number] for number in sorted(last)]

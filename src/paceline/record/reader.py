@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from paceline.errors import RecordError
+from paceline.record.inside import File, Folder
 from paceline.record.schema import SCHEMA, Run, Step
 
 
@@ -15,10 +15,11 @@ class _Schema(msgspec.Struct):
     schema: int = SCHEMA
 
 
-def read_run(folder: Path) -> Run:
-    """What was run. RecordError where there is no record, it is damaged, or its schema is newer than ours."""
-    path = Path(folder) / "run.json"
-    data = _bytes(path)
+def read_run(folder: Path | Folder, *, most: int | None = None) -> Run:
+    """What was run. RecordError where there is no record, it is damaged, its schema is newer than ours, or it has more
+    than `most` bytes."""
+    path = Folder.of(folder).file("run.json")
+    data = _bytes(path, most)
     try:
         # The number first: a newer file may not fit our types at all.
         found = msgspec.json.decode(data, type=_Schema).schema
@@ -32,10 +33,10 @@ def read_run(folder: Path) -> Run:
         raise RecordError(f"{path} is not a record's run.json: {error}.") from error
 
 
-def read_steps(folder: Path, rank: int) -> list[Step]:
+def read_steps(folder: Path | Folder, rank: int) -> list[Step]:
     """The steps of one worker; none where it made none. A torn last line is left out, a torn line anywhere
     else is a RecordError."""
-    path = Path(folder) / f"steps.rank{rank}.jsonl"
+    path = Folder.of(folder).file(f"steps.rank{rank}.jsonl")
     if not path.exists():
         return []
     lines = _bytes(path).split(b"\n")
@@ -54,15 +55,13 @@ def read_steps(folder: Path, rank: int) -> list[Step]:
     return steps
 
 
-def last_step(folder: Path, rank: int) -> Step | None:
+def last_step(folder: Path | Folder, rank: int) -> Step | None:
     """The last step that one worker finished; read from the file's end, however long it is."""
     try:
-        with open(Path(folder) / f"steps.rank{rank}.jsonl", "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
-            lines = file.read().split(b"\n")
-    except OSError:
+        end, _ = Folder.of(folder).file(f"steps.rank{rank}.jsonl").read_end(8192)
+    except (OSError, RecordError):
         return None
-    for line in reversed(lines):
+    for line in reversed(end.split(b"\n")):
         try:
             return msgspec.json.decode(line, type=Step)
         except msgspec.DecodeError:
@@ -70,12 +69,12 @@ def last_step(folder: Path, rank: int) -> Step | None:
     return None
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: File, most: int | None = None) -> bytes:
     try:
-        return path.read_bytes()
+        return path.read(most)
     except FileNotFoundError as error:
         raise RecordError(
-            f"There is no record at {path.parent}: {path.name} is missing.",
+            f"There is no record at {path.folder}: {path.name} is missing.",
             advice="A record is a folder such as paceline-runs/2026-11-15T10-22-31-train.",
         ) from error
     except OSError as error:

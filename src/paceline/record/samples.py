@@ -6,6 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.errors import RecordError
+from paceline.record.inside import Folder
+
+LARGEST = 64 << 20  # bytes: a month of samples
+
 
 class GpuSample(msgspec.Struct, kw_only=True):
     """One GPU at one moment, as its driver counts. What it does not tell is None."""
@@ -44,21 +49,25 @@ class Sample(msgspec.Struct, kw_only=True):
     gpus: list[GpuSample] = []
 
 
+FILE = "devices.jsonl"
+
+
 def samples_path(folder: Path) -> Path:
-    return Path(folder) / "devices.jsonl"
+    return Path(folder) / FILE
 
 
-def read_samples(folder: Path) -> list[Sample]:
-    """The samples of a record; none where none were taken. A torn last line is left out."""
+def read_samples(folder: Path | Folder) -> list[Sample]:
+    """The samples of a record; none where none were taken. A torn last line is left out. A file that is
+    no regular one, or larger than any of ours, is left out, too: readers do without."""
     try:
-        lines = samples_path(folder).read_bytes().splitlines()
-    except OSError:
+        lines = Folder.of(folder).file(FILE).read(LARGEST).splitlines()
+    except (OSError, RecordError):
         return []
     decoder = msgspec.json.Decoder(Sample)
     found = []
     for line in lines:
         try:
             found.append(decoder.decode(line))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             break
     return found

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.record.inside import Folder
+from paceline.record.private import write_file
+
 
 class RunSharpness(msgspec.Struct, kw_only=True):
     """Over the run's last batches, in eval mode. What could not be measured is None, and `trouble` says why."""
@@ -28,10 +31,10 @@ def solution_path(folder: Path) -> Path:
 
 
 def write_sharpness(folder: Path, found: RunSharpness) -> None:
-    (folder / "sharpness.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    write_file(folder / "sharpness.json", msgspec.json.format(msgspec.json.encode(found)))
 
 
-def read_sharpness(folder: Path) -> RunSharpness | None:
+def read_sharpness(folder: Path | Folder) -> RunSharpness | None:
     """None where nothing was written: nobody asked, or the run ended before its end."""
-    path = folder / "sharpness.json"
-    return msgspec.json.decode(path.read_bytes(), type=RunSharpness) if path.exists() else None
+    file = Folder.of(folder).file("sharpness.json")
+    return msgspec.json.decode(file.read(), type=RunSharpness) if file.exists() else None

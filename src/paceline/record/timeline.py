@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from paceline.record.folder import unwritable
+from paceline.record.inside import File, Folder
+from paceline.record.private import create
 
 BLOCK = 500  # spans written at a time
 
@@ -36,7 +38,7 @@ class TimelineWriter:
         self._encoder = msgspec.json.Encoder()
         self._spans: list[Span] = []
         try:
-            self._file = self._path.open("ab")
+            self._file = os.fdopen(create(self._path, append=True), "ab")
         except OSError as error:
             raise unwritable(self._path, error) from error
 
@@ -54,21 +56,22 @@ class TimelineWriter:
         self._spans.clear()
 
 
-def read_spans(path: Path) -> list[Span]:
-    """A worker's spans; a torn last line is left out."""
+def read_spans(path: Path | File, *, most: int | None = None) -> list[Span]:
+    """A worker's spans; a torn last line is left out. RecordError where the file has more than `most` bytes."""
     spans = []
-    for line in path.read_bytes().splitlines():
+    for line in File.of(path).read(most).splitlines():
         try:
             spans.append(msgspec.json.decode(line, type=Span))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             break
     return spans
 
 
 def write_trace(folder: Path, target: Path) -> int:
     """Makes a Chrome trace of a record's time lines; gives the number of spans."""
-    files = sorted(folder.glob("timeline.rank*.jsonl"), key=lambda path: int(path.name.split("rank")[1].split(".")[0]))
-    by_rank = {int(path.name.split("rank")[1].split(".")[0]): read_spans(path) for path in files}
+    here = Folder.of(folder)
+    names = {int(name.split("rank")[1].split(".")[0]): name for name in here.names("timeline.rank*.jsonl")}
+    by_rank = {rank: read_spans(here.file(names[rank])) for rank in sorted(names)}
     zero = min((span.start for spans in by_rank.values() for span in spans), default=0.0)
     events: list[dict[str, Any]] = []
     for rank, spans in by_rank.items():

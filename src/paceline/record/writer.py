@@ -6,7 +6,6 @@ A run that is killed at any moment leaves files that the reader accepts.
 from __future__ import annotations
 
 import os
-from os import open as open_file  # as it is before a script's files are redirected
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from paceline.record.folder import unwritable
 from paceline.record.logged import Logged
 from paceline.record.noise import Noise
 from paceline.record.pipelines import Reported
+from paceline.record.private import create, write_file
 from paceline.record.schema import Run, Step
 
 
@@ -27,7 +27,7 @@ class StepWriter:
         self._path = Path(path)
         self._encoder = msgspec.json.Encoder()
         try:
-            self._file = open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = create(self._path, append=True)
         except OSError as error:
             raise unwritable(self._path, error) from error
 
@@ -59,8 +59,7 @@ def write_tuning(folder: Path, told: dict[str, Any]) -> None:
 def _replace(path: Path, document: Any) -> None:
     fresh = path.with_name(f".{path.name}.new")
     try:
-        with open(fresh, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        write_file(fresh, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
         os.replace(fresh, path)
     except OSError as error:
         fresh.unlink(missing_ok=True)

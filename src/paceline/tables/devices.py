@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from paceline.record.inside import Folder
 from paceline.record.samples import GpuSample, Sample, WorkerSample, read_samples
 
 
-def host_samples(folder: Path) -> pl.DataFrame:
+def host_samples(folder: Path | Folder) -> pl.DataFrame:
     """A row a sample: at (Unix time), cpu (share of all cores), busiest (of the busiest core), memory, memory_total
     (bytes), read, written, received, sent (bytes a second)."""
     rows = [
@@ -25,13 +26,13 @@ def host_samples(folder: Path) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=HOST, orient="row")
 
 
-def gpu_samples(folder: Path) -> pl.DataFrame:
+def gpu_samples(folder: Path | Folder) -> pl.DataFrame:
     """A row a sample and GPU: at, and the fields of `GpuSample` (index, utilisation, memory, …; null: not told)."""
     rows = [{"at": at, **msgspec.structs.asdict(gpu)} for at, sample in _timed(folder) for gpu in sample.gpus]
     return pl.DataFrame(rows, schema=GPU, orient="row")
 
 
-def worker_samples(folder: Path) -> pl.DataFrame:
+def worker_samples(folder: Path | Folder) -> pl.DataFrame:
     """A row a sample and worker: at, rank, cpu (cores), memory (bytes), children."""
     rows = [{"at": at, **msgspec.structs.asdict(one)} for at, sample in _timed(folder) for one in sample.workers]
     return pl.DataFrame(rows, schema=WORKER, orient="row")
@@ -44,5 +45,5 @@ GPU = {name: pl.Int64 if name in _WHOLE else pl.Float64 for name in ("at", *GpuS
 WORKER = {name: pl.Int64 if name in _WHOLE else pl.Float64 for name in ("at", *WorkerSample.__struct_fields__)}
 
 
-def _timed(folder: Path) -> list[tuple[float, Sample]]:
+def _timed(folder: Path | Folder) -> list[tuple[float, Sample]]:
     return [(sample.at, sample) for sample in read_samples(folder)]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from paceline.tables.intervals import Integers
+from paceline.tables.effort import paced
+from paceline.tables.intervals import Integers, Spans
 from paceline.tables.trace import Trace
 from paceline.tables.windows import PHASES, phases
 
@@ -21,13 +22,13 @@ def memory(trace: Trace, *, points: int = 2000) -> pl.DataFrame:
     """Memory over time: rank, device (-1: the host), time (seconds since the trace's first event), allocated, reserved
     (bytes), and of allocated: before, and what was taken in each phase (see CATEGORIES). Where there are more changes
     than `points`, of each stretch of time the moment with most."""
-    tables = [_of_device(trace, rows) for _, rows in trace.memory.sort("time").group_by("device", maintain_order=True)]
+    tables = _by_device(trace)
     return pl.concat([_thinned(table, points) for table in tables]) if tables else pl.DataFrame(schema=SCHEMA)
 
 
 def memory_peaks(trace: Trace) -> pl.DataFrame:
     """The moment with most memory of each device: a row of `memory`, exactly."""
-    tables = [_of_device(trace, rows) for _, rows in trace.memory.sort("time").group_by("device", maintain_order=True)]
+    tables = _by_device(trace)
     peaks = [table.row(table["allocated"].arg_max() or 0) for table in tables]
     return pl.DataFrame(peaks, schema=SCHEMA, orient="row").sort("device")
 
@@ -42,9 +43,17 @@ SCHEMA = {
 }
 
 
-def _of_device(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+def _by_device(trace: Trace) -> list[pl.DataFrame]:
+    if not trace.memory.height:
+        return []
+    during = phases(trace)
+    groups = trace.memory.sort("time").group_by("device", maintain_order=True)
+    return [_of_device(trace, during, rows) for _, rows in groups]
+
+
+def _of_device(trace: Trace, during: dict[str, Spans], rows: pl.DataFrame) -> pl.DataFrame:
     times, change = rows["time"].to_numpy(), rows["bytes"].to_numpy()
-    born = _born(trace, times)
+    born = _born(during, times)
     category = _categories(rows["address"].to_list(), change.tolist(), born.tolist())
     columns = {name: np.cumsum(np.where(category == number, change, 0)) for number, name in enumerate(CATEGORIES)}
     allocated = rows["allocated"].to_numpy()
@@ -65,10 +74,10 @@ def _of_device(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _born(trace: Trace, times: Integers) -> Integers:
+def _born(during: dict[str, Spans], times: Integers) -> Integers:
     """The number of the category of what is taken at each of these moments."""
     found = np.full(len(times), CATEGORIES.index("other"))
-    for phase, spans in phases(trace).items():
+    for phase, spans in during.items():
         found[spans.covered(times)] = CATEGORIES.index(phase)
     return found
 
@@ -77,7 +86,7 @@ def _categories(addresses: list[int], changes: list[int], born: list[int]) -> In
     """What is given back is of the category under which it was taken; 0 (before) where it never was."""
     alive: dict[int, int] = {}
     found = []
-    for address, change, category in zip(addresses, changes, born, strict=True):
+    for address, change, category in paced(zip(addresses, changes, born, strict=True)):
         if change >= 0:
             alive[address] = category
             found.append(category)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from paceline.errors import TraceError
+from paceline.tables.effort import paced
 from paceline.tables.intervals import Integers
 from paceline.tables.nesting import in_order, parents
 from paceline.tables.trace import Trace
 
 MODULE = "nn.Module: "
+LONGEST = 16 << 20  # characters of all paths together
 
 
 def modules(trace: Trace) -> pl.DataFrame:
@@ -62,10 +65,24 @@ def modules(trace: Trace) -> pl.DataFrame:
 def _paths(names: list[str], above: Integers, is_module: np.ndarray) -> list[str]:
     """The path of modules that each row lies in."""
     paths: list[str] = []
-    for row, (name, parent) in enumerate(zip(names, above.tolist(), strict=True)):
+    known: dict[tuple[str, str], str] = {}  # each path once, however many rows lie in it
+    length = 0
+    for row, (name, parent) in enumerate(paced(zip(names, above.tolist(), strict=True))):
         outer = paths[parent] if parent >= 0 else ""
         if is_module[row]:
-            outer = f"{outer}/{name.removeprefix(MODULE)}" if outer else name.removeprefix(MODULE)
+            path = known.get((outer, name))
+            if path is None:
+                path = f"{outer}/{name.removeprefix(MODULE)}" if outer else name.removeprefix(MODULE)
+                known[outer, name] = path
+                length += len(path)
+                if length > LONGEST:
+                    # Each path holds all those above it: what is nested a million deep fits in no memory.
+                    raise TraceError(
+                        "The trace's modules are nested too deeply: their paths have more than "
+                        f"{LONGEST >> 20} Mi characters.",
+                        advice="Trace without Python's stack: paceline profile without --stack",
+                    )
+            outer = path
         paths.append(outer)
     return paths
 
@@ -73,7 +90,7 @@ def _paths(names: list[str], above: Integers, is_module: np.ndarray) -> list[str
 def _backward(names: pl.Series, above: Integers) -> Integers:
     """Whether each row is part of a backward pass."""
     found = names.str.starts_with("autograd::engine::evaluate_function").to_numpy().copy()
-    for row, parent in enumerate(above.tolist()):
+    for row, parent in enumerate(paced(above.tolist())):
         if parent >= 0 and found[parent]:
             found[row] = True
     return found
@@ -82,11 +99,11 @@ def _backward(names: pl.Series, above: Integers) -> Integers:
 def _of_forward(paths: list[str], sequence: Integers, above: Integers, backward: Integers) -> list[str]:
     """A backward op has its forward op's number: it belongs where that one does, and so does what it calls."""
     made: dict[int, str] = {}
-    for row, number in enumerate(sequence.tolist()):
+    for row, number in enumerate(paced(sequence.tolist())):
         if number >= 0 and not backward[row] and paths[row]:
             made[number] = paths[row]  # the last op with a number is the one that made the node
     found = list(paths)
-    for row, parent in enumerate(above.tolist()):
+    for row, parent in enumerate(paced(above.tolist())):
         if backward[row]:
             inherited = found[parent] if parent >= 0 and backward[parent] else ""
             found[row] = made.get(int(sequence[row]), "") or inherited

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from paceline.tables.effort import paced
 from paceline.tables.kinds import uses_tensor_cores
 
 Integers = NDArray[np.int64]
@@ -37,7 +38,8 @@ def parents(rows: pl.DataFrame) -> Integers:
     stack: list[int] = []
     ends = rows["end"].to_list()
     before = -1
-    for row, (here, start, end) in enumerate(zip(thread.tolist(), rows["start"].to_list(), ends, strict=True)):
+    told = zip(thread.tolist(), rows["start"].to_list(), ends, strict=True)
+    for row, (here, start, end) in enumerate(paced(told)):
         if here != before:
             stack.clear()
             before = here
@@ -126,7 +128,7 @@ def _sums_below(parent: Integers, own: Integers) -> Integers:
     """Each row's own figure and all of its children's, grandchildren's, and so on. Parents come before children."""
     total = own.tolist()
     above = parent.tolist()
-    for row in range(len(above) - 1, -1, -1):
+    for row in paced(range(len(above) - 1, -1, -1)):
         if above[row] >= 0:
             total[above[row]] += total[row]
     return np.array(total, dtype=np.int64)

@@ -16,6 +16,8 @@ import polars as pl
 
 from paceline.errors import RecordError
 from paceline.record import Run, Step, read_run, read_steps
+from paceline.record.inside import File, Folder
+from paceline.tables.effort import go_on
 from paceline.tables.together import read_together
 from paceline.tables.trace import Trace, rank_in
 
@@ -24,10 +26,10 @@ from paceline.tables.trace import Trace, rank_in
 class Tables:
     """What there is of one run. `run` is None, and `steps` empty, for traces from elsewhere."""
 
-    folder: Path | None
+    folder: Path | Folder | None
     run: Run | None
     steps: pl.DataFrame  # every step of every rank: rank, and the fields of `record.schema.Step`; seconds
-    paths: tuple[Path, ...]  # of traces
+    paths: tuple[Path | File, ...]  # of traces
 
     @cached_property
     def traces(self) -> list[Trace]:
@@ -36,7 +38,11 @@ class Tables:
 
     def over_ranks(self, table: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
         """A table of all ranks, one below the other. There must be a trace."""
-        return pl.concat([table(trace) for trace in self.traces])
+        found = []
+        for trace in self.traces:
+            go_on()
+            found.append(table(trace))
+        return pl.concat(found)
 
 
 def read_record(folder: Path) -> Tables:
@@ -47,8 +53,14 @@ def read_record(folder: Path) -> Tables:
         folder=folder,
         run=run,
         steps=steps_of(folder, [worker.rank for worker in run.workers]),
-        paths=tuple(sorted(folder.glob("trace.rank*.json.gz"), key=lambda path: (rank_in(path.name) or 0, path))),
+        paths=trace_files(Folder(folder)),
     )
+
+
+def trace_files(folder: Folder) -> tuple[File, ...]:
+    """The traces of a record, by rank."""
+    names = sorted(folder.names("trace.rank*.json.gz"), key=lambda name: (rank_in(name) or 0, name))
+    return tuple(map(folder.file, names))
 
 
 def read_files(paths: Sequence[Path]) -> Tables:

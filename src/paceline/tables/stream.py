@@ -20,6 +20,8 @@ from typing import IO, Any, NoReturn
 import msgspec
 
 from paceline.errors import TraceError
+from paceline.record.inside import File
+from paceline.tables.effort import go_on
 
 CHUNK = 1 << 20  # bytes of text decoded at a time: what is made of them stays in a core's cache (8 MiB: 1.4 × the time)
 LONGEST = 32 << 20  # bytes of text that may come without a whole event, or before and after the events
@@ -92,8 +94,8 @@ class Head(msgspec.Struct):
 class Stream:
     """`for events in Stream(path)`; afterwards `head` is complete. Can be gone through once."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | File) -> None:
+        self.path = path
         self.head = Head()
         self._decoder = msgspec.json.Decoder(list[Event])
         self._read = 0  # bytes of text
@@ -102,7 +104,8 @@ class Stream:
 
     def __iter__(self) -> Iterator[list[Event]]:
         try:
-            with open(self.path, "rb") as file:
+            # A file of a record is opened as its folder allows; one that a person named, wherever it leads.
+            with self.path.open() if isinstance(self.path, File) else open(self.path, "rb") as file:
                 self._gzip = file.read(2) == _MAGIC
                 file.seek(0)
                 self._file = file
@@ -245,6 +248,7 @@ class Stream:
 
     def _more(self, text: Any, held: bytes = b"") -> bytes:
         """The next chunk. Where what is held was not enough, as much again, lest it be gone through too often."""
+        go_on()
         chunk: bytes = text.read(max(CHUNK, min(len(held), LONGEST + CHUNK - len(held))))
         self._read += len(chunk)
         if self._gzip and self._read > PLAUSIBLE and self._file is not None:

@@ -39,12 +39,14 @@ def work(trace: Trace) -> list[Work]:
     talks = of_communication(rows["name"]).to_numpy() & kernel
     tensor = uses_tensor_cores(rows["name"]).to_numpy() & kernel & ~talks
     device, starts, ends = rows["device"].to_numpy(), rows["start"].to_numpy(), rows["end"].to_numpy()
+    order = np.argsort(device, kind="stable")
+    numbers, firsts = np.unique(device[order], return_index=True)
     found = []
-    for number in np.unique(device):
-        here = device == number
+    for number, here in zip(numbers, np.split(order, firsts[1:]), strict=False):  # without devices, one empty piece
 
-        def spans(which: np.ndarray, here: np.ndarray = here) -> Spans:
-            return Spans.of(starts[which & here], ends[which & here])
+        def spans(which: np.ndarray, here: Integers = here) -> Spans:
+            mine = here[which[here]]
+            return Spans.of(starts[mine], ends[mine])
 
         found.append(Work(int(number), spans(kernel & ~talks), spans(tensor), spans(talks), spans(~kernel)))
     return found

@@ -22,7 +22,8 @@ from typing import IO
 import msgspec
 import polars as pl
 
-from paceline.errors import TraceError
+from paceline.errors import PacelineError, TraceError
+from paceline.record.inside import File, Folder
 from paceline.tables.stream import Head
 from paceline.tables.trace import Trace, arrange, read_trace
 
@@ -43,7 +44,7 @@ class _Told(msgspec.Struct):
     advice: str = ""
 
 
-def read_together(paths: Sequence[Path]) -> list[Trace]:
+def read_together(paths: Sequence[Path | File]) -> list[Trace]:
     """As `read_traces`: one a rank, by rank. TraceError of a file that is damaged."""
     cores = len(os.sched_getaffinity(0))
     if len(paths) < 2 or cores < 2 or sum(_size(path) for path in paths) < WORTH_IT or not sys.executable:
@@ -71,14 +72,14 @@ def read_together(paths: Sequence[Path]) -> list[Trace]:
     return arrange([found[path] for path in paths])
 
 
-def _read_here(waiting: deque[Path]) -> dict[Path, Trace]:
+def _read_here(waiting: deque[Path | File]) -> dict[Path | File, Trace]:
     found = {}
     while (path := _next(waiting)) is not None:
         found[path] = read_trace(path)
     return found
 
 
-def _next(waiting: deque[Path]) -> Path | None:
+def _next(waiting: deque[Path | File]) -> Path | File | None:
     try:
         return waiting.popleft()
     except IndexError:
@@ -100,7 +101,7 @@ class _Child:
         if not self._begun:
             self.process.kill()
 
-    def read(self, waiting: deque[Path]) -> dict[Path, Trace]:
+    def read(self, waiting: deque[Path | File]) -> dict[Path | File, Trace]:
         """Has it read what waits, one after the other; blocks."""
         try:
             return self._read(waiting)
@@ -113,8 +114,8 @@ class _Child:
                     assert pipe is not None
                     pipe.close()
 
-    def _read(self, waiting: deque[Path]) -> dict[Path, Trace]:
-        found: dict[Path, Trace] = {}
+    def _read(self, waiting: deque[Path | File]) -> dict[Path | File, Trace]:
+        found: dict[Path | File, Trace] = {}
         to, back = self.process.stdin, self.process.stdout
         assert to is not None
         assert back is not None
@@ -123,12 +124,12 @@ class _Child:
         self._begun = True
         while (path := _next(waiting)) is not None:
             with contextlib.suppress(BrokenPipeError):
-                _send(to, os.fsencode(path))
+                _send(to, _spelled(path))
             found[path] = _receive(back, path)
         return found
 
 
-def _receive(pipe: IO[bytes], path: Path) -> Trace:
+def _receive(pipe: IO[bytes], path: Path | File) -> Trace:
     told = msgspec.json.decode(_take(pipe) or b"{}", type=_Told)
     if told.error:
         raise TraceError(told.error, advice=told.advice)
@@ -136,7 +137,7 @@ def _receive(pipe: IO[bytes], path: Path) -> Trace:
     if not told.events or len(memory) < told.memory:
         raise TraceError(f"The process that reads {path} has ended.", advice="Is there memory enough for it?")
     return Trace(
-        path=Path(path),
+        path=path,
         rank=told.rank or 0,
         world=told.world,
         base=told.base,
@@ -153,8 +154,8 @@ def main() -> None:
     out.flush()
     while path := _take(paths):
         try:
-            trace = read_trace(Path(os.fsdecode(path)))
-        except TraceError as error:
+            trace = read_trace(_meant(path))
+        except PacelineError as error:
             _send(out, msgspec.json.encode(_Told(error=error.message, advice=error.advice)))
             return
         events, memory = io.BytesIO(), io.BytesIO()
@@ -178,8 +179,21 @@ def _take(pipe: IO[bytes]) -> bytes:
     return pipe.read(int.from_bytes(pipe.read(8), "little"))
 
 
-def _size(path: Path) -> int:
+def _spelled(path: Path | File) -> bytes:
+    """For a child: a path, or the folder and the parts below it."""
+    if isinstance(path, File):
+        return b"\0".join(map(os.fsencode, (str(path.folder.base), *path.folder.parts, path.name)))
+    return os.fsencode(path)
+
+
+def _meant(spelled: bytes) -> Path | File:
+    base, *parts = map(os.fsdecode, spelled.split(b"\0"))
+    return Folder(Path(base)).folder(*parts[:-1]).file(parts[-1]) if parts else Path(base)
+
+
+def _size(path: Path | File) -> int:
     try:
-        return path.stat().st_size
+        told = path.stat()
     except OSError:
         return 0
+    return told.st_size if told is not None else 0

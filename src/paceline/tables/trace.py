@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from paceline.errors import TraceError
+from paceline.record.inside import File
 from paceline.tables.intervals import Integers
 from paceline.tables.nesting import calls
 from paceline.tables.stream import NOTHING, Args, Event, Head, Number, Stream
@@ -47,6 +48,8 @@ ON_HOST = ("op", "mark", "runtime")
 LONGEST_NAME = 2000  # characters: templates of C++ may have more, which no one reads
 LATEST = 4 * 10**15  # microseconds: the year 2096
 MOST_EVENTS = 100_000_000  # in one file: 8 GB of columns
+MOST_NAMES = 500_000  # different ones; likewise shapes, and types
+MOST_TEXT = 256 << 20  # characters of all different ones together
 
 _WIDTHS = {"long": 8, "double": 8, "int": 4, "float": 4, "half": 2, "bfloat16": 2, "byte": 1, "char": 1, "bool": 1}
 _NO_ARGS = Args()
@@ -64,7 +67,7 @@ class Trace:
     `memory`: time, device (-1: the host), bytes (below zero: freed), address, allocated, reserved.
     """
 
-    path: Path
+    path: Path | File
     rank: int
     world: int
     base: int
@@ -96,11 +99,20 @@ class Trace:
         return bool((self.events["kind"] == "python").any())
 
 
+class TooManyNames(Exception):
+    """Told to the reader of the file, who knows its name."""
+
+
 class _Numbers(dict[Any, int]):
     """Numbers keys as they are first asked for."""
 
+    length = 0  # of all keys
+
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
+        self.length += len(key)
+        if number >= MOST_NAMES or self.length > MOST_TEXT:
+            raise TooManyNames
         return number
 
 
@@ -129,9 +141,9 @@ class _Codes:
 class _Columns:
     """Collects chunks of events."""
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path | File, most: int, more: str) -> None:
         self.path = path
-        self.most = most
+        self.most, self._more = most, more
         self.count = 0
         self.names, self.shapes, self.types = _Codes(), _Codes(), _Codes()
         self.parts: dict[str, list[np.ndarray[Any, Any]]] = {}
@@ -149,7 +161,7 @@ class _Columns:
         if self.count + len(self.memory) > self.most:
             raise TraceError(
                 f"{self.path} has more than {self.most:,} events.",
-                advice="Trace fewer steps: paceline profile --steps 3",
+                advice=f"Trace fewer steps: paceline profile --steps 3{self._more}",
             )
         if not kept:
             return
@@ -233,19 +245,26 @@ _KIND_CODES = {cat: KIND.categories.to_list().index(kind) for cat, kind in KINDS
 _LAST_CALLED = _KIND_CODES["user_annotation"]  # ops and marks come first
 
 
-def read_trace(path: Path, rank: int | None = None, *, most: int = MOST_EVENTS) -> Trace:
-    """Reads a trace. TraceError where it is none, or has more than so many events. Its rank: as asked for, as it says,
-    as its name says, or 0."""
-    stream, columns = Stream(path), _Columns(Path(path), most)
-    for events in stream:
-        columns.add(events)
+def read_trace(path: Path | File, rank: int | None = None, *, most: int = MOST_EVENTS, more: str = "") -> Trace:
+    """Reads a trace. TraceError where it is none, or has more than so many events; `more` says how to ask for more. Its
+    rank: as asked for, as it says, as its name says, or 0."""
+    stream, columns = Stream(path), _Columns(path, most, more)
+    try:
+        for events in stream:
+            columns.add(events)
+    except TooManyNames as error:
+        raise TraceError(
+            f"{path} has more than {MOST_NAMES:,} different names, shapes or types, or {MOST_TEXT >> 20} Mi characters "
+            "of them.",
+            advice="Names that count something (a step, an address) make no tables: take the number out of them.",
+        ) from error
     head = stream.head
     told = head.paceline.get("rank", head.distributed.get("rank"))
     if rank is None:
-        rank = told if isinstance(told, int) else rank_in(Path(path).name)
+        rank = told if isinstance(told, int) else rank_in(path.name)
     world = head.paceline.get("world", head.distributed.get("world_size"))
     return Trace(
-        path=Path(path),
+        path=path,
         rank=rank or 0,
         world=world if isinstance(world, int) else 1,
         base=int(head.base),
@@ -255,7 +274,7 @@ def read_trace(path: Path, rank: int | None = None, *, most: int = MOST_EVENTS) 
     )
 
 
-def read_traces(paths: Sequence[Path]) -> list[Trace]:
+def read_traces(paths: Sequence[Path | File]) -> list[Trace]:
     """Several ranks, one after the other; `together.read_together` is faster where there are many."""
     return arrange([read_trace(path) for path in paths])
 

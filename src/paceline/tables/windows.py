@@ -6,12 +6,12 @@ puts round the seams; in a trace from elsewhere they are guessed from torch's ma
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
-from paceline.tables.intervals import EMPTY, Integers, Spans
+from paceline.tables.effort import paced
+from paceline.tables.intervals import EMPTY, Spans
 from paceline.tables.kinds import INPUT, PEERS, STEP, SYNCHRONISING, says
-from paceline.tables.nesting import in_order, parents
+from paceline.tables.nesting import in_order
 from paceline.tables.trace import Trace
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
@@ -90,29 +90,36 @@ def _marked(trace: Trace) -> dict[str, Spans]:
     # While a backward thread is at work, the script's own waits: all marks are nested, whichever thread they are on.
     marks = in_order(marks.with_columns(process=pl.lit(0), thread=pl.lit(0)))
     names = marks["name"].cast(pl.String).str.strip_prefix(MARK).to_numpy()
-    return _innermost(names, marks["start"].to_numpy(), marks["end"].to_numpy(), _depths(parents(marks)))
+    return _innermost(names.tolist(), marks["start"].to_list(), marks["end"].to_list())
 
 
-def _innermost(names: np.ndarray, starts: Integers, ends: Integers, depths: Integers) -> dict[str, Spans]:
-    """A moment belongs to the innermost mark that holds it: so from the deepest upward, each takes what is left."""
-    found: dict[str, Spans] = {}
-    taken = EMPTY
-    for depth in range(int(depths.max()), -1, -1):
-        here = depths == depth
-        for name in np.unique(names[here]):
-            mine = here & (names == name)
-            spans = Spans.of(starts[mine], ends[mine]) - taken
-            found[name] = found.get(name, EMPTY) | spans
-        taken = taken | Spans.of(starts[here], ends[here])
-    return found
+def _innermost(names: list[str], starts: list[int], ends: list[int]) -> dict[str, Spans]:
+    """A moment belongs to the innermost mark that holds it: of the open marks, the one that began last; of two that
+    began together, the shorter one. Marks come in the order of their starts, longest first. One pass, however deep
+    marks are nested."""
+    pieces: dict[str, list[int]] = {name: [] for name in names}  # starts and ends, in turn
+    open_now: list[tuple[str, int]] = []  # names and ends, the innermost last
+    at = 0
 
+    def close_until(moment: int) -> None:
+        """Hands out the time from `at` on."""
+        nonlocal at
+        while open_now and at < moment:
+            name, end = open_now[-1]
+            if end > at:
+                until = min(end, moment)
+                pieces[name] += (at, until)
+                at = until
+            if end <= moment:
+                open_now.pop()
 
-def _depths(parent: Integers) -> Integers:
-    depths = np.zeros(len(parent), dtype=np.int64)
-    for row, above in enumerate(parent.tolist()):
-        if above >= 0:
-            depths[row] = depths[above] + 1
-    return depths
+    for name, start, end in paced(zip(names, starts, ends, strict=True)):
+        close_until(start)
+        at = start
+        open_now.append((name, end))
+    if ends:
+        close_until(max(ends))
+    return {name: Spans.of(told[0::2], told[1::2]) for name, told in pieces.items()}
 
 
 def _guessed(trace: Trace) -> dict[str, Spans]:

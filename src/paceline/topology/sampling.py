@@ -18,6 +18,7 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.record import read_run
+from paceline.record.private import opened
 from paceline.record.samples import GpuSample, Sample, WorkerSample, samples_path
 from paceline.topology.gpus import driver
 
@@ -50,7 +51,7 @@ class Sampler:
         with (
             contextlib.suppress(OSError),
             driver() as nvml,
-            open(samples_path(self._record), "ab", buffering=0) as file,
+            opened(samples_path(self._record), append=True) as file,
         ):
             look.cards = _cards(nvml)
             while not self._stop.wait(self._every):

@@ -8,6 +8,7 @@ goes on between them. Each leaves a record of its own, with a line for each thin
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 from paceline.comm.measuring.plan import OPS, Plan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
+from paceline.record.private import create, make_folder, write_file
 from paceline.settings import RunSettings
 from paceline.topology import Host
 
@@ -92,6 +94,7 @@ def carry_out(
     *,
     zygote: Zygote,
     record: Path,
+    share: bool = False,
     on_event: Callable[[Event], None],
     on_result: Callable[[Result], None],
 ) -> list[Result]:
@@ -100,9 +103,10 @@ def carry_out(
     results = []
     for trial in trials:
         folder = record / "trials" / trial.name
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         asked = folder / "plan.json"
-        asked.write_bytes(msgspec.json.format(msgspec.json.encode(trial.plan)))
+        write_file(asked, msgspec.json.format(msgspec.json.encode(trial.plan)))
+        os.close(create(trial.plan.report, append=True))  # the workers only add to it
         outcome = launch(
             RunSettings(
                 script=PROGRAM,
@@ -110,6 +114,7 @@ def carry_out(
                 arguments=(str(asked.resolve()),),
                 workers=trial.workers,
                 staged=False,
+                share_record=share,
             ),
             zygote=zygote,
             record=folder,

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from paceline.record.private import make_folder, opened
 from paceline.trials.bandwidth import size_name
 from paceline.trials.bandwidth_verdict import CollectiveRate, Matrix, PairRate, Verdict, matrices
 
@@ -24,8 +25,9 @@ def draw(verdict: Verdict, folder: Path) -> list[Path]:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg")
+    make_folder(path.parent)
+    with opened(path) as file:
+        figure.savefig(file, format="svg")
     return path
 
 

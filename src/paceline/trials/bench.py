@@ -21,6 +21,7 @@ from paceline.errors import RecordError
 from paceline.launch import Event, Zygote, launch
 from paceline.record import read_run
 from paceline.record.folder import unwritable
+from paceline.record.private import opened, write_file
 from paceline.settings import RunSettings
 from paceline.trials.measured import Measured, Status, read_measured
 
@@ -80,7 +81,7 @@ class Journal:
             # Only the last line has no newline behind it: that one was being written.
             whole = text[: text.rfind(b"\n") + 1]
             if len(whole) < len(text):
-                self._path.write_bytes(whole)
+                write_file(self._path, whole)
         except OSError as error:
             raise unwritable(self._path, error) from error
         for number, line in enumerate(whole.splitlines(), 1):
@@ -93,7 +94,7 @@ class Journal:
     def add(self, measured: Measured) -> None:
         self.trials[measured.name] = measured
         try:
-            with self._path.open("ab") as file:
+            with opened(self._path, append=True) as file:
                 file.write(msgspec.json.encode(measured) + b"\n")
         except OSError as error:
             raise unwritable(self._path, error) from error

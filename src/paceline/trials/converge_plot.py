@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+from paceline.record.private import make_folder, opened
 from paceline.trials.converge import ALONE, Row, Verdict
 
 
@@ -37,8 +38,9 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     axes.set_title(f"{title}: {verdict.workers} emulated workers", fontsize=11)
     axes.grid(alpha=0.25)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg")
+    make_folder(path.parent)
+    with opened(path) as file:
+        figure.savefig(file, format="svg")
 
 
 def _columns(row: Row) -> list[list[float]]:

@@ -15,6 +15,7 @@ from paceline.launch import Event, Output
 from paceline.record import read_run, read_steps
 from paceline.record.folder import last_lines, log_path
 from paceline.record.logged import read_logged
+from paceline.record.private import write_file
 from paceline.record.schema import Step
 from paceline.record.sharpness import RunSharpness, read_sharpness
 from paceline.settings import SharpnessSettings
@@ -52,7 +53,7 @@ class OnBench:
             trial = msgspec.json.decode(path.read_bytes(), type=Trial)
         else:
             trial = self._read(measured)
-            path.write_bytes(msgspec.json.encode(trial))
+            write_file(path, msgspec.json.encode(trial))
         self.found = self.found or bool(trial.curve)
         if not self.found and not trial.trouble and trial.diverged is None:
             raise self._nothing_found(measured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.record.private import make_folder, opened
 from paceline.trials.converge import ALONE, Verdict
 
 
@@ -36,5 +37,6 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     axes.set_title(f"{title}: between solutions", fontsize=11)
     axes.grid(alpha=0.25)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg")
+    make_folder(path.parent)
+    with opened(path) as file:
+        figure.savefig(file, format="svg")

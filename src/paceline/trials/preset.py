@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.errors import RecordError, UsageError
 from paceline.record.folder import unwritable
+from paceline.record.private import write_file
 
 TUNED = "tuned"  # the name that stands for the newest one of a script
 FILE = "preset.json"
@@ -42,7 +43,7 @@ def write_preset(record: Path, preset: Preset) -> Path:
     """Into the record of the series that found it."""
     path = record / FILE
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(preset)) + b"\n")
+        write_file(path, msgspec.json.format(msgspec.json.encode(preset)) + b"\n")
     except OSError as error:
         raise unwritable(path, error) from error
     return path

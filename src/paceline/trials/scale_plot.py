@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paceline.record.private import make_folder, opened
 from paceline.trials.scale import Verdict
 from paceline.trials.scale_why import CAUSES
 
@@ -25,8 +26,9 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
         speed = figure.subplots()
     _draw_speed(speed, verdict)
     speed.set_title(f"{title}: {verdict.mode} scaling", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg")
+    make_folder(path.parent)
+    with opened(path) as file:
+        figure.savefig(file, format="svg")
 
 
 def _draw_speed(axes: Any, verdict: Verdict) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.record.private import make_folder, opened
 from paceline.trials.sweep import Verdict
 
 APART = 1.3  # labels of batches closer than this would overlap
@@ -54,8 +55,9 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     more, more_labels = memory.get_legend_handles_labels()
     axes.legend(handles + more, labels + more_labels, loc="best", fontsize=8, framealpha=0.7)
     axes.grid(alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg")
+    make_folder(path.parent)
+    with opened(path) as file:
+        figure.savefig(file, format="svg")
 
 
 def _apart(batches: list[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.record.private import make_folder, opened
 from paceline.trials.tune_verdict import Verdict
 
 GREY, KEPT, NOT_KEPT = "0.75", "tab:blue", "tab:orange"
@@ -42,5 +43,6 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
         frameon=False,
     )
     axes.grid(axis="x", alpha=0.25)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg")
+    make_folder(path.parent)
+    with opened(path) as file:
+        figure.savefig(file, format="svg")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from paceline.view.blocks import Note, Page
 from paceline.view.follow import follow
 from paceline.view.gate import Gate
 from paceline.view.library import Library
+from paceline.view.limits import Limits
 from paceline.view.opened import Opened
 from paceline.view.pages import compare, runs, topology
 from paceline.view.site import PAGES, Kind
 from paceline.view.spans import spans_of
+from paceline.view.turns import Turns
 
 OURS = {
     "app.css": "text/css",
@@ -37,18 +40,19 @@ VISITORS = 32  # that follow a run at the same time
 LASTING = {"Cache-Control": "private, max-age=86400"}
 
 
-def make_app(root: Path, *, token: str, hosts: frozenset[str] | None = None) -> ASGIApp:
+def make_app(root: Path, *, token: str, hosts: frozenset[str] | None = None, limits: Limits | None = None) -> ASGIApp:
     """The app over a folder of records. `hosts`: names under which it may be asked for; None: any."""
-    library = Library(root)
+    shelf = Shelf(Library(root, limits))
+    library = shelf.library
     routes = [
         Route("/", _runs(library)),
         Route("/static/{file}", _static),
-        Route("/compare", _compare(library)),
+        Route("/compare", _compare(shelf)),
         Route("/machine", _answer(_machine)),
-        Route("/spans/{name:path}", _spans(library)),
+        Route("/spans/{name:path}", _spans(shelf)),
         Route("/follow/{name:path}", _follow(library)),
-        *(Route(f"/{kind.key}/{{name:path}}", _page(library, kind)) for kind in PAGES),
-        Route("/{form:str}/{page:str}/{grid:str}/{name:path}", _download(library)),
+        *(Route(f"/{kind.key}/{{name:path}}", _page(shelf, kind)) for kind in PAGES),
+        Route("/{form:str}/{page:str}/{grid:str}/{name:path}", _download(shelf)),
     ]
     app = Starlette(
         routes=routes,
@@ -95,13 +99,36 @@ def _runs(library: Library) -> Callable[[Request], Any]:
     return _answer(lambda asked, _: asked.render(runs.build(library), "runs"))
 
 
-def _page(library: Library, kind: Kind) -> Callable[[Request], Any]:
-    def make(asked: Asked, told: dict[str, str]) -> Response:
-        record = library.open(told["name"])
-        with record.lock:
+class Shelf:
+    """The records, and whose turn it is to have their traces read."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.turns = Turns(library.limits)
+
+    async def answer(self, names: list[str], make: Callable[..., Response], *, long: bool) -> Response:
+        """What it makes of these records, in a thread: pages read files. `long`: where it may take long, if they have
+        traces."""
+        records = [await run_in_threadpool(self.library.open, name) for name in names]
+        if long and await run_in_threadpool(_any_traced, records):
+            return await self.turns.take(records, partial(make, *records))
+        return await run_in_threadpool(make, *records)
+
+
+def _any_traced(records: list[Opened]) -> bool:
+    return any(record.trace_paths or record.spans_paths for record in records)
+
+
+def _page(shelf: Shelf, kind: Kind) -> Callable[[Request], Any]:
+    async def answer(request: Request) -> Response:
+        asked = Asked.by(request)
+
+        def make(record: Opened) -> Response:
             return asked.render(build(record, kind, asked.query), kind.key, record)
 
-    return _answer(make)
+        return await shelf.answer([request.path_params["name"]], make, long=kind.traced)
+
+    return answer
 
 
 def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
@@ -113,33 +140,43 @@ def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
     return kind.build(record, asked)
 
 
-def _compare(library: Library) -> Callable[[Request], Any]:
-    return _answer(lambda asked, _: asked.render(_two(library, asked.names), "compare"))
+def _compare(shelf: Shelf) -> Callable[[Request], Any]:
+    async def answer(request: Request) -> Response:
+        asked = Asked.by(request)
+        make = partial(_compared, asked)
+        return await shelf.answer(_two(asked), make, long=True)
+
+    return answer
 
 
-def _two(library: Library, names: list[str]) -> Page:
-    if len(names) != 2:
+def _compared(asked: Asked, before: Opened, after: Opened) -> Response:
+    return asked.render(compare.build(before, after), "compare")
+
+
+def _two(asked: Asked) -> list[str]:
+    if len(asked.names) != 2:
         raise RecordError("Two runs can be compared, no more and no less.", advice="Tick two in the list.")
-    before, after = (library.open(name) for name in names)
-    with before.lock, after.lock:
-        return compare.build(before, after)
+    return asked.names
 
 
 def _machine(asked: Asked, told: dict[str, str]) -> Response:
     return asked.render(topology.build_machine(), "machine")
 
 
-def _spans(library: Library) -> Callable[[Request], Any]:
+def _spans(shelf: Shelf) -> Callable[[Request], Any]:
     """One step of the time line, as the browser draws it."""
 
-    def make(asked: Asked, told: dict[str, str]) -> Response:
-        record, step = library.open(told["name"]), asked.query.get("step", "")
+    async def answer(request: Request) -> Response:
+        step = request.query_params.get("step", "")
         if not step.isdecimal() or len(step) > 12:
             raise RecordError(f"There is no step {step[:40]!r}.")
-        with record.lock:
+
+        def make(record: Opened) -> Response:
             return Response(msgspec.json.encode(spans_of(record, int(step))), media_type="application/json")
 
-    return _answer(make)
+        return await shelf.answer([request.path_params["name"]], make, long=True)
+
+    return answer
 
 
 def _follow(library: Library) -> Callable[[Request], Any]:
@@ -160,36 +197,41 @@ def _follow(library: Library) -> Callable[[Request], Any]:
     return answer
 
 
-def _download(library: Library) -> Callable[[Request], Any]:
+def _download(shelf: Shelf) -> Callable[[Request], Any]:
     """`/csv/run/steps/NAME` is the grid `steps` of the page `run`."""
 
-    def make(asked: Asked, told: dict[str, str]) -> Response:
-        form, grid = told["form"], _any_page(library, asked, told["page"], told["name"]).grid(told["grid"])
-        if grid is None or form not in ("csv", "json"):
-            raise HTTPException(404)
-        grid = grid.arranged(asked.query)
-        # Our own name and no other: nothing of a record gets into a header.
-        headers = {"Content-Disposition": f'attachment; filename="{grid.name}.{form}"'}
-        if form == "csv":
-            return Response(grid.as_csv(), media_type="text/csv; charset=utf-8", headers=headers)
-        return Response(grid.as_json(), media_type="application/json", headers=headers)
+    async def answer(request: Request) -> Response:
+        asked, told = Asked.by(request), request.path_params
+        names, page, long = _any_page(shelf.library, asked, told["page"], told["name"])
+        return await shelf.answer(names, lambda *records: _table(asked, told, page(*records)), long=long)
 
-    return _answer(make)
+    return answer
 
 
-def _any_page(library: Library, asked: Asked, key: str, name: str) -> Page:
+def _any_page(library: Library, asked: Asked, key: str, name: str) -> tuple[list[str], Callable[..., Page], bool]:
+    """The records that a page is made of, what makes it, and whether that may take long."""
     if key == "runs":
-        return runs.build(library)
+        return [], lambda: runs.build(library), False
     if key == "compare":
-        return _two(library, asked.names)
+        return _two(asked), compare.build, True
     if key == "machine":
-        return topology.build_machine()
+        return [], topology.build_machine, False
     kind = next((kind for kind in PAGES if kind.key == key), None)
     if kind is None:
         raise HTTPException(404)
-    record = library.open(name)
-    with record.lock:
-        return build(record, kind, asked.query)
+    return [name], lambda record: build(record, kind, asked.query), kind.traced
+
+
+def _table(asked: Asked, told: dict[str, str], page: Page) -> Response:
+    form, grid = told["form"], page.grid(told["grid"])
+    if grid is None or form not in ("csv", "json"):
+        raise HTTPException(404)
+    grid = grid.arranged(asked.query)
+    # Our own name and no other: nothing of a record gets into a header.
+    headers = {"Content-Disposition": f'attachment; filename="{grid.name}.{form}"'}
+    if form == "csv":
+        return Response(grid.as_csv(), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(grid.as_json(), media_type="application/json", headers=headers)
 
 
 async def _static(request: Request) -> Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 from pathlib import Path
 
 from markupsafe import Markup
@@ -16,15 +17,16 @@ from paceline.view import render
 from paceline.view.app import plotly
 from paceline.view.blocks import Note, Page
 from paceline.view.library import Library
+from paceline.view.limits import Limits
 from paceline.view.opened import Opened
 from paceline.view.site import Kind, pages_of
 
 SCRIPTS = ("theme.js", "app.js", "timeline.js")
 
 
-def export(root: Path, name: str, target: Path) -> tuple[Path, int]:
+def export(root: Path, name: str, target: Path, *, limits: Limits | None = None) -> tuple[Path, int]:
     """Writes the report of a record, or of the newest one. Gives the record's folder, and the report's bytes."""
-    library = Library(root)
+    library = Library(root, limits)
     if not name:
         name = next(iter(library.names()), "")
         if not name:
@@ -32,12 +34,18 @@ def export(root: Path, name: str, target: Path) -> tuple[Path, int]:
     record = library.open(name)
     text = report(record).encode(errors="replace")
     try:
-        target.write_bytes(text)
+        _write(target, text)
     except OSError as error:
         raise UsageError(
             f"--export {target}: {error.strerror or error}.", advice="Type the path of a file that can be written."
         ) from error
-    return record.folder, len(text)
+    return record.folder.path, len(text)
+
+
+def _write(target: Path, text: bytes) -> None:
+    """A new file is its owner's alone, as the record is; one that was there keeps its rights."""
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(text)
 
 
 def report(record: Opened) -> str:

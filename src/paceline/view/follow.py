@@ -14,10 +14,10 @@ import anyio
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RecordError
 from paceline.record import Step
-from paceline.record.folder import log_path
-from paceline.record.samples import Sample, samples_path
+from paceline.record.inside import File
+from paceline.record.samples import FILE, Sample
 from paceline.view.library import Library
 from paceline.view.opened import Opened
 from paceline.view.pages.logs import printable
@@ -35,12 +35,13 @@ _sample = msgspec.json.Decoder(Sample)
 class Tail:
     """Whole lines that a file gained. A file that was begun anew is read from its start."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at = path, -1
+    def __init__(self, path: Path | File) -> None:
+        self._file, self._at = File.of(path), -1
 
     def take(self) -> bytes:
+        """RecordError where it is no regular file."""
         try:
-            with open(self._path, "rb") as file:
+            with self._file.open() as file:
                 size = file.seek(0, 2)
                 if self._at < 0:
                     self._at = max(0, size - FIRST)
@@ -65,13 +66,13 @@ class Follower:
         self._library, self._name = library, name
         self._steps: dict[int, Tail] = {}  # by rank, as they become known: a run is there before its workers are
         self._state = ""
-        self._samples = Tail(samples_path(library.open(name).folder))
+        self._samples = Tail(library.open(name).folder.file(FILE))
 
     def look(self) -> dict[str, Any] | None:
         """What is new; None where nothing is. Blocks: it reads files."""
         record = self._library.open(self._name)
         for rank in record.ranks[:RANKS]:
-            self._steps.setdefault(rank, Tail(record.folder / f"steps.rank{rank}.jsonl"))
+            self._steps.setdefault(rank, Tail(record.folder.file(f"steps.rank{rank}.jsonl")))
         new = {rank: parse(tail.take(), record.folder) for rank, tail in sorted(self._steps.items())}
         first = next(iter(new.values()), [])
         told: dict[str, Any] = {
@@ -98,11 +99,12 @@ class Follower:
 
     def _last_lines(self, record: Opened) -> list[str]:
         try:
-            with open(log_path(record.folder, record.ranks[0]), "rb") as file:
-                file.seek(max(0, file.seek(0, 2) - 8192))
-                return printable(file.read(8192).decode(errors="replace")).rstrip().splitlines()[-LINES:]
+            end, _ = record.folder.file(f"log.rank{record.ranks[0]}.txt").read_end(8192)
         except OSError:
             return []
+        except RecordError as error:
+            return [error.message]
+        return printable(end.decode(errors="replace")).rstrip().splitlines()[-LINES:]
 
 
 def _speed(step: Step) -> float | None:

@@ -1,17 +1,20 @@
 """Who may look: every request, whatever it asks for, needs the token that `paceline view` printed.
 
-The token comes with the printed address once, and then lives in a cookie; programs send it as a bearer. The answer's
+The token comes with the printed address once, and then lives in a cookie; programs send it as a bearer. A browser does
+not send a strict cookie while it still follows somebody else's link, a file's for one: such a visitor gets a page of
+ours that leads on. The answer's
 headers forbid the browser to run anything that is not our own file, to send the address elsewhere, or to be framed.
 """
 
 from __future__ import annotations
 
 import hmac
+from html import escape
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = "; ".join(
@@ -34,6 +37,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+FROM_FILE = "from=file"  # at the end of an address that a page on the disk leads to
 REFUSED = (
     "This needs the token that `paceline view` printed.\n"
     "Open the whole address, with ?token=… at its end, or send the token as a bearer.\n"
@@ -79,9 +83,17 @@ class Gate:
         if "text/html" not in headers.get("accept", ""):
             return None
         # Out of the address bar, so that it is not in a screenshot or a bookmark.
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        kept = [(name, value) for name, value in query if name != "token"]
+        from_file = urlencode(kept[-1:]) == FROM_FILE
+        rest = urlencode(kept[:-1] if from_file else kept)
         path = "/" + scope["raw_path"].decode("latin-1").partition("?")[0].lstrip("/\\")
-        moved = RedirectResponse(path + (f"?{rest}" if rest else ""), status_code=303)
+        target = path + (f"?{rest}" if rest else "")
+        moved: Response = RedirectResponse(target, status_code=303)
+        if from_file:
+            moved = HTMLResponse(
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(target)}">'
+                f'<title>paceline view</title><a href="{escape(target)}">Go on</a>'
+            )
         moved.set_cookie(cookie, self._token.decode(), httponly=True, samesite="strict", path="/")
         return moved
 

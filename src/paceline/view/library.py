@@ -1,7 +1,8 @@
 """The folder of records: what is in it, and nothing outside it.
 
 A record's name is its path below the folder. Whatever a browser asks for, only folders below it that hold a run.json
-are opened; links that lead out of it are not followed.
+are opened. The folder itself may be a link, since a person named it; below it no link is followed, wherever it leads:
+one that stands for a record's folder is not in the list.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from pathlib import Path
 from statistics import median
 
 from paceline.errors import PacelineError, RecordError
+from paceline.record.inside import Folder
 from paceline.record.schema import Run, Step
+from paceline.view.limits import Limits
 from paceline.view.opened import Opened, state_of
 from paceline.view.steps import read_tail
 
-OPEN = 3  # records kept in memory
+OPEN = 8  # records kept in memory, of traces no more than one record may have
 MOST_RUNS = 5000  # in the list, the newest
 _FILES = ("run.json", "verdict.json", "findings.json", "steps.rank*.jsonl", "trace.rank*.json.gz", "devices.jsonl")
 
@@ -44,24 +47,23 @@ class Entry:
 class Library:
     """All records below one folder. Safe to use from several threads."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, limits: Limits | None = None) -> None:
         self.root = Path(root).resolve()
+        self.limits = limits or Limits()
+        self._folder = Folder(self.root)
         self._lock = threading.Lock()
         self._open: OrderedDict[str, tuple[object, Opened]] = OrderedDict()
         self._entries: dict[str, tuple[object, Entry]] = {}
 
-    def find(self, name: str) -> Path:
-        """The folder of a record. RecordError where there is none of that name."""
+    def find(self, name: str) -> Folder:
+        """The folder of a record. RecordError where there is none of that name, or a link is on the way to it."""
         parts = name.strip("/").split("/")
         missing = RecordError(f"There is no record {name[:200]!r} in {self.root}.", advice="Choose one from the list.")
         if "\0" in name or any(not part or part.startswith(".") for part in parts):
             raise missing
-        folder = self.root.joinpath(*parts)
-        try:
-            if not (folder / "run.json").is_file() or not folder.resolve().is_relative_to(self.root):
-                raise missing
-        except OSError as error:
-            raise missing from error
+        folder = self._folder.folder(*parts)
+        if not folder.file("run.json").exists():
+            raise missing
         return folder
 
     def open(self, name: str) -> Opened:
@@ -72,20 +74,29 @@ class Library:
         with self._lock:
             known = self._open.get(name)
             if known is None or known[0] != stamp:
-                known = (stamp, Opened.of(name, folder))
+                known = (stamp, Opened.of(name, folder, self.limits))
                 self._open[name] = known
             self._open.move_to_end(name)
-            while len(self._open) > OPEN:
+            while len(self._open) > OPEN or (len(self._open) > 1 and self._events() > self.limits.events):
                 self._open.popitem(last=False)
         return known[1]
+
+    def _events(self) -> int:
+        return sum(record.events for _, record in self._open.values())
 
     def names(self) -> list[str]:
         """Those of the list, newest first: names begin with the time."""
         try:
-            found = [path.parent.name for path in self.root.glob("*/run.json")]
+            found = self._folder.names("[!.]*")
         except OSError:
             return []
-        return sorted((name for name in found if not name.startswith(".")), reverse=True)
+        return [name for name in reversed(found) if self._holds_record(name)]
+
+    def _holds_record(self, name: str) -> bool:
+        try:
+            return self._folder.folder(name).file("run.json").exists()
+        except RecordError:
+            return False  # a file, or a link
 
     def entries(self) -> list[Entry]:
         return [self.entry(name) for name in self.names()[:MOST_RUNS]]
@@ -105,7 +116,7 @@ class Library:
             return Entry(name=name, problem=error.message)
 
 
-def _entry(name: str, folder: Path) -> Entry:
+def _entry(name: str, folder: Folder) -> Entry:
     opened = Opened.of(name, folder)
     run = opened.run
     # The end of the first worker's steps is enough for a list, however long the run is.
@@ -113,7 +124,7 @@ def _entry(name: str, folder: Path) -> Entry:
     problem = ""
     if run.workers:
         try:
-            tail, _ = read_tail(folder / f"steps.rank{opened.ranks[0]}.jsonl")
+            tail, _ = read_tail(folder.file(f"steps.rank{opened.ranks[0]}.jsonl"))
         except RecordError as error:
             problem = error.message
     speeds = [step.samples / step.total for step in tail if step.total > 0]
@@ -140,11 +151,11 @@ def _workers(run: Run) -> int | None:
     return len(run.workers) or (asked if isinstance(asked, int) else None)
 
 
-def _stamp(folder: Path) -> object:
+def _stamp(folder: Folder) -> object:
     """Changes when a file of the record does."""
     found = []
     for pattern in _FILES:
-        for path in sorted(folder.glob(pattern)):
-            told = path.stat()
-            found.append((path.name, told.st_mtime_ns, told.st_size))
+        for name in folder.names(pattern):
+            told = folder.file(name).stat()
+            found.append((name, told and (told.st_ino, told.st_mtime_ns, told.st_size)))
     return tuple(found)

@@ -10,6 +10,7 @@ import uvicorn
 
 from paceline.errors import UsageError
 from paceline.view.app import make_app
+from paceline.view.limits import Limits
 
 HERE = "127.0.0.1"
 SHORTEST = 16  # characters of a token that is to keep strangers out
@@ -42,11 +43,11 @@ def address(bound: socket.socket, token: str, path: str = "/") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}?token={token}"
 
 
-def server(root: Path, bound: socket.socket, *, token: str) -> uvicorn.Server:
+def server(root: Path, bound: socket.socket, *, token: str, limits: Limits | None = None) -> uvicorn.Server:
     """Its `run(sockets=[bound])` serves until it is interrupted. Where only this machine can ask, it must ask for this
     machine."""
     local = bound.getsockname()[0] == HERE
-    app = make_app(root, token=token, hosts=frozenset({HERE, "localhost"}) if local else None)
+    app = make_app(root, token=token, hosts=frozenset({HERE, "localhost"}) if local else None, limits=limits)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from paceline.errors import RecordError
 from paceline.view.blocks import Page
 from paceline.view.opened import Opened
 from paceline.view.pages import (
@@ -35,11 +36,15 @@ class Kind:
     build: Callable[[Opened, Mapping[str, str]], Page]
     there: Callable[[Opened], bool] = lambda record: True
     in_report: bool = True
+    traced: bool = False  # made of traces or time lines, where there are some: it may take long
     listed_only: bool = False  # `there` only says whether it is named at the side: it can be asked for at any time
 
 
 def _has_steps(record: Opened) -> bool:
-    return record.steps.frame.height > 0
+    try:
+        return record.steps.frame.height > 0
+    except RecordError:
+        return True  # its page says what is wrong with them; the others do without
 
 
 PAGES = (
@@ -49,13 +54,13 @@ PAGES = (
     Kind("communication", "Communication", communication.build, communication.there),
     Kind("iterations", "Iterations", iterations.build, _has_steps),
     Kind("ranks", "Ranks", ranks.build, lambda record: len(record.ranks) > 1 and _has_steps(record)),
-    Kind("timeline", "Time line", timeline.build, timeline.there),
-    Kind("ops", "Ops", ops.build, has_traces),
-    Kind("op-types", "Op types", ops.build_types, has_traces),
-    Kind("kernels", "Kernels", kernels.build, has_traces),
-    Kind("waits", "Waits", waits.build, has_traces),
-    Kind("memory", "Memory", memory.build, has_traces),
-    Kind("devices", "Devices", devices.build, devices.there),
+    Kind("timeline", "Time line", timeline.build, timeline.there, traced=True),
+    Kind("ops", "Ops", ops.build, has_traces, traced=True),
+    Kind("op-types", "Op types", ops.build_types, has_traces, traced=True),
+    Kind("kernels", "Kernels", kernels.build, has_traces, traced=True),
+    Kind("waits", "Waits", waits.build, has_traces, traced=True),
+    Kind("memory", "Memory", memory.build, has_traces, traced=True),
+    Kind("devices", "Devices", devices.build, devices.there, traced=True),
     Kind("topology", "Topology", topology.build, topology.there),
     Kind("logs", "Logs", logs.build, logs.there),
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,15 +15,18 @@ import numpy as np
 import polars as pl
 
 from paceline.errors import RecordError
+from paceline.record.inside import File
 from paceline.record.timeline import read_spans
+from paceline.tables.effort import go_on
 from paceline.tables.kinds import STEP, of_communication, says
 from paceline.tables.trace import Trace, rank_in
 from paceline.tables.waits import LINE
 from paceline.tables.windows import windows
-from paceline.view.opened import Opened, limit
+from paceline.view.opened import Opened
 
 MOST = 100_000  # spans of a step: the shortest are left out where there are more
 MOST_STEPS = 2000  # to choose from
+MOST_TRACKS = 200  # threads of a rank, and streams: the busiest
 DEEPEST = 24  # rows of a track
 LARGEST = 64 << 20  # bytes of a rank's timeline.jsonl
 APART = 10  # times a step: ranks whose clocks differ by more are laid over each other
@@ -68,6 +70,7 @@ class _Drawing:
 
     def add(self, rank: int, label: str, spans: Sequence[tuple[int, int, str, str]]) -> None:
         """Spans of one track, (start, end, name, kind), those that hold others before them."""
+        go_on()
         depths = _depths(spans)
         track = len(self.tracks)
         self.tracks.append(Track(rank=rank, label=label, rows=min(max(depths, default=0) + 1, DEEPEST)))
@@ -105,19 +108,28 @@ def _spoken(name: str) -> str:
 def steps_of(record: Opened) -> list[int]:
     """The steps that can be drawn."""
     if record.trace_paths:
-        found = {int(step) for trace in record.tables.traces for step in windows(trace)["step"]}
-        return sorted(found)[:MOST_STEPS]
+        return record.once("Finding the steps", lambda: _traced(record.tables.traces))
     steps = record.steps.frame
     if not steps.height:
         return []
     return steps.filter(pl.col("rank") == pl.col("rank").min())["step"].to_list()[-MOST_STEPS:]
 
 
+def _traced(traces: Sequence[Trace]) -> list[int]:
+    return sorted({int(step) for trace in traces for step in windows(trace)["step"]})[:MOST_STEPS]
+
+
 def spans_of(record: Opened, step: int, *, most: int = MOST) -> Spans:
     """One step. RecordError where there is no such step."""
     if step not in steps_of(record):
         raise RecordError(f"{record.name} has no step {step} that could be drawn.")
-    return _from_traces(record.tables.traces, step, most) if record.trace_paths else _from_timeline(record, step, most)
+
+    def draw() -> Spans:
+        if record.trace_paths:
+            return _from_traces(record.tables.traces, step, most)
+        return _from_timeline(record, step, most)
+
+    return record.once(f"Drawing step {step} in {most:,} pieces", draw, instead="Drawing")
 
 
 # -- of traces ---------------------------------------------------------------------------------------------------------
@@ -143,7 +155,7 @@ def _from_traces(traces: Sequence[Trace], step: int, most: int) -> Spans:
         rows, dropped = _longest(rows, most // len(found))
         left_out += dropped
         latest = max(latest, end + shift)
-        _add_trace(drawing, trace.rank, rows, shift)
+        left_out += _add_trace(drawing, trace.rank, rows, shift)
     note = "" if together else "The ranks' clocks differ: every rank's step begins at zero."
     return drawing.told(step, latest, left_out, note)
 
@@ -156,7 +168,8 @@ def _longest(rows: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     return rows[kept], rows.height - most
 
 
-def _add_trace(drawing: _Drawing, rank: int, rows: pl.DataFrame, shift: int) -> None:
+def _add_trace(drawing: _Drawing, rank: int, rows: pl.DataFrame, shift: int) -> int:
+    """Gives the number of events that lie on tracks beyond those that can be drawn."""
     talks = of_communication(rows["name"]) & (rows["kind"] == "kernel")
     rows = rows.select(
         pl.col("kind").is_in(("kernel", "copy", "set")).alias("on_device"),
@@ -167,13 +180,14 @@ def _add_trace(drawing: _Drawing, rank: int, rows: pl.DataFrame, shift: int) -> 
         pl.when(talks).then(pl.lit("communication")).otherwise(pl.col("kind").cast(pl.String)).alias("kind"),
     )
     host = rows.filter(~pl.col("on_device"))
-    busiest = host.group_by("process", "thread").len().sort(["len", "thread"], descending=[True, False])
-    for number, (process, thread, _) in enumerate(busiest.rows()):
-        mine = host.filter((pl.col("process") == process) & (pl.col("thread") == thread))
-        drawing.add(rank, "host" if number == 0 else f"thread {thread}", _in_order(mine))
-    device = rows.filter("on_device")
-    for (number, stream), mine in device.group_by("device", "stream", maintain_order=True):
-        drawing.add(rank, f"GPU {number}, stream {stream}", _in_order(mine))
+    threads = host.partition_by("process", "thread", maintain_order=True)
+    threads.sort(key=lambda mine: (-mine.height, mine["thread"][0]))
+    streams = rows.filter("on_device").partition_by("device", "stream", maintain_order=True)
+    for number, mine in enumerate(threads[:MOST_TRACKS]):
+        drawing.add(rank, "host" if number == 0 else f"thread {mine['thread'][0]}", _in_order(mine))
+    for mine in streams[:MOST_TRACKS]:
+        drawing.add(rank, f"GPU {mine['device'][0]}, stream {mine['stream'][0]}", _in_order(mine))
+    return sum(mine.height for mine in (*threads[MOST_TRACKS:], *streams[MOST_TRACKS:]))
 
 
 def _in_order(rows: pl.DataFrame) -> list[tuple[int, int, str, str]]:
@@ -209,15 +223,14 @@ def _from_timeline(record: Opened, step: int, most: int) -> Spans:
             kind = "communication" if "comm" in span.track or "bucket" in span.name else "mark"
             begin, until = round((span.start - start) * 1e9), round((span.end - start) * 1e9)
             tracks.setdefault(span.track, []).append((begin, until, span.name, kind))
-        for track, spans in tracks.items():
+        for track, spans in list(tracks.items())[:MOST_TRACKS]:
             spans.sort(key=lambda span: (span[0], -span[1]))
             drawing.add(rank_in(path.name) or 0, track[:NAME], spans)
     return drawing.told(step, round((end - start) * 1e9), left_out)
 
 
-def _read(path: Path) -> list[Any]:
-    limit(path, LARGEST)
+def _read(path: File) -> list[Any]:
     try:
-        return read_spans(path)
+        return read_spans(path, most=LARGEST)
     except (OSError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import polars as pl
 
 from paceline.errors import RecordError
 from paceline.record import Step
+from paceline.record.inside import File, Folder
 from paceline.tables.records import STEPS
 
 MOST = 128 << 20  # bytes of all ranks' step files together: about half a million steps
@@ -28,12 +27,12 @@ class Steps:
     partly: bool = False
 
 
-def read_steps(folder: Path, ranks: Sequence[int], *, most: int = MOST) -> Steps:
+def read_steps(folder: Folder, ranks: Sequence[int], *, most: int = MOST) -> Steps:
     """RecordError where a file is damaged elsewhere than at its end."""
     each = most // max(len(ranks), 1)
     frames, partly = [], False
     for rank in ranks:
-        steps, cut = read_tail(folder / f"steps.rank{rank}.jsonl", each)
+        steps, cut = read_tail(folder.file(f"steps.rank{rank}.jsonl"), each)
         partly = partly or cut
         columns = {"rank": [rank] * len(steps)}
         columns |= {name: [getattr(step, name) for step in steps] for name in Step.__struct_fields__}
@@ -41,23 +40,20 @@ def read_steps(folder: Path, ranks: Sequence[int], *, most: int = MOST) -> Steps
     return Steps(pl.concat(frames).sort("rank", "step") if frames else pl.DataFrame(schema=STEPS), partly)
 
 
-def read_tail(path: Path, most: int = TAIL) -> tuple[list[Step], bool]:
+def read_tail(path: File, most: int = TAIL) -> tuple[list[Step], bool]:
     """The last steps of a file, and whether there were more. A torn last line is left out."""
     try:
-        with open(path, "rb") as file:
-            start = max(0, os.fstat(file.fileno()).st_size - most)
-            file.seek(start)
-            data = file.read(most)
+        data, cut = path.read_end(most)
     except FileNotFoundError:
         return [], False
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if start:
+    if cut:
         data = data[data.find(b"\n") + 1 :]  # in the middle of a line
-    return parse(data, path), start > 0
+    return parse(data, path), cut
 
 
-def parse(data: bytes, path: Path) -> list[Step]:
+def parse(data: bytes, path: File | Folder) -> list[Step]:
     """Whole lines, and perhaps a torn last one. RecordError where another line is no step."""
     whole, _, torn = data.rpartition(b"\n")
     try:
@@ -70,7 +66,7 @@ def parse(data: bytes, path: Path) -> list[Step]:
         return steps
 
 
-def _one_by_one(data: bytes, path: Path) -> list[Step]:
+def _one_by_one(data: bytes, path: File | Folder) -> list[Step]:
     steps = []
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip(b" \0"):

@@ -23,7 +23,7 @@ BYTES = Column(key="bytes", title="size", how="Of the message, on each worker.",
 
 
 def there(record: Opened) -> bool:
-    return record.run.verb == "bandwidth" and (record.folder / "verdict.json").is_file()
+    return record.run.verb == "bandwidth" and record.folder.file("verdict.json").exists()
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

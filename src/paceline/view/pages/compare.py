@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from paceline.tables.difference import difference, difference_of_ops
+from paceline.tables.effort import within
 from paceline.tables.iterations import PARTS
 from paceline.view import charts
 from paceline.view.blocks import Block, Chart, Note, Page, Tile, Tiles
@@ -28,7 +29,8 @@ def build(before: Opened, after: Opened) -> Page:
     else:
         blocks.append(Note(text="One of them has no steps: there is nothing to compare.", tone="warn"))
     if before.trace_paths and after.trace_paths:
-        blocks.append(_ops(before, after))
+        with within(before.limits.seconds, "Comparing the ops", before.limits.more_time):
+            blocks.append(_ops(before, after))
     return Page(title="Two runs", blocks=blocks)
 
 

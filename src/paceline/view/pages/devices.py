@@ -34,7 +34,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
 
 def _devices(record: Opened) -> Grid:
     parts = ("compute", "communication", "copy", *(f"idle_{cause}" for cause in CAUSES))
-    table = record.tables.over_ranks(timeline)
+    table = record.once("Making the time line", lambda: record.tables.over_ranks(timeline))
     shown = (
         table.group_by("rank", "device", maintain_order=True)
         .agg(
@@ -87,7 +87,7 @@ def _overlap(record: Opened) -> Grid:
             ),
             Column(key="share", title="share hidden", how="hidden by communication.", kind="share", bar=True),
         ),
-        rows=record.tables.over_ranks(overlap).to_dicts(),
+        rows=record.once("Finding the overlap", lambda: record.tables.over_ranks(overlap)).to_dicts(),
         empty="Nothing was sent.",
     )
 

@@ -25,13 +25,13 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     told = profile_of(record)
     steps = max(told.steps * told.ranks, 1)
     by_op = (
-        record.tables.over_ranks(kernels_by_op)
+        record.once("Finding the kernels", lambda: record.tables.over_ranks(kernels_by_op))
         .group_by("op", "kernel", "kind", "tensor_cores")
         .agg(calls=pl.col("calls").sum() / steps, total=pl.col("total").sum() / steps)
         .sort(["total", "op", "kernel"], descending=[True, False, False])
         .head(MOST)
     )
-    small = record.tables.over_ranks(launches)
+    small = record.once("Finding the launches", lambda: record.tables.over_ranks(launches))
     blocks: list[Block] = [
         *head(record),
         *device_split(record),

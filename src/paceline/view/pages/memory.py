@@ -23,13 +23,13 @@ MEANS = {
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    peaks = record.tables.over_ranks(memory_peaks)
+    peaks = record.once("Finding the peaks of memory", lambda: record.tables.over_ranks(memory_peaks))
     blocks: list[Block] = []
     if not peaks.height:
         blocks.append(Note(text="The traces say nothing of memory."))
         return Page(title="Memory", blocks=blocks)
     first = record.tables.traces[0]
-    table = memory(first, points=800)
+    table = record.once("Following the memory", lambda: memory(first, points=800))
     for (device,), rows in table.group_by("device", maintain_order=True):
         name = "the host" if device == -1 else f"device {device}"
         blocks.append(_chart(rows, f"Memory of {name}, rank {first.rank}", f"memory-{device}"))

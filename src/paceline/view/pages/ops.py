@@ -73,7 +73,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
 def build_types(record: Opened, asked: Mapping[str, str]) -> Page:
     steps = max(profile_of(record).steps, 1) * max(profile_of(record).ranks, 1)
     table = (
-        record.tables.over_ranks(op_types)
+        record.once("Finding the types of ops", lambda: record.tables.over_ranks(op_types))
         .group_by("type")
         .agg(
             ops=pl.col("ops").max(),
@@ -141,7 +141,9 @@ def _by_shapes(record: Opened) -> Grid:
     told = profile_of(record)
     steps = max(told.steps * told.ranks, 1)
     table = (
-        record.tables.over_ranks(lambda trace: _strings(ops(trace, by="shapes")))
+        record.once(
+            "Splitting by shapes", lambda: record.tables.over_ranks(lambda trace: _strings(ops(trace, by="shapes")))
+        )
         .filter(pl.col("kind") == "op")
         .group_by("name", "shapes", "types")
         .agg(

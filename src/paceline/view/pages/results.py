@@ -17,7 +17,7 @@ TITLES = {"scale": "Scaling", "sweep": "Sweep", "tune": "Tuning"}
 
 
 def there(record: Opened) -> bool:
-    return record.run.verb in TITLES and (record.folder / "verdict.json").is_file()
+    return record.run.verb in TITLES and record.folder.file("verdict.json").exists()
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

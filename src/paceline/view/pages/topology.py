@@ -45,7 +45,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     try:
         told = msgspec.convert(record.run.topology, _Recorded)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise RecordError(f"{record.folder / 'run.json'} has a topology that is none: {error}.") from error
+        raise RecordError(f"{record.folder.file('run.json')} has a topology that is none: {error}.") from error
     topology = as_topology(told)
     blocks: list[Block] = [_drawn(topology, told.choice), _workers(record.run.workers)]
     return Page(title="Topology", blocks=blocks)

@@ -28,14 +28,14 @@ def has_traces(record: Opened) -> bool:
 
 def profile_of(record: Opened) -> Profile:
     """The same figures as `paceline profile` prints. RecordError where no step was traced."""
-    known: Profile | None = record.made.get("profile")
-    if known is None:
+
+    def make() -> Profile:
         try:
-            known = summarize(record.tables)
+            return summarize(record.tables)
         except UsageError as error:
             raise RecordError(error.message, advice=error.advice) from error
-        record.made["profile"] = known
-    return known
+
+    return record.once("Summarising the traces", make)
 
 
 def head(record: Opened) -> list[Block]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from paceline.errors import RecordError
 from paceline.trials.tune_verdict import Verdict
 from paceline.view import charts
 from paceline.view.blocks import Block, Chart, Note, Text, Tile, Tiles
@@ -119,7 +120,14 @@ def tuning(told: Verdict, record: Opened) -> list[Block]:
         )
     )
     blocks += [Note(text=note) for note in told.notes[:20]]
-    patch = record.folder / "tuned.patch"
-    if patch.is_file() and 0 < patch.stat().st_size <= PATCH:
-        blocks.append(Text(title="The kept mods as a patch", text=patch.read_text(errors="replace")))
-    return blocks
+    return [*blocks, *_patch(record)]
+
+
+def _patch(record: Opened) -> list[Block]:
+    try:
+        text = record.folder.file("tuned.patch").read(PATCH).decode(errors="replace")
+    except OSError:
+        return []
+    except RecordError as error:
+        return [Note(text=error.message, tone="bad", advice=error.advice)]
+    return [Text(title="The kept mods as a patch", text=text)] if text else []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from paceline.errors import RecordError
 from paceline.tables.devices import gpu_samples, host_samples
 from paceline.view import charts
-from paceline.view.blocks import Block, Chart
+from paceline.view.blocks import Block, Chart, Note
 from paceline.view.opened import Opened
 
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
@@ -17,6 +18,10 @@ def utilisation(record: Opened) -> list[Block]:
     """Of GPUs where there are some, else of the cores. Nothing where nothing was sampled."""
     if not record.has_samples:
         return []
+    try:
+        record.prove_samples()
+    except RecordError as error:
+        return [Note(text=error.message, tone="bad", advice=error.advice)]
     gpus = gpu_samples(record.folder)
     if gpus.height and gpus["utilisation"].is_not_null().any():
         return [

@@ -19,7 +19,9 @@ def as_verdict(record: Opened, kind: type[T]) -> T:
     try:
         return msgspec.convert(record.verdict, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise RecordError(f"{record.folder / 'verdict.json'} is no verdict of {record.run.verb}: {error}.") from error
+        raise RecordError(
+            f"{record.folder.file('verdict.json')} is no verdict of {record.run.verb}: {error}."
+        ) from error
 
 
 SPEED = Column(

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from paceline.errors import TraceError
 from paceline.tables.modules import modules
-from paceline.view.blocks import Block, Page
+from paceline.view.blocks import Block, Note, Page
 from paceline.view.grid import Column, Grid
 from paceline.view.opened import Opened
 from paceline.view.pages.traced import head, profile_of
@@ -39,7 +40,10 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         ),
     ]
     if any(trace.has_stack for trace in record.tables.traces):
-        blocks.append(_modules(record))
+        try:
+            blocks.append(_modules(record))
+        except TraceError as error:
+            blocks.append(Note(text=error.message, tone="warn", advice=error.advice))
     return Page(title="Waits", blocks=blocks)
 
 
@@ -47,7 +51,7 @@ def _modules(record: Opened) -> Grid:
     steps = max(profile_of(record).steps * profile_of(record).ranks, 1)
     figures = ("host_forward", "host_backward", "device_forward", "device_backward")
     table = (
-        record.tables.over_ranks(modules)
+        record.once("Finding the modules", lambda: record.tables.over_ranks(modules))
         .group_by("module")
         .agg(pl.col("calls").sum() / steps, *(pl.col(name).sum() / steps for name in figures))
         .sort(["device_forward", "host_forward", "module"], descending=[True, True, False])
