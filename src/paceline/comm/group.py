@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
+from paceline.comm.lost import from_backend, says_lost
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.pulse import Pulse
@@ -29,15 +30,6 @@ from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
-
-GONE = (
-    "closed by peer",
-    "connection reset",
-    "broken pipe",
-    "timed out",
-    "connection refused",
-    "remote process exited",
-)
 
 
 class Group:
@@ -222,6 +214,8 @@ class Group:
         try:
             yield
         except RuntimeError as error:
+            if not from_backend(error):
+                raise
             raise self._explain(error, what) from error
         finally:
             if timed:
@@ -230,7 +224,7 @@ class Group:
 
     def _explain(self, error: RuntimeError, what: str) -> PacelineError:
         text = str(error)
-        if any(sign in text.lower() for sign in GONE):
+        if says_lost(text):
             return PeerLostError(f"Worker {self.rank} lost a peer while waiting for {what}: {text.splitlines()[0]}")
         return PartedError(
             f"The workers entered different collectives; worker {self.rank} was at: {what} ({text.splitlines()[0]}).",

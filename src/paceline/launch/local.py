@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 import paceline
-from paceline.errors import PacelineError, RecordError, UsageError
-from paceline.launch import placement, wire
+from paceline.errors import LaunchError, PacelineError, RecordError, UsageError
+from paceline.launch import limits, placement, texts, wire
 from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice
 from paceline.launch.failure import explain
@@ -89,9 +89,14 @@ def launch(
                 on_event=on_event,
                 limit=limit,
             )
-    except PacelineError as error:
-        _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=error.message, message=str(error)))
-        raise
+    except Exception as error:
+        short = limits.shortage(error)
+        told = LaunchError(short[0], advice=short[1]) if short is not None else error
+        if isinstance(told, PacelineError):
+            _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=told.message, message=str(told)))
+        if told is error:
+            raise
+        raise told from error
     if placed is not None:
         outcome.notices.insert(0, placed.notice)
     _conclude(record, entry, outcome)
@@ -125,6 +130,8 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
             f"more than {_MOST_PER_CORE} workers a core only wait for each other.",
             advice=f"Ask for {most} at most, or insist: --oversubscribe",
         )
+    _check_texts(run)
+    limits.prove(run.workers)
     if run.module:
         top = run.script.partition(".")[0]
         # As `python -m`, which looks into the current folder first.
@@ -139,6 +146,16 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
             f"The script {run.script!r} cannot be run: {found} (looked from {os.getcwd()}).",
             advice=_did_you_mean(Path(run.script)) or "Type the path of a Python file, or a module's name after -m.",
         )
+
+
+def _check_texts(run: RunSettings) -> None:
+    """Settings and records are JSON, which has no way to write bytes that are no UTF-8."""
+    for text in (run.script, *run.arguments, os.getcwd()):
+        if texts.plain(text) != text:
+            raise UsageError(
+                f"{texts.plain(text)!r} (the script, an argument of it, or the current folder) is not valid UTF-8.",
+                advice="Rename it, or pass it in a file that the script reads.",
+            )
 
 
 def _did_you_mean(path: Path) -> str:

@@ -20,8 +20,9 @@ import zmq
 from paceline.launch import stall, wire
 from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
-from paceline.launch.failure import Failure, Failures, Kind, killed_or_exited, raised
+from paceline.launch.failure import Failure, Failures, Kind, Left, killed_or_exited, raised
 from paceline.launch.zygote import Zygote
+from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.settings import RunSettings
 
@@ -87,6 +88,7 @@ class Watch:
         self._inspector = stall.Inspector(run.stall_warning, run.stall_abort)
         self._failures = Failures()
         self._live: set[int] = set()
+        self._ended_well: set[int] = set()
         self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves and may still have said something
         self._kill_at: float | None = None
         self._limit, self._begun = limit, 0.0
@@ -120,7 +122,7 @@ class Watch:
         while not self._swept or self._farewell_by or self._pipes:
             self._turn()
         if self._failures and self.cause is None and self.interrupted is None:
-            self.cause = self._failures.cause()
+            self.cause = self._failures.cause(self._steps())
 
     def end_now(self) -> None:
         """Kills what is left, whatever the reason that the launcher cannot go on."""
@@ -155,9 +157,13 @@ class Watch:
         elif isinstance(message, wire.Ended):
             now = time.monotonic()
             self._live.discard(message.rank)
+            if message.code == 0:
+                self._ended_well.add(message.rank)
             self.standings[message.rank].ended = True
             if message.code >= 0 and not self._said_farewell(message.rank):
                 self._farewell_by[message.rank] = now + _FAREWELL
+            elif message.code == 0:
+                self._leaves(message.rank)
             if message.code != 0 and self._kill_at is None:
                 self._failures.add(killed_or_exited(message.rank, message.code, now))
         elif isinstance(message, wire.Swept):
@@ -166,6 +172,16 @@ class Watch:
     def _said_farewell(self, rank: int) -> bool:
         beat = self.standings[rank].beat
         return beat is not None and beat.last
+
+    def _steps(self) -> int:
+        return max((standing.beat.step for standing in self.standings if standing.beat), default=0)
+
+    def _leaves(self, rank: int) -> None:
+        """A worker that ended with code 0 has said all that it will say."""
+        beat = self.standings[rank].beat
+        step = last_step(self._record, rank)  # without a farewell, newer than the last heartbeat
+        steps = max(beat.step if beat else 0, step.step if step else 0)
+        self._failures.left[rank] = Left(steps, self._said_farewell(rank))
 
     def _hear(self) -> None:
         for rank, message in self._channel.receive():
@@ -176,8 +192,8 @@ class Watch:
                 standing = self.standings[rank]
                 self._fresh = self._fresh or message.latest is not None
                 standing.beat, standing.heard = message, now
-                if message.last:
-                    self._farewell_by.pop(rank, None)
+                if message.last and self._farewell_by.pop(rank, None) is not None and rank in self._ended_well:
+                    self._leaves(rank)
             elif isinstance(message, wire.Failed):
                 if self._kill_at is None:
                     self._failures.add(raised(rank, message, now))
@@ -219,6 +235,8 @@ class Watch:
     def _look_at_the_clock(self, now: float) -> None:
         for rank in [rank for rank, by in self._farewell_by.items() if now > by]:
             del self._farewell_by[rank]
+            if rank in self._ended_well:
+                self._leaves(rank)
         if self._fresh and now >= self._progress_at:
             self._fresh, self._progress_at = False, now + _TICK
             self._tell(Progress({s.rank: s.beat.latest for s in self.standings if s.beat and s.beat.latest}))
@@ -228,7 +246,7 @@ class Watch:
                 self._kill_at = now + _GRACE_FAILED
             return
         if self._failures and self._live and now >= self._failures.settled_at():
-            self.cause = self._failures.cause()
+            self.cause = self._failures.cause(self._steps())
             self._stop(signal.SIGTERM, _GRACE_FAILED)
         elif self._live:
             self._inspect(now)

@@ -62,6 +62,13 @@ class Forked(msgspec.Struct, tag=True, frozen=True):
     pids: list[int]
 
 
+class Unforked(msgspec.Struct, tag=True, frozen=True):
+    """A worker could not be forked: the error's number. Those before it are killed, and swept up as always."""
+
+    rank: int
+    number: int
+
+
 class Ended(msgspec.Struct, tag=True, frozen=True):
     """A worker ended: `code` as subprocess has it, minus the signal's number where a signal killed it."""
 

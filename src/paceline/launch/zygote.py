@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from paceline.errors import LaunchError
-from paceline.launch import wire
+from paceline.launch import limits, wire
 
 
 class Zygote:
@@ -29,7 +29,8 @@ class Zygote:
     @classmethod
     def start(cls) -> Zygote:
         """Returns at once. The zygote keeps our standard input for rank 0, and ends when we end, however we
-        do."""
+        do. LaunchError where it cannot be started."""
+        limits.prove(0)
         ours, its = socket.socketpair()
         # A session of its own: Ctrl-C reaches the launcher only, which then decides. -P: the folder we are in
         # must not shadow torch.
@@ -58,7 +59,7 @@ class Zygote:
     def receive(self) -> wire.Ready | wire.Forked | wire.Ended | wire.Swept:
         """Waits for the zygote's next message. LaunchError where it is gone or could not import torch."""
         try:
-            types = wire.Ready | wire.Broken | wire.Forked | wire.Ended | wire.Swept
+            types = wire.Ready | wire.Broken | wire.Forked | wire.Unforked | wire.Ended | wire.Swept
             message, _ = wire.receive(self._connection, types)
         except (OSError, EOFError) as error:
             raise self._gone() from error
@@ -67,6 +68,8 @@ class Zygote:
                 f"Workers cannot be started with {sys.executable}: {message.reason}",
                 advice="To see what is missing, type: paceline doctor",
             )
+        if isinstance(message, wire.Unforked):
+            raise limits.unforked(message.rank, message.number)
         if isinstance(message, wire.Ready):
             self.ready = message
         assert isinstance(message, wire.Ready | wire.Forked | wire.Ended | wire.Swept)

@@ -76,7 +76,11 @@ class Nursery:
         self._served, self._scratch = True, spawn.scratch
         pids = []
         for order in spawn.orders:
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._take_back(order.settings.rank, error, descriptors)
+                return None
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,6 +101,14 @@ class Nursery:
         self._running = True
         wire.send(self._launcher, wire.Forked(pids))
         return None
+
+    def _take_back(self, rank: int, error: OSError, descriptors: list[int]) -> None:
+        """A worker could not be forked: those before it go, too."""
+        for fd in descriptors:
+            os.close(fd)
+        self._signal(signal.SIGKILL)
+        self._running = True
+        wire.send(self._launcher, wire.Unforked(rank, error.errno or 0))
 
     def _signal(self, number: int) -> None:
         for pid in self._workers:

@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.errors import RecordError
 
 _PROBE = b"\0" * 65536
+_open = os.open  # bound now: a rank that has no voice later gets another os.open, into its scratch folder
 
 
 def new_folder(parent: Path, script_name: str) -> Path:
@@ -85,7 +86,7 @@ def open_log(folder: Path | str, rank: int) -> int:
     """A descriptor that appends to a worker's log. RecordError where that cannot be."""
     path = log_path(folder, rank)
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return _open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise unwritable(path, error) from error
 
