@@ -13,7 +13,6 @@ import platform
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice
 from paceline.launch.failure import explain
 from paceline.launch.gpu_choice import choose_gpus
+from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.watch import Signals, Watch
 from paceline.launch.zygote import Zygote
 from paceline.mods import catalog
@@ -73,8 +73,10 @@ def launch(
         started=time.time(),
     )
     write_run(record, entry)
-    if placed is not None:
-        on_event(Notice(placed.notice))
+    dead = remove_dead()
+    notices = [found.notice for found in (placed, dead) if found is not None]
+    for notice in notices:
+        on_event(Notice(notice))
     near = placed.near if placed else ()
     try:
         with Signals() as signals:
@@ -97,8 +99,7 @@ def launch(
         if told is error:
             raise
         raise told from error
-    if placed is not None:
-        outcome.notices.insert(0, placed.notice)
+    outcome.notices[:0] = notices
     _conclude(record, entry, outcome)
     return outcome
 
@@ -178,7 +179,7 @@ def _watched(
 ) -> Outcome:
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-", ignore_cleanup_errors=True))
+        scratch = stack.enter_context(scratch_folder(record))
         channel = Channel()
         stack.callback(channel.close)
         (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
@@ -206,7 +207,7 @@ def _watched(
                     orders = _orders(run, host, near, zygote.ready.threads, record, listening, channel)
                     spawn = wire.Spawn(orders, os.getcwd(), scratch)
                     pids = watch.begin(spawn, [listening.fileno(), rank_0_out, rank_0_err])
-                    entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
+                    entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=False)]
                     write_run(record, entry)
             watch.until_swept()
         except BaseException:
