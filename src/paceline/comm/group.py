@@ -31,6 +31,8 @@ from paceline.errors import PacelineError, PartedError, PeerLostError
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
 
+CONNECTING = "the start: all workers connect"
+
 
 class Group:
     """All workers of a run. With one worker every collective is the identity and nothing is connected."""
@@ -46,8 +48,10 @@ class Group:
         self._cuda: Any = None
         self._store: Any = None
         if self.world > 1:
+            self.pulse.enter(CONNECTING)
             self._store = connect_store(settings)
             self._channel = self._open_channel()
+            self.pulse.leave()
 
     # -- collectives ----------------------------------------------------------------------------------------------
 

@@ -175,5 +175,6 @@ class Control:
             collectives=pulse.collectives,
             view=pulse.view,
             latest=pulse.latest,
+            passed=pulse.passed,
             last=last,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from paceline.comm.group import Group, connect_store
+from paceline.comm.group import CONNECTING, Group, connect_store
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.mods import catalog
@@ -26,7 +26,9 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     run, folder = settings.run, Path(settings.record)
     if not run.staged:
         # Rank 0 serves the store that the program's own processes meet in.
+        pulse.enter(CONNECTING)
         store = connect_store(settings) if settings.world > 1 else None
+        pulse.leave()
         play(run)
         del store
         return

@@ -93,6 +93,7 @@ class Beat(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     collectives: int
     view: str
     latest: Step | None
+    passed: int = 0  # seams
     last: bool = False  # the script is over, and so is this channel
 
 
