@@ -97,14 +97,15 @@ def type_it(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
     commands: list[Typed] = []
     shared_memory = set(os.listdir("/dev/shm"))
 
-    def type_it(*arguments: str, fault: str = "pass", loaders: int = 0) -> Typed:
+    def type_it(*arguments: str, verb: str = "run", fault: str = "pass", loaders: int = 0, path: str = "") -> Typed:
         (tmp_path / "train.py").write_text(TRAIN.format(fault=fault, loaders=loaders))
         mark = f"paceline-test-{uuid.uuid4()}"
+        pythonpath = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH", ""))))
         with open(tmp_path / "out.txt", "wb") as out, open(tmp_path / "err.txt", "wb") as err:
             process = subprocess.Popen(
-                [sys.executable, "-m", "paceline", "run", *arguments],
+                [sys.executable, "-m", "paceline", verb, *arguments],
                 cwd=tmp_path,
-                env={**os.environ, "PACELINE_TEST_MARK": mark, "TMPDIR": str(tmp_path)},
+                env={**os.environ, "PACELINE_TEST_MARK": mark, "TMPDIR": str(tmp_path), "PYTHONPATH": pythonpath},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -184,22 +185,89 @@ def test_a_worker_in_an_endless_loop_is_named_with_its_line(type_it: TypeIt) -> 
     assert 'train.py", line ' in report[report.index("\nworker 1:") :]
 
 
+WRITES = "open('checkpoint.txt', 'a').close()"  # on ranks above 0 into a scratch folder
+
+
 @pytest.mark.parametrize("loaders", [0, 1])
-def test_workers_end_when_the_launcher_is_killed(type_it: TypeIt, loaders: int) -> None:
-    command = type_it("-n", "2", "train.py", loaders=loaders)
+def test_workers_end_when_the_launcher_is_killed(type_it: TypeIt, tmp_path: Path, loaders: int) -> None:
+    command = type_it("-n", "2", "train.py", loaders=loaders, fault=WRITES)
     command.until_in_mid_epoch()
     command.process.kill()
     command.until(lambda: not command.processes())
     run = command.run
     assert run.outcome is None
     assert command.steps(0)
+    assert not (command.record / "scratch").exists()
+    assert not list(tmp_path.glob("*pl-*"))
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(type_it: TypeIt, tmp_path: Path) -> None:
+    command = type_it("-n", "2", "train.py", fault=WRITES)
+    run = command.until_in_mid_epoch()
+    [left] = tmp_path.glob("pl-*")
+    record = command.record
+    # Launcher and zygote die at once: nobody is left to tidy up.
+    zygote = parent_of(run.workers[0].pid)
+    os.kill(zygote, signal.SIGSTOP)
+    command.process.kill()
+    command.process.wait(60)
+    os.kill(zygote, signal.SIGKILL)
+    command.until(lambda: not command.processes())
+    assert left.exists()
+    assert (record / "scratch").exists()
+    other = type_it("-n", "1", "--record", "others", "--steps", "1", "train.py")
+    code, _, err = other.end()
+    assert code == 0
+    assert err.count(f"Removed the temporary files of a run that was killed: {left}") == 1
+    assert not left.exists()
+    assert not (record / "scratch").exists()
+    assert read_run(record).outcome is None
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# Imported by every Python process: in the zygote, the second worker stops itself as soon as it is forked.
+FREEZE = """
+import os, signal, sys
+if "paceline.launch.zygote_process" in sys.orig_argv:
+    forked = []
+    def stop():
+        if len(forked) == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    os.register_at_fork(before=lambda: forked.append(1), after_in_child=stop)
+"""
+
+
+def test_a_worker_frozen_at_its_fork_is_named_and_ends_the_run(type_it: TypeIt, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(FREEZE)
+    limits = ("--stall-warning", "3", "--stall-abort", "6")
+    code, _, err = type_it("-n", "2", *limits, "train.py", path=str(tmp_path / "site")).end()
+    assert code == 1
+    assert "Stalled: worker 0 waited" in err
+    assert "waits in the start: all workers connect" in err
+    assert "is frozen (stopped by a signal; not heard of since it was started" in err
+    assert "type: kill -CONT " in err
+    assert "Worker 1 on " in err[err.index("--stall-abort") - 200 :]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_a_series_and_leaves_a_record(type_it: TypeIt, number: int, code: int) -> None:
+    command = type_it("-n", "2", "--steps", "1000000", "train.py", verb="scale")
+    command.until(lambda: command.records.exists() and any(command.records.glob("*/trials/*/steps.rank1.jsonl")))
+    command.process.send_signal(number)
+    assert command.end()[0] == code
+    outcome = command.run.outcome
+    assert outcome is not None
+    assert (outcome.interrupted, outcome.exit_code) == (True, code)
 
 
 def test_the_forking_process_killed_ends_the_run(type_it: TypeIt) -> None:
     command = type_it("-n", "2", "train.py")
     run = command.until_in_mid_epoch()
-    stat = Path(f"/proc/{run.workers[0].pid}/stat").read_text()
-    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    os.kill(parent_of(run.workers[0].pid), signal.SIGKILL)
     code, _, err = command.end()
     assert code == 1
     assert "was killed by SIGKILL" in err

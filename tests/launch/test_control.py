@@ -74,6 +74,17 @@ def test_notices_and_failures_come_at_once_and_in_order(channel: Channel, contro
     assert until(channel, lambda m: not isinstance(m, wire.Beat)).summary == "ValueError: x"
 
 
+def test_texts_that_utf_8_cannot_say_and_endless_ones_arrive_all_the_same(channel: Channel, control: Control) -> None:
+    control.pulse.notice("no such file: caf\udce9")
+    control.pulse.notice("x" * (3 << 20) + " the end")
+    assert until(channel, lambda m: isinstance(m, wire.Said)).text == "no such file: caf\\udce9"
+    text = until(channel, lambda m: isinstance(m, wire.Said)).text
+    assert text.endswith("the end")
+    assert "characters are left out" in text
+    control.pulse.seam = "\udce9"  # in a heartbeat: the thread that sends them must not end
+    assert until(channel, lambda m: isinstance(m, wire.Beat) and m.seam != "start").seam == "\\udce9"
+
+
 def test_the_last_heartbeat_says_so(channel: Channel, settings: WorkerSettings) -> None:
     control = Control(settings)
     control.start()

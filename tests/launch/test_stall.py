@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from launched import Play
 
 from paceline.launch import watch
-from paceline.launch.stall import Inspector, Standing, blame, report
+from paceline.launch.stall import Inspector, Standing, blame, report, why
 from paceline.launch.wire import Beat
+from paceline.record import read_run
 
 
 def beat(
@@ -24,7 +26,7 @@ def test_a_worker_in_no_collective_is_missing() -> None:
     assert stalled is not None
     assert ([s.rank for s in stalled.waiting], [s.rank for s in stalled.missing]) == ([0], [1])
     assert stalled.longest == 6.0
-    assert blame(stalled) == 1
+    assert blame(stalled, 12.0) == 1
     text = report(stalled, standings, {1: '  File "train.py", line 3'}, "here", 12.0)
     assert "worker 0 on here: waits in all_reduce for 6.0 s; step 3, after seam before_forward" in text
     assert "Missing: worker 1." in text
@@ -36,18 +38,19 @@ def test_a_worker_in_no_collective_is_missing() -> None:
 def test_nobody_is_warned_of_before_time_or_where_all_compute() -> None:
     inspector = Inspector(5.0, None)
     assert inspector.look([Standing(0, beat(waiting="x", waited=4.0), 10.0), Standing(1, beat(), 10.0)], 10.5) is None
-    assert inspector.look([Standing(0, beat(), 10.0), Standing(1, beat(), 10.0)], 1000.0) is None
-    assert inspector.look([Standing(0), Standing(1)], 1000.0) is None
+    computing = [Standing(rank, beat(), 1000.0, moved=999.0) for rank in range(2)]
+    assert inspector.look(computing, 1000.0) is None
+    assert inspector.look([Standing(0), Standing(1)], 1000.0) is None, "they are not started yet"
 
 
 def test_a_stall_is_told_once_and_the_next_one_again() -> None:
     inspector = Inspector(5.0, None)
     stuck = [Standing(0, beat(waiting="x", waited=9.0), 10.0), Standing(1, beat(), 10.0)]
-    going = [Standing(0, beat(), 10.0), Standing(1, beat(), 10.0)]
+    going = [Standing(0, beat(), 10.0, moved=10.0), Standing(1, beat(), 10.0, moved=10.0)]
     assert inspector.look(stuck, 10.0)
-    assert not inspector.look(stuck, 20.0)
-    assert not inspector.look(going, 30.0)
-    assert inspector.look(stuck, 40.0)
+    assert not inspector.look(stuck, 11.0)
+    assert not inspector.look(going, 12.0)
+    assert inspector.look(stuck, 13.0)
 
 
 def test_a_stall_right_after_another_is_told_though_nobody_looked_in_between() -> None:
@@ -56,11 +59,11 @@ def test_a_stall_right_after_another_is_told_though_nobody_looked_in_between() -
 
     inspector = Inspector(5.0, None)
     assert inspector.look(stuck(8), 10.0)
-    assert not inspector.look(stuck(8), 20.0)
+    assert not inspector.look(stuck(8), 11.0)
     joined = [stuck(8)[0], Standing(1, beat(waiting="y", waited=6.0), 10.0)]
-    assert not inspector.look(joined, 25.0), "another worker that waits, too, makes no other stall"
-    assert inspector.look(stuck(9), 30.0)
-    assert not inspector.look(stuck(9), 40.0)
+    assert not inspector.look(joined, 12.0), "another worker that waits, too, makes no other stall"
+    assert inspector.look(stuck(9), 13.0)
+    assert not inspector.look(stuck(9), 14.0)
 
 
 def test_workers_that_wait_in_different_collectives_parted_ways() -> None:
@@ -71,15 +74,16 @@ def test_workers_that_wait_in_different_collectives_parted_ways() -> None:
     stalled = Inspector(5.0, None).look(standings, 10.0)
     assert stalled is not None
     assert "parted ways" in report(stalled, standings, {}, "here", 10.0)
-    assert blame(stalled) == 1
+    assert blame(stalled, 10.0) == 1
 
 
 def test_a_worker_that_has_ended_or_fell_silent_is_missing() -> None:
     standings = [
-        Standing(0, beat(waiting="gather", waited=1.0), 20.0),
+        Standing(0, beat(waiting="gather", waited=8.0), 28.0),
         Standing(1, beat(step=5), 10.0, ended=True),
         Standing(2, beat(), 10.0),
-        Standing(3),
+        Standing(3, born=28.0),
+        Standing(4, born=10.0),
     ]
     stalled = Inspector(5.0, None).look(standings, 30.0)
     assert stalled is not None
@@ -87,6 +91,7 @@ def test_a_worker_that_has_ended_or_fell_silent_is_missing() -> None:
     assert "worker 1 on here: its script has ended, after step 5" in text
     assert "no heartbeat for 20 s" in text
     assert "worker 3 on here: has not been heard of yet" in text
+    assert "not heard of since it was started 20 s ago" in text
 
 
 def test_zero_switches_the_warning_off_and_abort_has_its_own_limit() -> None:
@@ -96,6 +101,72 @@ def test_zero_switches_the_warning_off_and_abort_has_its_own_limit() -> None:
     assert Inspector(60.0, 5.0).gives_up(stuck, 10.0) is not None
     assert Inspector(60.0, 50.0).gives_up(stuck, 10.0) is None
     assert Inspector(60.0, None).gives_up(stuck, 1e9) is None
+
+
+def test_a_frozen_worker_is_called_frozen_also_where_it_last_said_that_it_waits() -> None:
+    """It told of the collective, and was stopped in it: no parting of ways."""
+    waits = beat(waiting="gather", waited=1.0, collectives=8)
+    standings = [
+        Standing(0, beat(waiting="gather", waited=6.0, collectives=8), 10.0, pid=70),
+        Standing(1, waits, 6.0, pid=71, state="T"),
+    ]
+    stalled = Inspector(5.0, None).look(standings, 10.0)
+    assert stalled is not None
+    text = report(stalled, standings, {}, "here", 10.0)
+    assert "Missing: worker 1." in text
+    assert "worker 1 on here: is frozen (stopped by a signal; no heartbeat for 4 s); at its last heartbeat: st" in text
+    assert "kill -CONT 71" in text
+    assert "parted ways" not in text
+    assert blame(stalled, 10.0) == 1
+    assert why(stalled, 1, 10.0).startswith("is frozen")
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("T", "is frozen"), ("D", "blocked in the kernel"), ("R", "its Python does not answer"), ("", "does not answer")],
+)
+def test_a_lone_worker_that_falls_silent_is_told_of_and_given_up(state: str, said: str) -> None:
+    """Nobody waits for it: there is no other, or it was stopped before all had met."""
+    for silent in (Standing(0, beat(), 10.0, state=state, moved=10.0), Standing(0, born=10.0, state=state)):
+        inspector = Inspector(5.0, 20.0)
+        assert inspector.look([silent], 12.0) is None
+        stalled = inspector.look([silent], 16.0)
+        assert stalled is not None
+        assert said in report(stalled, [silent], {}, "here", 16.0)
+        assert inspector.gives_up([silent], 29.0) is None
+        over = inspector.gives_up([silent], 30.0)
+        assert over is not None
+        assert said in why(over, blame(over, 30.0), 30.0)
+
+
+def test_workers_that_all_wait_in_the_same_collective_did_not_part() -> None:
+    standings = [Standing(rank, beat(waiting="gather", waited=9.0), 10.0) for rank in range(2)]
+    stalled = Inspector(5.0, None).look(standings, 10.0)
+    assert stalled is not None
+    assert "all wait in the same collective" in report(stalled, standings, {}, "here", 10.0)
+
+
+def test_workers_that_make_no_step_while_nobody_waits_are_told_of_once_and_never_given_up() -> None:
+    inspector = Inspector(60.0, 60.0)
+    standings = [Standing(0), Standing(1)]
+
+    def hear(now: float, passed: int) -> None:
+        for standing in standings:
+            standing.hear(msgspec.structs.replace(beat(), passed=passed), now)
+
+    hear(10.0, passed=1)
+    hear(60.0, passed=2)  # an evaluation: no step, but a model's calls
+    hear(100.0, passed=2)
+    assert inspector.look(standings, 100.0) is None
+    hear(121.0, passed=2)
+    stalled = inspector.look(standings, 121.0)
+    assert stalled is not None
+    text = report(stalled, standings, {0: "  here", 1: "  there"}, "here", 121.0)
+    assert text.startswith("No step for 61 s, and no worker waits for another.")
+    assert "  there" in text
+    hear(1000.0, passed=2)
+    assert inspector.look(standings, 1000.0) is None
+    assert inspector.gives_up(standings, 1000.0) is None
 
 
 @pytest.fixture
@@ -145,3 +216,28 @@ def test_a_stall_that_resolves_is_only_a_warning(play: Play) -> None:
     assert launched.outcome.steps == 8
     assert launched.stalls
     assert {rank for event in launched.progress for rank in event.steps} == {0, 1}
+
+
+def test_a_loop_on_every_worker_is_told_of_with_its_line(play: Play) -> None:
+    def release(launched, event) -> None:  # type: ignore[no-untyped-def]
+        if any("  while not os.path.exists" in text for text in launched.stalls):
+            (launched.record.parent / "release").touch()
+
+    looping = TRAINING.replace(' and os.environ["RANK"] == "1"', "").replace("time.sleep(0.01)", "pass")
+    launched = play(looping, stall_warning=0.5, stall_abort=100.0, on_event=release)
+    assert launched.outcome.exit_code == 0, launched.outcome.message
+    (text,) = [text for text in launched.stalls if "No step for" in text]
+    assert "\nworker 1:" in text
+
+
+def test_a_worker_that_is_stopped_is_called_frozen_and_ends_the_run(play: Play) -> None:
+    stopping = TRAINING.replace("while not os.path.exists(release):", "if os.kill(os.getpid(), 19) is None:")
+    launched = play(stopping, stall_warning=1.0, stall_abort=4.0)
+    (text,) = [text for text in launched.stalls if "; step 5," in text]
+    pid = read_run(launched.record).workers[1].pid
+    assert "Missing: worker 1." in text
+    assert "worker 1 on" in text
+    assert "is frozen (stopped by a signal" in text
+    assert f"kill -CONT {pid}" in text
+    assert (launched.outcome.exit_code, launched.outcome.failed_rank) == (1, 1)
+    assert "is frozen" in launched.outcome.cause

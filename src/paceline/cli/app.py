@@ -16,6 +16,7 @@ from paceline.cli.example_first import program
 from paceline.cli.session import Session
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import Zygote
+from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
 
 INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
 
@@ -70,9 +71,10 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
     bug of ours with its traceback, both as a JSON document too where one was asked for."""
     session = Session(zygote=zygote, verb=next(iter(arguments), ""))
     try:
-        code = typer.main.get_command(app).main(
-            args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session
-        )
+        with raised_on_sigterm():
+            code = typer.main.get_command(app).main(
+                args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session
+            )
         return int(code or 0)
     except Mistyped as error:
         session.json = session.json or _asked_for_json(arguments)
@@ -80,8 +82,10 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
         return _tell(session, UsageError(error.format_message(), advice=f"For the options, type: {help_command}"), 2)
     except PacelineError as error:
         return _tell(session, error, 2 if isinstance(error, UsageError) else 1)
-    except (KeyboardInterrupt, typer.Abort):
-        return _tell(session, PacelineError("interrupted"), INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort) as error:  # typer makes the second of the first
+        by = error if isinstance(error, KeyboardInterrupt) else error.__cause__
+        code = exit_code_of(by) if isinstance(by, KeyboardInterrupt) else INTERRUPTED
+        return _tell(session, PacelineError("interrupted"), code)
     except BrokenPipeError:
         # Whoever read our output has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,7 +100,8 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
         return _tell(session, bug, 1, kind="Bug")
     finally:
         if session.zygote is not None:
-            session.zygote.close()
+            with held_off():
+                session.zygote.close()
 
 
 def _asked_for_json(arguments: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from paceline.cli.session import Session
 from paceline.cli.terminal import count, stderr
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
+from paceline.launch.interrupts import exit_code_of
 from paceline.record import new_folder, write_run
 from paceline.record.private import write_file
 from paceline.record.schema import Outcome, Run
@@ -28,7 +30,6 @@ from paceline.topology.survey import survey
 from paceline.trials import bandwidth as trials
 from paceline.trials.bandwidth_verdict import Verdict, judge
 
-INTERRUPTED = 130
 ALL_OPS, ALL_PARTS = ",".join(OPS), ",".join(trials.PARTS)
 
 Workers = Annotated[
@@ -139,7 +140,7 @@ def bandwidth(
         workers=number,
         notes=notes(host, topology, results),
         failures=[result.failure for result in results if result.failure],
-        interrupted=interrupted,
+        interrupted=bool(interrupted),
     )
     write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     plots = draw(verdict, session.record)
@@ -151,13 +152,14 @@ def bandwidth(
         console.print(f"record: {session.record}", soft_wrap=True)
     if json:
         session.print_document(document(verdict, plots))
-    raise typer.Exit(exit_code(verdict))
+    raise typer.Exit(interrupted or exit_code(verdict))
 
 
 def carry_out(
     plan: list[trials.Trial], session: Session, record: Path, *, share: bool, console: Console, quiet: bool
-) -> tuple[list[trials.Result], bool]:
-    """Runs the plan with a progress bar; leaves run.json whatever happens. Says if it was interrupted."""
+) -> tuple[list[trials.Result], int]:
+    """Runs the plan with a progress bar; leaves run.json whatever happens. Says with which exit code it was
+    interrupted, 0 where it was not."""
     started = time.time()
     results: list[trials.Result] = []
     bar = Progress(
@@ -188,16 +190,16 @@ def carry_out(
             done = count(len(result.reports), "measurement")
             console.print(f"paceline: {result.trial.name}: {done}", soft_wrap=True)
 
-    interrupted = True
+    interrupted = 128 + signal.SIGINT
     try:
         with bar:
             task = bar.add_task("starting".ljust(44), total=sum(trial.expected for trial in plan))
             trials.carry_out(
                 plan, zygote=session.workers(), record=record, share=share, on_event=on_event, on_result=on_result
             )
-        interrupted = any(result.interrupted for result in results)
-    except KeyboardInterrupt:  # between two trials: `launch` answers to it while one runs
-        pass
+        interrupted = next((result.exit_code for result in results if result.interrupted), 0)
+    except KeyboardInterrupt as error:  # between two trials: `launch` answers to it while one runs
+        interrupted = exit_code_of(error)
     finally:
         write_run(
             record,
@@ -209,9 +211,9 @@ def carry_out(
                 settings={trial.name: {"workers": trial.workers} | msgspec.to_builtins(trial.plan) for trial in plan},
                 started=started,
                 outcome=Outcome(
-                    exit_code=INTERRUPTED if interrupted else int(any(result.failure for result in results)),
+                    exit_code=interrupted or int(any(result.failure for result in results)),
                     seconds=time.time() - started,
-                    interrupted=interrupted,
+                    interrupted=bool(interrupted),
                 ),
             ),
         )
@@ -246,7 +248,7 @@ def draw(verdict: Verdict, record: Path) -> list[Path]:
 def exit_code(verdict: Verdict) -> int:
     """0 only where everything was measured. A weak link is a finding, not a failure to measure."""
     nothing = not (verdict.copies or verdict.pairs or verdict.collectives)
-    return INTERRUPTED if verdict.interrupted else int(nothing or bool(verdict.failures))
+    return int(nothing or verdict.interrupted or bool(verdict.failures))
 
 
 def document(verdict: Verdict, plots: list[Path]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from paceline.cli import series
 from paceline.cli.session import Session
+from paceline.launch.interrupts import exit_code_of
 from paceline.settings import RunSettings
-from paceline.trials.bench import Bench, Budget, Interrupted
+from paceline.trials.bench import Bench, Budget
 
 if TYPE_CHECKING:
     from paceline.advise import Finding
@@ -44,7 +45,8 @@ def carry_out(
     console: Console,
     quiet: bool,
 ) -> int:
-    """Runs the trials and keeps what they gave in the record. Gives the exit code: 130 where somebody stopped it."""
+    """Runs the trials and keeps what they gave in the record. Gives the exit code: 128 + the signal that
+    stopped it."""
     from paceline.advise import write_findings
     from paceline.trials import prove
 
@@ -64,7 +66,7 @@ def carry_out(
     try:
         with line:
             prove.prove(bench, found, mods=settings.mods, tell=line.say)
-    except Interrupted as error:
-        code = error.exit_code
+    except KeyboardInterrupt as error:
+        code = exit_code_of(error)
     write_findings(session.record, found)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from paceline.cli.terminal import count, plotted, rate, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
+from paceline.launch.interrupts import exit_code_of
 from paceline.mods import catalog
 from paceline.record import new_folder, write_run
 from paceline.record.private import write_file
@@ -29,8 +31,6 @@ from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials import scale as trials
-
-INTERRUPTED = 130
 
 WorkersList = Annotated[
     str,
@@ -85,10 +85,10 @@ def scale(
     session.record = new_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
     console = stderr()
     results, interrupted = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
-    verdict = trials.judge(results, mode=mode, record=session.record, interrupted=interrupted)
+    verdict = trials.judge(results, mode=mode, record=session.record, interrupted=bool(interrupted))
     write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     plot = draw(verdict, session.record, asked.script) if verdict.points else None
-    code = exit_code(verdict)
+    code = interrupted or int(bool(verdict.failures))  # other numbers are a finding, not a failure to measure
     if not quiet:
         show_verdict(console, verdict)
         console.print()
@@ -116,8 +116,9 @@ def carry_out(
     *,
     console: Console,
     quiet: bool,
-) -> tuple[list[trials.Result], bool]:
-    """Runs the plan with a progress bar; leaves run.json whatever happens. Says if it was interrupted."""
+) -> tuple[list[trials.Result], int]:
+    """Runs the plan with a progress bar; leaves run.json whatever happens. Says with which exit code it was
+    interrupted, 0 where it was not."""
     started = time.time()
     steps = settings.steps or 1
     told: set[str] = set()
@@ -155,7 +156,7 @@ def carry_out(
             speed = rate(result.summary.median_samples_per_s)
             console.print(f"paceline: trial {len(results)} of {len(plan)}: {place}: {speed} samples/s", soft_wrap=True)
 
-    interrupted = True
+    interrupted = 128 + signal.SIGINT
     try:
         with bar:
             task = bar.add_task("starting", total=len(plan) * steps)
@@ -167,9 +168,9 @@ def carry_out(
                 on_start=on_start,
                 on_result=on_result,
             )
-        interrupted = any(result.interrupted for result in results)
-    except KeyboardInterrupt:  # between two trials: `launch` answers to it while one runs
-        pass
+        interrupted = next((result.exit_code for result in results if result.interrupted), 0)
+    except KeyboardInterrupt as error:  # between two trials: `launch` answers to it while one runs
+        interrupted = exit_code_of(error)
     finally:
         failed = any(result.failure for result in results)
         write_run(
@@ -182,9 +183,9 @@ def carry_out(
                 settings=asdict(settings),
                 started=started,
                 outcome=Outcome(
-                    exit_code=INTERRUPTED if interrupted else int(failed),
+                    exit_code=interrupted or int(failed),
                     seconds=time.time() - started,
-                    interrupted=interrupted,
+                    interrupted=bool(interrupted),
                     steps=sum(result.summary.steps for result in results),
                 ),
             ),
@@ -198,11 +199,6 @@ def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
 
     path = record / "plots" / "scale.svg"
     return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
-
-
-def exit_code(verdict: trials.Verdict) -> int:
-    """0 only where every trial ended well. Other numbers are a finding, not a failure to measure."""
-    return INTERRUPTED if verdict.interrupted else int(bool(verdict.failures))
 
 
 def document(verdict: trials.Verdict, plot: Path | None) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from paceline.cli import options
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, Notice, Stall
 from paceline.launch import events as launch_events
+from paceline.launch.interrupts import exit_code_of
 from paceline.record import new_folder, read_run, write_run
 from paceline.record.private import keep_private
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
-from paceline.trials.bench import Budget, Interrupted
+from paceline.trials.bench import Budget
 
-INTERRUPTED = 130
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -132,7 +132,7 @@ def recorded(record: Path, verb: str, settings: RunSettings) -> Iterator[Outcome
         yield outcome
     except KeyboardInterrupt as error:
         outcome.interrupted = True
-        outcome.exit_code = error.exit_code if isinstance(error, Interrupted) else INTERRUPTED
+        outcome.exit_code = exit_code_of(error)
     finally:
         outcome.seconds = time.time() - begun
         run.outcome = outcome

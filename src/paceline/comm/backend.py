@@ -84,7 +84,7 @@ class Backend(_ProcessGroup):
 
         if tensors[0].is_sparse and by.reduce is not add:
             raise ValueError("The backend paceline can add sparse tensors up, and nothing else.")
-        return self._begin(run, tensors, opts)
+        return self._begin("all_reduce", run, tensors, opts)
 
     @torch.no_grad()
     def _sum_sparse(self, tensor: torch.Tensor, by: Operation) -> None:
@@ -116,7 +116,7 @@ class Backend(_ProcessGroup):
                 self._engine.broadcast(flat, opts.rootRank if opts is not None else 0)
                 write_back(tensor, flat)
 
-        return self._begin(run, tensors, opts)
+        return self._begin("broadcast", run, tensors, opts)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         if tensors[0].is_cuda:
@@ -133,7 +133,7 @@ class Backend(_ProcessGroup):
                     with torch.no_grad():
                         tensor.copy_(flat.view(tensor.shape))
 
-        return self._begin(run, tensors, opts)
+        return self._begin("reduce", run, tensors, opts)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if inputs[0].is_cuda:
@@ -148,7 +148,7 @@ class Backend(_ProcessGroup):
                 for piece, flat in zip(output, flats, strict=True):
                     write_back(piece, flat)
 
-        return self._begin(run, outputs, opts)
+        return self._begin("all_gather", run, outputs, opts)
 
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
@@ -171,7 +171,7 @@ class Backend(_ProcessGroup):
                 self._engine.all_gather(flat_of(tensor), list(flat.view(self.size(), tensor.numel())))
                 write_back(output, flat)
 
-        return self._begin(run, outputs, opts)
+        return self._begin("all_gather", run, outputs, opts)
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         if outputs[0].is_cuda:
@@ -185,7 +185,7 @@ class Backend(_ProcessGroup):
                 whole = torch.cat([piece.detach().reshape(-1) for piece in pieces])
                 self._scatter_sum(output, whole, [piece.numel() for piece in pieces], by)
 
-        return self._begin(run, outputs, opts)
+        return self._begin("reduce_scatter", run, outputs, opts)
 
     def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
         return self.reduce_scatter_tensor_coalesced([output], [tensor], opts)
@@ -201,7 +201,7 @@ class Backend(_ProcessGroup):
             for output, tensor in zip(outputs, inputs, strict=True):
                 self._scatter_sum(output, flat_of(tensor), [output.numel()] * self.size(), by)
 
-        return self._begin(run, outputs, opts)
+        return self._begin("reduce_scatter", run, outputs, opts)
 
     def _scatter_sum(self, output: Any, whole: Any, counts: list[int], by: Operation) -> None:
         flat = flat_of(output)
@@ -222,7 +222,7 @@ class Backend(_ProcessGroup):
             self._engine.all_to_all(list(flat_of(tensor).split(parts)), list(flat.split(into_parts)))
             write_back(output, flat)
 
-        return self._begin(run, [output], opts)
+        return self._begin("all_to_all", run, [output], opts)
 
     def _splits(self, tensor: torch.Tensor, sizes: Any) -> list[int]:
         """How many numbers each worker's part of a tensor has: the same, or these numbers of rows."""
@@ -244,7 +244,7 @@ class Backend(_ProcessGroup):
             for piece, flat in zip(outputs, flats, strict=True):
                 write_back(piece, flat)
 
-        return self._begin(run, outputs, opts)
+        return self._begin("all_to_all", run, outputs, opts)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if inputs[0].is_cuda:
@@ -259,7 +259,7 @@ class Backend(_ProcessGroup):
             for piece, flat in zip(pieces or (), flats or (), strict=True):
                 write_back(piece, flat)
 
-        return self._begin(run, outputs, opts)
+        return self._begin("gather", run, outputs, opts)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         if outputs[0].is_cuda:
@@ -273,10 +273,10 @@ class Backend(_ProcessGroup):
             self._engine.scatter(flat, pieces, opts.rootRank)
             write_back(outputs[0], flat)
 
-        return self._begin(run, outputs, opts)
+        return self._begin("scatter", run, outputs, opts)
 
     def barrier(self, opts: Any = None) -> Any:
-        return self._begin(self._engine.barrier, None, opts)
+        return self._begin("barrier", self._engine.barrier, None, opts)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class Backend(_ProcessGroup):
         if tensors[0].is_cuda:
             return self._nccl().send(tensors, to, tag)
         data = bytes_of(flat_of(tensors[0]))
-        return self._post("to", to, 0, Work(tensors), lambda: self._mail.send(data, to, tag))
+        return self._post("to", to, 0, Work(tensors, name="send"), lambda: self._mail.send(data, to, tag))
 
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> Any:
         if tensors[0].is_cuda:
@@ -295,10 +295,10 @@ class Backend(_ProcessGroup):
             self._mail.receive(bytes_of(flat), source, tag)
             write_back(tensors[0], flat)
 
-        return self._post("from", source, tag, Work(tensors, source), run)
+        return self._post("from", source, tag, Work(tensors, source, name="receive"), run)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Any:
-        work = Work(tensors)
+        work = Work(tensors, name="receive")
 
         def run() -> None:
             flat = flat_of(tensors[0])
@@ -365,9 +365,9 @@ class Backend(_ProcessGroup):
 
     # -- underneath ------------------------------------------------------------------------------------------------
 
-    def _begin(self, run: Callable[[], None], result: Any, opts: Any) -> Work:
+    def _begin(self, name: str, run: Callable[[], None], result: Any, opts: Any) -> Work:
         if getattr(opts, "asyncOp", True):
-            return self._queue.run(Work(result), run, later=True)
+            return self._queue.run(Work(result, name=name), run, later=True)
         self._queue.run_now(run)
         return self._done
 

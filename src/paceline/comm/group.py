@@ -23,6 +23,7 @@ from paceline.comm import plain
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
 from paceline.comm.link import LinkStore, link_of_this_process, within
+from paceline.comm.lost import from_backend, says_lost
 from paceline.comm.memory.meeting import Meeting
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
@@ -32,14 +33,7 @@ from paceline.errors import PacelineError, PartedError, PeerLostError
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
 
-GONE = (
-    "closed by peer",
-    "connection reset",
-    "broken pipe",
-    "timed out",
-    "connection refused",
-    "remote process exited",
-)
+CONNECTING = "the start: all workers connect"
 
 
 class Group:
@@ -56,8 +50,10 @@ class Group:
         self._cuda: Any = None
         self._store: Any = None
         if self.world > 1:
+            self.pulse.enter(CONNECTING)
             self._store = connect_store(settings)
             self._channel = self._open_channel()
+            self.pulse.leave()
 
     # -- collectives ----------------------------------------------------------------------------------------------
 
@@ -229,6 +225,8 @@ class Group:
         try:
             yield
         except RuntimeError as error:
+            if not from_backend(error):
+                raise
             raise self._explain(error, what) from error
         finally:
             if timed:
@@ -237,7 +235,7 @@ class Group:
 
     def _explain(self, error: RuntimeError, what: str) -> PacelineError:
         text = str(error)
-        if any(sign in text.lower() for sign in GONE):
+        if says_lost(text):
             return PeerLostError(f"Worker {self.rank} lost a peer while waiting for {what}: {text.splitlines()[0]}")
         return PartedError(
             f"The workers entered different collectives; worker {self.rank} was at: {what} ({text.splitlines()[0]}).",

@@ -15,7 +15,7 @@ class Pulse:
 
     def __init__(self, notify: Callable[[str], None] | None = None) -> None:
         self.step = 0
-        self.seam = "start"  # the last seam that was passed
+        self._seam, self.passed = "start", 0  # the last seam that was passed, and how many were
         self.waiting = ""
         self.waiting_since = 0.0
         self.collectives = 0  # how many this worker has entered: the one with fewer is the one that is missed
@@ -24,8 +24,18 @@ class Pulse:
         self.noise: float | None = None  # the gradient noise scale, where it is measured
         self._notify = notify
 
+    @property
+    def seam(self) -> str:
+        """The last seam that was passed."""
+        return self._seam
+
+    @seam.setter
+    def seam(self, name: str) -> None:
+        self._seam = name
+        self.passed += 1
+
     def enter(self, collective: str) -> None:
-        """The main thread begins to wait for its peers."""
+        """The main thread begins to wait for its peers: in a collective, or to connect to them."""
         self.collectives += 1
         self.waiting_since = time.monotonic()
         self.waiting = collective

@@ -21,7 +21,7 @@ import msgspec
 import zmq
 
 from paceline.comm.pulse import Pulse
-from paceline.launch import wire
+from paceline.launch import texts, wire
 from paceline.launch.trimming import stack_of
 from paceline.settings import WorkerSettings
 
@@ -98,7 +98,7 @@ class Control:
         self._thread.start()
 
     def notice(self, text: str) -> None:
-        self._post(wire.Said(text))
+        self._post(wire.Said(texts.shortened(text)))
 
     def failed(self, failure: wire.Failed) -> None:
         self._post(failure)
@@ -157,13 +157,16 @@ class Control:
         if hmac.compare_digest(envelope.token.encode(), self._settings.token.encode()):
             main = threading.main_thread().ident
             frame = sys._current_frames().get(main) if main is not None else None
-            self._send(socket, wire.Stack(stack_of(frame) if frame is not None else "its main thread has ended"))
+            stack = stack_of(frame) if frame is not None else "its main thread has ended"
+            self._send(socket, wire.Stack(texts.shortened(stack)))
 
     def _send(self, socket: zmq.Socket[bytes], message: wire.Beat | wire.Said | wire.Failed | wire.Stack) -> None:
-        socket.send(
-            msgspec.json.encode(wire.FromWorker(self._settings.token, self._settings.rank, message)),
-            zmq.NOBLOCK,
-        )
+        envelope = wire.FromWorker(self._settings.token, self._settings.rank, message)
+        try:
+            body = msgspec.json.encode(envelope)
+        except UnicodeEncodeError:  # a lone surrogate: the name of a file that is no UTF-8, most often
+            body = msgspec.json.encode(texts.cleaned(msgspec.to_builtins(envelope)))
+        socket.send(body, zmq.NOBLOCK)
 
     def _beat(self, *, last: bool = False) -> wire.Beat:
         pulse = self.pulse
@@ -176,5 +179,6 @@ class Control:
             collectives=pulse.collectives,
             view=pulse.view,
             latest=pulse.latest,
+            passed=pulse.passed,
             last=last,
         )

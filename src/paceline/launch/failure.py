@@ -20,8 +20,13 @@ _SEARCHED = 300  # … and looked through
 
 
 _PARTED = (
-    "Another worker came to the end of the script while worker {rank} was waiting for it: they made different numbers "
-    "of steps.\nLook for a branch of the script that depends on time, on unseeded randomness or on the process."
+    "Worker {left} came to the end of the script after step {step} while worker {rank} was waiting for it: they made "
+    "different numbers of steps.\n"
+    "Look for a branch of the script that depends on time, on unseeded randomness or on the process."
+)
+_LEFT = (
+    "\nThe script was not over there: no exception, no sys.exit() and no last line of it ended worker {rank}. Worker "
+    "{waits} was waiting for it.\nLook for os._exit(0), or for a library that ends the process."
 )
 
 
@@ -57,6 +62,7 @@ class Failure:
     cause: str
     exit_code: int
     text: str = ""  # a traceback, or a PacelineError's message
+    more: str = ""  # what else a person should read, below the last lines
 
 
 def killed_or_exited(rank: int, code: int, at: float) -> Failure:
@@ -85,11 +91,20 @@ def raised(rank: int, message: wire.Failed, at: float) -> Failure:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A worker that ended with code 0. That is no failure, unless others wait for it."""
+
+    step: int
+    said_farewell: bool  # its script was over, or called sys.exit(0)
+
+
 class Failures:
     """Collects what went wrong, until it is time to name the cause."""
 
     def __init__(self) -> None:
         self._of: dict[int, Failure] = {}
+        self.left: dict[int, Left] = {}  # by rank
 
     def __bool__(self) -> bool:
         return bool(self._of)
@@ -100,14 +115,32 @@ class Failures:
         if known is None or known.kind is Kind.EXITED:
             self._of[failure.rank] = failure
 
-    def cause(self) -> Failure:
-        """The likeliest cause: by kind, then by time; of workers that failed alike, the lowest rank."""
+    def cause(self, steps: int) -> Failure:
+        """The likeliest cause: by kind, then by time; of workers that failed alike, the lowest rank. `steps` is how
+        many the furthest worker is known to have made."""
         first = min(self._of.values(), key=lambda failure: (failure.kind, failure.at))
-        if first.kind is Kind.CONSEQUENCE:
-            # Nobody was killed and nobody raised: the peer that is missed came to the script's end.
-            return dataclasses.replace(first, cause="raised PartedError", text=_PARTED.format(rank=first.rank))
+        if first.kind is Kind.CONSEQUENCE and self.left:
+            return self._missed(first, steps)
         alike = (f for f in self._of.values() if (f.kind, f.cause) == (first.kind, first.cause))
         return min(alike, key=lambda failure: failure.rank)
+
+    def _missed(self, waits: Failure, steps: int) -> Failure:
+        """Nobody was killed and nobody raised: the peer that is missed has left."""
+        hard = [rank for rank, left in self.left.items() if not left.said_farewell]
+        rank = min(hard or self.left)
+        step = self.left[rank].step
+        if not hard:
+            text = _PARTED.format(rank=waits.rank, left=rank, step=step)
+            return dataclasses.replace(waits, cause="raised PartedError", text=text)
+        return Failure(
+            rank=rank,
+            kind=Kind.EXITED,
+            at=waits.at,
+            # It was killed before it could tell of its last steps; but no worker makes one without the others.
+            cause=f"exited with code 0 in the middle of its script, after step {max(step, steps)} or later",
+            exit_code=1,
+            more=_LEFT.format(rank=rank, waits=waits.rank),
+        )
 
     def settled_at(self) -> float:
         """When to stop waiting for a better one."""
@@ -121,7 +154,7 @@ def explain(failure: Failure, host: str, record: Path) -> str:
     if failure.text:
         return f"{who} failed:\n{failure.text}\n{log}"
     said = f"{who} {failure.cause}."
-    if failure.kind is Kind.EXITED and failure.rank == 0:
+    if failure.kind is Kind.EXITED and failure.rank == 0 and not failure.more:
         return said  # what it wrote before it chose to exit has been read already
     lines = "".join(f"\n  {line}" for line in last_lines(record, failure.rank, _SHOWN))
     said += f"\nIts last lines:{lines}" if lines else "\nIt wrote nothing."
@@ -134,4 +167,6 @@ def explain(failure: Failure, host: str, record: Path) -> str:
         )
     if failure.exit_code == 128 + signal.SIGKILL:
         said += "\nIf nobody killed it, the machine ran out of memory: see dmesg, and try fewer workers."
-    return f"{said}\n{log}"
+    if failure.exit_code == 128 + signal.SIGABRT and "thread.cpp" in said_before:  # ZeroMQ's, which knows no error
+        said += "\nIt could not start a thread. Raise the limit of processes in this shell: ulimit -u 4096"
+    return f"{said}{failure.more}\n{log}"

@@ -12,19 +12,19 @@ import os
 import platform
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import paceline
-from paceline.errors import PacelineError, RecordError, UsageError
-from paceline.launch import placement, wire
+from paceline.errors import LaunchError, PacelineError, RecordError, UsageError
+from paceline.launch import limits, placement, texts, wire
 from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice
 from paceline.launch.failure import explain
 from paceline.launch.gpu_choice import choose_gpus
+from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
 from paceline.launch.watch import Signals, Watch
 from paceline.launch.zygote import Zygote
@@ -73,8 +73,10 @@ def launch(
         started=time.time(),
     )
     write_run(record, entry)
-    if placed is not None:
-        on_event(Notice(placed.notice))
+    dead = remove_dead()
+    notices = [found.notice for found in (placed, dead) if found is not None]
+    for notice in notices:
+        on_event(Notice(notice))
     near = placed.near if placed else ()
     try:
         with Signals() as signals:
@@ -89,11 +91,15 @@ def launch(
                 on_event=on_event,
                 limit=limit,
             )
-    except PacelineError as error:
-        _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=error.message, message=str(error)))
-        raise
-    if placed is not None:
-        outcome.notices.insert(0, placed.notice)
+    except Exception as error:
+        short = limits.shortage(error)
+        told = LaunchError(short[0], advice=short[1]) if short is not None else error
+        if isinstance(told, PacelineError):
+            _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=told.message, message=str(told)))
+        if told is error:
+            raise
+        raise told from error
+    outcome.notices[:0] = notices
     _conclude(record, entry, outcome)
     return outcome
 
@@ -125,6 +131,8 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
             f"more than {_MOST_PER_CORE} workers a core only wait for each other.",
             advice=f"Ask for {most} at most, or insist: --oversubscribe",
         )
+    _check_texts(run)
+    limits.prove(run.workers)
     if run.module:
         top = run.script.partition(".")[0]
         # As `python -m`, which looks into the current folder first.
@@ -139,6 +147,16 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
             f"The script {run.script!r} cannot be run: {found} (looked from {os.getcwd()}).",
             advice=_did_you_mean(Path(run.script)) or "Type the path of a Python file, or a module's name after -m.",
         )
+
+
+def _check_texts(run: RunSettings) -> None:
+    """Settings and records are JSON, which has no way to write bytes that are no UTF-8."""
+    for text in (run.script, *run.arguments, os.getcwd()):
+        if texts.plain(text) != text:
+            raise UsageError(
+                f"{texts.plain(text)!r} (the script, an argument of it, or the current folder) is not valid UTF-8.",
+                advice="Rename it, or pass it in a file that the script reads.",
+            )
 
 
 def _did_you_mean(path: Path) -> str:
@@ -161,7 +179,7 @@ def _watched(
 ) -> Outcome:
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-", ignore_cleanup_errors=True))
+        scratch = stack.enter_context(scratch_folder(record))
         links = stack.enter_context(LinkServer(run.workers))
         channel = Channel(Path(scratch))
         stack.callback(channel.close)
@@ -189,7 +207,7 @@ def _watched(
                     orders = _orders(run, host, near, zygote.ready.threads, record, channel)
                     spawn = wire.Spawn(orders, os.getcwd(), scratch)
                     pids = watch.begin(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
-                    entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=True)]
+                    entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=False)]
                     write_run(record, entry)
             watch.until_swept()
         except BaseException:

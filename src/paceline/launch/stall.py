@@ -1,8 +1,15 @@
-"""The stall inspector: says who waits, who is missing, and where everybody stands, when workers wait too
-long.
+"""The stall inspector: says who waits, who is missing or silent, and where each worker stands, when that takes long.
 
-Works on heartbeats alone. A worker that is missed is one that is in no collective, has ended, or is no longer
-heard of; where all wait, they wait in different collectives: they parted ways.
+Works on heartbeats, and on the kernel's word for a worker that sends none any more. A worker is
+
+- **waiting** in a collective, or for the others to connect;
+- **silent** when no heartbeat came for some seconds, or none since it was started: it is frozen (stopped by a signal),
+  blocked in the kernel, or its Python does not answer. What its last heartbeat said no longer counts;
+- **quiet** when it runs on without a step, a seam or a collective. That is no fault while nobody waits for it: a long
+  evaluation, a compilation or a download look the same.
+
+A worker that others wait for is missed: one that is in no collective, is silent, or has ended. Where all wait, they
+wait in different collectives: they parted ways.
 """
 
 from __future__ import annotations
@@ -10,8 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.launch import wire
+from paceline.launch.processes import is_frozen
 
 _SILENT = 5.0  # seconds without a heartbeat after which a worker is called silent
+ASK_AFTER = 1.0  # … and after which the kernel is asked about it
+
+_STATES = {
+    "D": "is blocked in the kernel: it waits for a disk or a device",
+    "R": "runs, but its Python does not answer: it is in a long call outside Python that keeps the interpreter's lock",
+    "S": "sleeps, and its Python does not answer: it waits in a call outside Python that keeps the interpreter's lock",
+}
 
 
 @dataclass(slots=True)
@@ -22,30 +37,62 @@ class Standing:
     beat: wire.Beat | None = None
     heard: float = 0.0  # when the beat came, on the launcher's clock
     ended: bool = False
+    pid: int = 0
+    born: float = 0.0  # when it was forked; 0: not yet
+    state: str = ""  # the kernel's letter for it, where it was asked
+    moved: float = 0.0  # when a heartbeat last told of something new
+
+    def hear(self, beat: wire.Beat, now: float) -> None:
+        """Takes a heartbeat in."""
+        known = self.beat
+        if known is None or _place(known) != _place(beat):
+            self.moved = now
+        self.beat, self.heard, self.state = beat, now, ""
+
+    def silence(self, now: float) -> float:
+        """How long nothing has been heard of it; 0 where nothing is to be heard."""
+        since = self.heard if self.beat is not None else self.born
+        return now - since if since and not self.ended else 0.0
+
+    @property
+    def is_frozen(self) -> bool:
+        return not self.ended and is_frozen(self.state)
+
+    def is_silent(self, now: float) -> bool:
+        return self.is_frozen or self.silence(now) > _SILENT
 
     def waited(self, now: float) -> float:
-        """How long it has been in the collective it is in; 0 where it is in none."""
-        if self.ended or self.beat is None or not self.beat.waiting:
+        """How long it has been in the collective it is in; 0 where it is in none, or does not answer."""
+        if self.ended or self.beat is None or not self.beat.waiting or self.is_silent(now):
             return 0.0
         return self.beat.waited + (now - self.heard)
+
+    def is_quiet(self, now: float, limit: float) -> bool:
+        """Whether it is well, in no collective, and has told of nothing new for so long."""
+        if self.beat is None or self.beat.waiting or self.is_silent(now):
+            return False
+        return now - self.moved >= limit
 
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """A stall, at one moment."""
+    """A stall, at one moment. One where nobody waits and all are only quiet is no failure."""
 
     longest: float
     waiting: list[Standing]
     missing: list[Standing]
+    quiet: bool = False
 
 
 @dataclass(slots=True)
 class Inspector:
-    """Finds a stall once: again only after the workers went on and then stalled anew."""
+    """Finds a stall once: again only after the workers went on and then stalled anew. Workers that are only quiet are
+    told of once a run."""
 
     warning: float  # seconds; 0: never
     abort: float | None
-    _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # who waited in which collective
+    tells_quiet: bool = True  # False where workers pass no seams: a program that is only started and watched
+    _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # who stood still, after which collective
 
     def look(self, standings: list[Standing], now: float) -> Stalled | None:
         """A stall that has not been reported yet."""
@@ -53,51 +100,99 @@ class Inspector:
         limits = [limit for limit in (self.warning, self.abort) if limit]
         if stalled is None or not limits or stalled.longest < min(limits):
             self._reported.clear()
-            return None
+            return self._quiet(standings, now) if stalled is None else None
         # By their collectives: between two stalls the workers may go on for less than the time between two looks.
-        waits = {(standing.rank, standing.beat.collectives) for standing in stalled.waiting if standing.beat}
-        known, self._reported = bool(waits & self._reported), waits
+        still = [*stalled.waiting, *(standing for standing in stalled.missing if standing.is_silent(now))]
+        keys = {(standing.rank, standing.beat.collectives if standing.beat else -1) for standing in still}
+        known, self._reported = bool(keys & self._reported), keys
         return None if known else stalled
 
     def gives_up(self, standings: list[Standing], now: float) -> Stalled | None:
-        """A stall that has lasted long enough to end the run."""
+        """A stall that has lasted long enough to end the run: a worker waits, or does not answer, for that long."""
         stalled = _stalled(standings, now)
         if self.abort and stalled is not None and stalled.longest >= self.abort:
             return stalled
         return None
 
+    def _quiet(self, standings: list[Standing], now: float) -> Stalled | None:
+        live = [standing for standing in standings if not standing.ended]
+        if not (self.warning and self.tells_quiet and live) or not all(s.is_quiet(now, self.warning) for s in live):
+            return None
+        self.tells_quiet = False
+        return Stalled(min(now - standing.moved for standing in live), [], live, quiet=True)
+
 
 def report(stalled: Stalled, standings: list[Standing], stacks: dict[int, str], host: str, now: float) -> str:
     """What a person reads."""
-    lines = [f"Stalled: {_ranks(stalled.waiting)} waited {stalled.longest:.1f} s for other workers."]
+    lines = [_headline(stalled)]
     lines += [f"  {_stand(standing, host, now)}" for standing in stalled.waiting]
-    if stalled.missing:
+    if stalled.missing and stalled.waiting:
         lines.append(f"Missing: {_ranks(stalled.missing)}.")
-        lines += [f"  {_stand(standing, host, now)}" for standing in stalled.missing]
-    else:
-        lines.append("Nobody is missing: the workers parted ways and wait in different collectives.")
+    lines += [f"  {_stand(standing, host, now)}" for standing in stalled.missing]
+    if not stalled.missing:
+        lines.append(_where_nobody_is_missing(stalled.waiting))
+    frozen = [standing for standing in stalled.missing if standing.is_frozen]
+    if frozen:
+        pids = " ".join(str(standing.pid) for standing in frozen)
+        lines.append(f"To continue {_ranks(frozen)}, type: kill -CONT {pids}")
     lines.append("Where each worker stands (main thread, innermost line last):")
     for standing in standings:
         if not standing.ended:
-            stack = stacks.get(standing.rank, "  did not answer: its Python is blocked, or it has not started yet")
-            lines += [f"worker {standing.rank}:", stack]
+            lines += [f"worker {standing.rank}:", stacks.get(standing.rank, f"  {_no_answer(standing)}")]
     return "\n".join(lines)
 
 
-def blame(stalled: Stalled) -> int:
-    """The rank to name where one has to be: the first that is missing, or else the one that is furthest
-    behind."""
+def blame(stalled: Stalled, now: float) -> int:
+    """The rank to name where one has to be: one that is frozen or silent, or the first that is missing, or else the one
+    that is furthest behind."""
     if stalled.missing:
-        return stalled.missing[0].rank
+        return min(stalled.missing, key=lambda s: (not s.is_frozen, not s.is_silent(now), s.rank)).rank
     return min(stalled.waiting, key=lambda s: (s.beat.collectives if s.beat else 0, s.rank)).rank
+
+
+def why(stalled: Stalled, rank: int, now: float) -> str:
+    """In a clause about that worker: what it did to the others, or what is wrong with it."""
+    standing = next((one for one in stalled.missing if one.rank == rank), None)
+    wrong = _wrong(standing, now) if standing is not None and standing.is_silent(now) else ""
+    if not stalled.waiting:
+        return wrong
+    kept = f"kept rank {', '.join(str(one.rank) for one in stalled.waiting)} waiting for {stalled.longest:.0f} s"
+    return f"{wrong}, and {kept}" if wrong else kept
 
 
 def _stalled(standings: list[Standing], now: float) -> Stalled | None:
     waiting = [standing for standing in standings if standing.waited(now) > 0]
-    if not waiting:
+    silent = [standing for standing in standings if standing.is_silent(now)]
+    if not waiting and not silent:
         return None
-    missing = [standing for standing in standings if standing not in waiting]
-    return Stalled(max(standing.waited(now) for standing in waiting), waiting, missing)
+    missing = [standing for standing in standings if standing not in waiting] if waiting else silent
+    longest = max([*(one.waited(now) for one in waiting), *(one.silence(now) for one in silent)])
+    return Stalled(longest, waiting, missing)
+
+
+def _place(beat: wire.Beat) -> tuple[int, int, int, str]:
+    return beat.step, beat.passed, beat.collectives, beat.waiting
+
+
+def _headline(stalled: Stalled) -> str:
+    if stalled.quiet:
+        return (
+            f"No step for {stalled.longest:.0f} s, and no worker waits for another. Long work outside the training "
+            "loop (an evaluation, a compilation, a download) looks like this, and so does an endless loop. This is "
+            "said once, and does not end the run."
+        )
+    if not stalled.waiting:
+        return f"Stalled: {_ranks(stalled.missing)} did not answer for {stalled.longest:.1f} s."
+    return f"Stalled: {_ranks(stalled.waiting)} waited {stalled.longest:.1f} s for other workers."
+
+
+def _where_nobody_is_missing(waiting: list[Standing]) -> str:
+    if len({(one.beat.collectives, one.beat.waiting) for one in waiting if one.beat}) > 1:
+        return "Nobody is missing: the workers parted ways and wait in different collectives."
+    return (
+        "Nobody is missing: all wait in the same collective, so what they send each other does not arrive. Look at the "
+        "network between their hosts, or at their GPUs."
+    )
 
 
 def _ranks(standings: list[Standing]) -> str:
@@ -109,12 +204,28 @@ def _stand(standing: Standing, host: str, now: float) -> str:
     name, beat = f"worker {standing.rank} on {host}", standing.beat
     if standing.ended:
         return f"{name}: its script has ended" + (f", after step {beat.step}" if beat else "")
-    if beat is None:
+    if beat is None and not standing.is_silent(now):
         return f"{name}: has not been heard of yet"
-    place = f"step {beat.step}, after seam {beat.seam}, {beat.collectives} collectives entered"
-    if beat.waiting:
-        text = f"{name}: waits in {beat.waiting} for {standing.waited(now):.1f} s; {place}"
-    else:
-        text = f"{name}: in no collective; {place}"
-    silent = now - standing.heard
-    return text + (f"; no heartbeat for {silent:.0f} s" if silent > _SILENT else "")
+    place = f"step {beat.step}, after seam {beat.seam}, {beat.collectives} collectives entered" if beat else ""
+    if standing.is_silent(now):
+        last = f"; at its last heartbeat: {place}" if beat else ""
+        return f"{name}: {_wrong(standing, now)}{last}"
+    if beat is not None and beat.waiting:
+        return f"{name}: waits in {beat.waiting} for {standing.waited(now):.1f} s; {place}"
+    return f"{name}: in no collective; {place}"
+
+
+def _wrong(standing: Standing, now: float) -> str:
+    """What is wrong with a worker that is silent."""
+    unheard = f"no heartbeat for {standing.silence(now):.0f} s"
+    if standing.beat is None:
+        unheard = f"not heard of since it was started {standing.silence(now):.0f} s ago"
+    if standing.is_frozen:
+        return f"is frozen (stopped by a signal; {unheard})"
+    return f"{_STATES.get(standing.state, 'does not answer')} ({unheard})"
+
+
+def _no_answer(standing: Standing) -> str:
+    if standing.is_frozen:
+        return f"cannot answer: it is frozen; kill -CONT {standing.pid} continues it"
+    return "did not answer: its Python is blocked, or it has not started yet"

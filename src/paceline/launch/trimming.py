@@ -6,27 +6,42 @@ from __future__ import annotations
 
 import os
 import traceback
-from types import FrameType, TracebackType
+from types import FrameType
 
 import paceline
+from paceline.comm.lost import innermost, says_lost
 from paceline.errors import PacelineError, PeerLostError
-from paceline.launch import wire
+from paceline.launch import texts, wire
+from paceline.launch.diagnosis import diagnose
+from paceline.launch.limits import shortage
 
 _OURS = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 _RUNNERS = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
-_LONGEST = 200  # lines of a traceback that are kept
+_LONGEST_SUMMARY = 1000  # characters
 
 
 def describe(error: BaseException) -> wire.Failed:
     """What the launcher has to know of the exception that ended a script."""
     name = type(error).__qualname__
+    summary = f"{name}: {error.message}" if isinstance(error, PacelineError) else _in_a_line(error)
+    return wire.Failed(
+        name=texts.plain(name),
+        summary=texts.plain(texts.shortened(summary, _LONGEST_SUMMARY)),
+        text=texts.plain(texts.shortened(whole_text(error))),
+        consequence=_is_consequence(error),
+    )
+
+
+def whole_text(error: BaseException) -> str:
+    """What a person reads of an exception: its trimmed traceback and what that means; of an error of ours, and of one
+    that says that something has run out while we worked, no traceback."""
     if isinstance(error, PacelineError):
-        summary = f"{name}: {error.message}"
-        text = str(error)
-    else:
-        summary = _in_a_line(error)
-        text = trimmed(error)
-    return wire.Failed(name=name, summary=summary, text=text, consequence=_is_consequence(error))
+        return str(error)
+    short = shortage(error)
+    if short is not None and innermost(error.__traceback__).startswith(_OURS):
+        return "\n".join(short)
+    meaning = diagnose(error)
+    return trimmed(error) + (f"\n\n{meaning}" if meaning else "")
 
 
 def _in_a_line(error: BaseException) -> str:
@@ -40,13 +55,9 @@ def _in_a_line(error: BaseException) -> str:
 def trimmed(error: BaseException) -> str:
     """The traceback without Paceline's frames, unless it was Paceline that broke: then it is all there."""
     whole = traceback.TracebackException.from_exception(error)
-    innermost = _innermost(error.__traceback__)
-    if innermost is None or not innermost.startswith(_OURS):
+    if not innermost(error.__traceback__).startswith(_OURS):
         _trim(whole)
-    lines = "".join(whole.format()).rstrip().splitlines()
-    if len(lines) > _LONGEST:
-        lines = [*lines[: _LONGEST // 2], "  ...", *lines[-_LONGEST // 2 :]]
-    return "\n".join(lines)
+    return "".join(whole.format()).rstrip()
 
 
 def stack_of(frame: FrameType) -> str:
@@ -74,13 +85,6 @@ def _runs_it(filename: str) -> bool:
     return filename in _RUNNERS or filename.startswith(_OURS)
 
 
-def _innermost(trace: TracebackType | None) -> str | None:
-    filename = None
-    while trace is not None:
-        filename, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
-    return filename
-
-
 def _is_consequence(error: BaseException) -> bool:
     """A collective failed: most likely because another worker is gone, which is then what a person must
     hear of."""
@@ -91,6 +95,7 @@ def _is_consequence(error: BaseException) -> bool:
             return True
         seen.add(id(link))
         link = link.__cause__ or link.__context__
-    # A script with a process group of its own gets its errors from torch.
-    innermost = _innermost(error.__traceback__) or ""
-    return isinstance(error, RuntimeError) and f"{os.sep}torch{os.sep}distributed{os.sep}" in innermost
+    # A script with a process group of its own gets its errors from torch: those about a peer, and those about its own
+    # calls (a wrong number of tensors, a dtype that does not fit).
+    in_torch = f"{os.sep}torch{os.sep}distributed{os.sep}" in innermost(error.__traceback__)
+    return isinstance(error, RuntimeError) and in_torch and says_lost(str(error))

@@ -7,6 +7,7 @@ pipes and the launcher's own signals. Whatever happens, the loop ends when the z
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
@@ -17,11 +18,13 @@ from typing import Any, Literal, Self
 
 import zmq
 
-from paceline.launch import stall, wire
+from paceline.launch import processes, stall, wire
 from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
-from paceline.launch.failure import Failure, Failures, Kind, killed_or_exited, raised
+from paceline.launch.failure import Failure, Failures, Kind, Left, killed_or_exited, raised
+from paceline.launch.patience import Patience
 from paceline.launch.zygote import Zygote
+from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.settings import RunSettings
 
@@ -29,6 +32,8 @@ _TICK = 0.2  # seconds between looks at the clock
 _GRACE_INTERRUPTED = 10.0  # seconds that a script has after SIGINT or SIGTERM
 _GRACE_FAILED = 1.0  # and after another worker failed
 _ANSWERS = 2.0  # seconds to wait for stacks
+_SWEEPING = 15.0  # seconds that the zygote has to end what it started, after the workers were killed
+_SWEEPING_INSISTED = 5.0  # … and after a second Ctrl-C
 _FAREWELL = 1.0  # seconds to wait for the last heartbeat of a worker that ended by itself
 
 
@@ -39,6 +44,7 @@ class Signals:
     def __init__(self) -> None:
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.came: list[int] = []
+        self.answered = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -55,6 +61,8 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self.bell)
+        if self.came and not self.answered:  # it came too late for this run: whoever had the handler before hears of it
+            os.kill(os.getpid(), self.came[0])
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self.came.append(number)
@@ -84,15 +92,19 @@ class Watch:
         self.cause: Failure | None = None
         self.notices: list[str] = []
         self.pids: list[int] = []
-        self._inspector = stall.Inspector(run.stall_warning, run.stall_abort)
+        self._inspector = stall.Inspector(run.stall_warning, run.stall_abort, tells_quiet=run.staged)
+        self._patience = Patience(zygote, run.stall_warning, run.stall_abort)
         self._failures = Failures()
         self._live: set[int] = set()
+        self._ended_well: set[int] = set()
         self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves and may still have said something
         self._kill_at: float | None = None
+        self._give_up_at: float | None = None  # when the zygote is done without
         self._limit, self._begun = limit, 0.0
         self._swept = True
         self._stalled: stall.Stalled | None = None  # a report waits for stacks until _answers_by
         self._answers_by = 0.0
+        self._asked: set[int] = set()  # who can answer
         self._stacks: dict[int, str] = {}
         self._progress_at = 0.0
         self._fresh = False
@@ -107,11 +119,11 @@ class Watch:
             self._turn()
 
     def begin(self, spawn: wire.Spawn, descriptors: list[int]) -> list[int]:
-        """Has the workers forked; returns their process ids."""
+        """Has the workers forked; returns their process ids, none where it was interrupted before."""
         self._zygote.send(spawn, descriptors)
         self._swept, self._begun = False, time.monotonic()
         self._live = set(range(len(spawn.orders)))
-        while not self.pids:
+        while not self.pids and not self._swept:
             self._turn()
         return self.pids
 
@@ -120,15 +132,20 @@ class Watch:
         while not self._swept or self._farewell_by or self._pipes:
             self._turn()
         if self._failures and self.cause is None and self.interrupted is None:
-            self.cause = self._failures.cause()
+            self.cause = self._failures.cause(self._steps())
 
     def end_now(self) -> None:
         """Kills what is left, whatever the reason that the launcher cannot go on."""
+        if self._swept:
+            return
+        self._zygote.wake()
+        self._zygote.send(wire.Signal(signal.SIGKILL))
+        deadline = time.monotonic() + _SWEEPING
+        while not self._swept and time.monotonic() < deadline:
+            if select.select([self._zygote.fileno()], [], [], _TICK)[0]:
+                self._swept = isinstance(self._zygote.receive(), wire.Swept)
         if not self._swept:
-            self._zygote.send(wire.Signal(signal.SIGKILL))
-        while not self._swept:
-            message = self._zygote.receive()
-            self._swept = isinstance(message, wire.Swept)
+            self._do_without_zygote()
 
     def close(self) -> None:
         os.close(self._log)
@@ -148,16 +165,24 @@ class Watch:
             while self._signals.came:
                 self._interrupt(self._signals.came.pop(0))
         self._look_at_the_clock(time.monotonic())
+        if self.interrupted is None and (said := self._patience.look(time.monotonic())):
+            self._tell(Stall(said))
 
     def _from_zygote(self, message: wire.Ready | wire.Forked | wire.Ended | wire.Swept) -> None:
         if isinstance(message, wire.Forked):
             self.pids = message.pids
+            for standing, pid in zip(self.standings, message.pids, strict=True):
+                standing.pid, standing.born = pid, time.monotonic()
         elif isinstance(message, wire.Ended):
             now = time.monotonic()
             self._live.discard(message.rank)
+            if message.code == 0:
+                self._ended_well.add(message.rank)
             self.standings[message.rank].ended = True
             if message.code >= 0 and not self._said_farewell(message.rank):
                 self._farewell_by[message.rank] = now + _FAREWELL
+            elif message.code == 0:
+                self._leaves(message.rank)
             if message.code != 0 and self._kill_at is None:
                 self._failures.add(killed_or_exited(message.rank, message.code, now))
         elif isinstance(message, wire.Swept):
@@ -167,6 +192,16 @@ class Watch:
         beat = self.standings[rank].beat
         return beat is not None and beat.last
 
+    def _steps(self) -> int:
+        return max((standing.beat.step for standing in self.standings if standing.beat), default=0)
+
+    def _leaves(self, rank: int) -> None:
+        """A worker that ended with code 0 has said all that it will say."""
+        beat = self.standings[rank].beat
+        step = last_step(self._record, rank)  # without a farewell, newer than the last heartbeat
+        steps = max(beat.step if beat else 0, step.step if step else 0)
+        self._failures.left[rank] = Left(steps, self._said_farewell(rank))
+
     def _hear(self) -> None:
         for rank, message in self._channel.receive():
             now = time.monotonic()
@@ -175,9 +210,9 @@ class Watch:
             if isinstance(message, wire.Beat):
                 standing = self.standings[rank]
                 self._fresh = self._fresh or message.latest is not None
-                standing.beat, standing.heard = message, now
-                if message.last:
-                    self._farewell_by.pop(rank, None)
+                standing.hear(message, now)
+                if message.last and self._farewell_by.pop(rank, None) is not None and rank in self._ended_well:
+                    self._leaves(rank)
             elif isinstance(message, wire.Failed):
                 if self._kill_at is None:
                     self._failures.add(raised(rank, message, now))
@@ -204,8 +239,13 @@ class Watch:
         self._tell(Output(0, self._pipes[pipe], data))
 
     def _interrupt(self, number: int) -> None:
-        if self.interrupted is not None:
-            self._zygote.send(wire.Signal(signal.SIGKILL))  # asked twice: no more patience
+        now = time.monotonic()
+        self._signals.answered = True
+        if self.interrupted is not None:  # asked twice: no more patience
+            self._zygote.wake()
+            self._zygote.send(wire.Signal(signal.SIGKILL))
+            insisted = now + _SWEEPING_INSISTED
+            self._give_up_at = insisted if self._give_up_at is None else min(self._give_up_at, insisted)
             return
         self.interrupted = number
         self._stop(number, _GRACE_INTERRUPTED)
@@ -213,22 +253,36 @@ class Watch:
             self._tell(Notice("Stopping every worker; Ctrl-C again kills them."))
 
     def _stop(self, number: int, grace: float) -> None:
+        self._zygote.wake()
         self._zygote.send(wire.Signal(number))
         self._kill_at = time.monotonic() + grace
+        self._give_up_at = self._kill_at + _SWEEPING
+
+    def _do_without_zygote(self) -> None:
+        """It no longer answers: what it has started is ended here, and so is it."""
+        self._poller.unregister(self._zygote.fileno())
+        self._zygote.destroy()
+        self._swept = True
+        self._live.clear()
+        self._farewell_by.clear()
 
     def _look_at_the_clock(self, now: float) -> None:
         for rank in [rank for rank, by in self._farewell_by.items() if now > by]:
             del self._farewell_by[rank]
+            if rank in self._ended_well:
+                self._leaves(rank)
         if self._fresh and now >= self._progress_at:
             self._fresh, self._progress_at = False, now + _TICK
             self._tell(Progress({s.rank: s.beat.latest for s in self.standings if s.beat and s.beat.latest}))
+        if self._give_up_at is not None and not self._swept and now >= self._give_up_at:
+            self._do_without_zygote()
         if self._kill_at is not None:
             if self._live and now >= self._kill_at:
                 self._zygote.send(wire.Signal(signal.SIGKILL))
                 self._kill_at = now + _GRACE_FAILED
             return
         if self._failures and self._live and now >= self._failures.settled_at():
-            self.cause = self._failures.cause()
+            self.cause = self._failures.cause(self._steps())
             self._stop(signal.SIGTERM, _GRACE_FAILED)
         elif self._live:
             self._inspect(now)
@@ -237,19 +291,21 @@ class Watch:
                 self._failures.add(Failure(rank=min(self._live), kind=Kind.LATE, at=now, cause=cause, exit_code=1))
 
     def _inspect(self, now: float) -> None:
+        for standing in self.standings:
+            if standing.silence(now) > stall.ASK_AFTER:
+                standing.state = processes.state_of(standing.pid)
         found = self._inspector.look(self.standings, now)
         if found is not None:
             self._stalled, self._answers_by, self._stacks = found, now + _ANSWERS, {}
-            for rank in self._live:
-                self._channel.ask_where(rank)
+            able = [rank for rank in self._live if not self.standings[rank].is_frozen]
+            self._asked = {rank for rank in able if self._channel.ask_where(rank)}
         if self._stalled is not None:
-            if self._stacks.keys() < self._live and now < self._answers_by:
+            if self._asked & self._live - self._stacks.keys() and now < self._answers_by:
                 return
             self._tell(Stall(stall.report(self._stalled, self.standings, self._stacks, self._host, now)))
             self._stalled = None
         over = self._inspector.gives_up(self.standings, now)
         if over is not None:
-            ranks = ", ".join(str(standing.rank) for standing in over.waiting)
-            cause = f"kept rank {ranks} waiting for {over.longest:.0f} s (--stall-abort)"
-            failure = Failure(rank=stall.blame(over), kind=Kind.STALLED, at=now, cause=cause, exit_code=1)
-            self._failures.add(failure)
+            rank = stall.blame(over, now)
+            cause = f"{stall.why(over, rank, now)} (--stall-abort)"
+            self._failures.add(Failure(rank=rank, kind=Kind.STALLED, at=now, cause=cause, exit_code=1))

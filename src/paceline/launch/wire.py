@@ -61,6 +61,13 @@ class Forked(msgspec.Struct, tag=True, frozen=True):
     pids: list[int]
 
 
+class Unforked(msgspec.Struct, tag=True, frozen=True):
+    """A worker could not be forked: the error's number. Those before it are killed, and swept up as always."""
+
+    rank: int
+    number: int
+
+
 class Ended(msgspec.Struct, tag=True, frozen=True):
     """A worker ended: `code` as subprocess has it, minus the signal's number where a signal killed it."""
 
@@ -85,6 +92,7 @@ class Beat(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     collectives: int
     view: str
     latest: Step | None
+    passed: int = 0  # seams
     last: bool = False  # the script is over, and so is this channel
 
 

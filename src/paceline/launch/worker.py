@@ -23,7 +23,7 @@ from paceline.comm.link import Link
 from paceline.launch import offspring, wire
 from paceline.launch.control import Control
 from paceline.launch.perform import perform
-from paceline.launch.trimming import describe
+from paceline.launch.trimming import describe, whole_text
 from paceline.record.folder import open_log
 from paceline.script import ceiling
 from paceline.settings import WorkerSettings
@@ -57,7 +57,11 @@ def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: i
     Link(link).use()
     _take_share(settings, order.environment)
     control = Control(settings)
-    control.start()
+    try:
+        control.start()
+    except RuntimeError as error:  # no more threads: then the launcher hears of it by the log's last lines
+        _redirect(settings, pipes)
+        return f"paceline: {whole_text(error)}"
     # The first handler to be registered is the last to run: until then the launcher hears of us.
     atexit.register(control.close)
     try:
@@ -138,10 +142,11 @@ def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
 
 def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> int:
     """Tells the launcher, which shows it once for all workers; this worker's log gets its own copy."""
+    # A DataLoader whose process was killed raises in a signal handler: not into this.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.run.memory_limit:
         ceiling.lift()
-    failure = describe(error)
-    control.failed(failure)
+    control.failed(describe(error))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -152,7 +157,7 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
     except Exception:
         log = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.write(log, failure.text.encode(errors="replace") + b"\n")
+        _write_all(log, whole_text(error))
         if sys.excepthook is not sys.__excepthook__ and not _is_torchs(sys.excepthook):
             _run_hook(error, log)
     except OSError:
@@ -160,6 +165,12 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
     finally:
         os.close(log)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _write_all(log: int, text: str) -> None:
+    rest = text.encode(errors="backslashreplace") + b"\n"
+    while rest:
+        rest = rest[os.write(log, rest) :]
 
 
 def _is_torchs(hook: object) -> bool:
@@ -175,7 +186,7 @@ def _run_hook(error: BaseException, log: int) -> None:
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception as another:
-        os.write(log, describe(another).text.encode(errors="replace") + b"\n")
+        _write_all(log, whole_text(another))
     finally:
         sys.stderr.flush()
         os.dup2(saved, 2)

@@ -15,7 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from paceline.errors import LaunchError
-from paceline.launch import wire
+from paceline.launch import limits, processes, wire
+
+_PATIENCE = 10.0  # seconds for the zygote to end by itself
 
 
 class Zygote:
@@ -29,7 +31,8 @@ class Zygote:
     @classmethod
     def start(cls) -> Zygote:
         """Returns at once. The zygote keeps our standard input for rank 0, and ends when we end, however we
-        do."""
+        do. LaunchError where it cannot be started."""
+        limits.prove(0)
         ours, its = socket.socketpair()
         # A session of its own: Ctrl-C reaches the launcher only, which then decides. -P: the folder we are in
         # must not shadow torch.
@@ -58,7 +61,7 @@ class Zygote:
     def receive(self) -> wire.Ready | wire.Forked | wire.Ended | wire.Swept:
         """Waits for the zygote's next message. LaunchError where it is gone or could not import torch."""
         try:
-            types = wire.Ready | wire.Broken | wire.Forked | wire.Ended | wire.Swept
+            types = wire.Ready | wire.Broken | wire.Forked | wire.Unforked | wire.Ended | wire.Swept
             message, _ = wire.receive(self._connection, types)
         except (OSError, EOFError) as error:
             raise self._gone() from error
@@ -67,22 +70,40 @@ class Zygote:
                 f"Workers cannot be started with {sys.executable}: {message.reason}",
                 advice="To see what is missing, type: paceline doctor",
             )
+        if isinstance(message, wire.Unforked):
+            raise limits.unforked(message.rank, message.number)
         if isinstance(message, wire.Ready):
             self.ready = message
         assert isinstance(message, wire.Ready | wire.Forked | wire.Ended | wire.Swept)
         return message
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it was stopped by a signal."""
+        return processes.is_frozen(processes.state_of(self.pid))
+
+    def wake(self) -> None:
+        """Continues it where it is frozen: it is needed to end what it has started."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def destroy(self) -> None:
+        """Kills it and everything below it, without its help. In bounded time."""
+        if self._process.poll() is None:
+            processes.end_tree(self.pid)
+        self._process.wait()
+
     def close(self) -> None:
-        """Ends the zygote and everything below it."""
+        """Ends the zygote and everything below it, in bounded time, whether it answers or not."""
         self._connection.close()
         if self.ready is None:
             # It has no workers yet, and would not look up before torch is imported.
             self._process.kill()
+        self.wake()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.destroy()
 
     def __enter__(self) -> Self:
         return self

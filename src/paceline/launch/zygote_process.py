@@ -17,14 +17,13 @@ gc.disable()
 import ctypes  # noqa: E402
 import os  # noqa: E402
 import select  # noqa: E402
-import shutil  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
-from paceline.launch import wire  # noqa: E402
+from paceline.launch import scratch, wire  # noqa: E402
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 0.5  # seconds between asking what a worker left behind to end, and killing it
@@ -37,7 +36,8 @@ class Nursery:
         self._launcher = launcher
         self._workers: dict[int, int] = {}  # process id → rank
         self._served = False
-        self._scratch = ""  # of the run that is on
+        self._scratch = self._record = ""  # of the run that is on
+        self._held = -1  # the lock on its scratch folder
         self._running = False  # between a Spawn and its Swept
         self._groups: set[int] = set()  # process groups that ended workers left behind
         self._sweep_at = 0.0  # when what they left behind is killed
@@ -74,9 +74,17 @@ class Nursery:
         if self._served:
             _import_what_comes_late()
         self._served, self._scratch = True, spawn.scratch
+        self._record = spawn.orders[0].settings.record
+        if self._held >= 0:  # of the run before
+            os.close(self._held)
+        self._held = scratch.hold(spawn.scratch)
         pids = []
         for order in spawn.orders:
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._take_back(order.settings.rank, error, descriptors)
+                return None
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -99,12 +107,22 @@ class Nursery:
         wire.send(self._launcher, wire.Forked(pids))
         return None
 
+    def _take_back(self, rank: int, error: OSError, descriptors: list[int]) -> None:
+        """A worker could not be forked: those before it go, too."""
+        for fd in descriptors:
+            os.close(fd)
+        self._signal(signal.SIGKILL)
+        self._running = True
+        wire.send(self._launcher, wire.Unforked(rank, error.errno or 0))
+
     def _signal(self, number: int) -> None:
         for pid in self._workers:
             # Like a terminal, Ctrl-C reaches a worker's children too; any other signal is the worker's own
             # affair, as with kill. SIGKILL leaves it no say.
             send = os.killpg if number in (signal.SIGINT, signal.SIGKILL) else os.kill
             _quietly(send, pid, number)
+            if number != signal.SIGKILL:
+                _quietly(os.kill, pid, signal.SIGCONT)  # one that is frozen could not hear it
 
     def _reap(self) -> None:
         while True:
@@ -151,7 +169,7 @@ class Nursery:
                 os.waitpid(-1, 0)
             except ChildProcessError:
                 if self._scratch:
-                    shutil.rmtree(self._scratch, ignore_errors=True)
+                    scratch.remove(self._scratch, self._record)
                 os._exit(0)
 
 

@@ -51,6 +51,7 @@ class Result:
     reports: list[Report]
     failure: str = ""
     interrupted: bool = False
+    exit_code: int = 0
 
 
 def plan(
@@ -127,6 +128,7 @@ def carry_out(
             reports=read_reports(Path(trial.plan.report)),
             failure=outcome.message if outcome.exit_code and not outcome.interrupted else "",
             interrupted=outcome.interrupted,
+            exit_code=outcome.exit_code,
         )
         results.append(result)
         on_result(result)

@@ -19,6 +19,7 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.launch import Event, Zygote, launch
+from paceline.launch.interrupts import Interrupted
 from paceline.record import read_run
 from paceline.record.folder import unwritable
 from paceline.record.private import opened, write_file
@@ -30,14 +31,6 @@ __all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "d
 GRACE = 2.0  # seconds that a trial may take beyond the budget …
 GRACE_SHARE = 0.05  # … or this share of it, if that is more
 LONGEST = 120  # letters of a trial's folder
-
-
-class Interrupted(KeyboardInterrupt):
-    """Somebody stopped a trial. What was measured before is in the journal."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("a trial was interrupted")
-        self.exit_code = exit_code
 
 
 class Budget:

@@ -49,6 +49,7 @@ class Result:
     parts: Parts | None = None  # of a typical step; None where no step was split into parts
     failure: str = ""
     interrupted: bool = False
+    exit_code: int = 0
 
 
 class Point(msgspec.Struct, kw_only=True):
@@ -144,6 +145,7 @@ def carry_out(
             parts=take_apart([steps[summary.warm_up :] for steps in by_rank]),
             failure=failure,
             interrupted=outcome.interrupted,
+            exit_code=outcome.exit_code,
         )
         results.append(result)
         on_result(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -113,6 +114,36 @@ def from_threads(world: World) -> bool:
 
 def test_threads_may_use_groups_of_their_own(worlds: Worlds) -> None:
     assert worlds.run(from_threads) == [True] * 4
+
+
+def impatient(world: World) -> list[str]:
+    """Rank 0 gives up waiting before the others have begun; then all go on."""
+    group, tensor, said = world.ours[0], torch.ones(3), list[str]()
+    if world.rank == 0:
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        try:
+            work.wait(timedelta(milliseconds=20))
+        except RuntimeError as error:
+            said.append(str(error))
+    dist.barrier(group=world.gloo[0])
+    if world.rank != 0:
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work.wait(timedelta(seconds=600))
+    assert work.wait(timedelta(0))  # torch's way to say: no limit
+    assert tensor.tolist() == [4.0] * 3
+    dist.all_reduce(tensor, group=group)
+    return [*said, str(tensor.tolist())]
+
+
+def test_a_wait_ends_at_its_timeout_and_the_group_stays_usable(worlds: Worlds) -> None:
+    first, *others = worlds.run(impatient)
+    assert others == [["[16.0, 16.0, 16.0]"]] * 3
+    told, numbers = first
+    assert numbers == "[16.0, 16.0, 16.0]"
+    assert "timed out" in told
+    assert "all_reduce begun at " in told
+    assert "test_works.py:" in told
+    assert "0.02 s" in told
 
 
 # -- the queue itself --------------------------------------------------------------------------------------------------

@@ -9,20 +9,28 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from paceline.comm.places import script_line
+from paceline.errors import PacelineError
+
+
+class WaitTimeoutError(PacelineError, RuntimeError):
+    """`wait(timeout)` was given up. A RuntimeError, as torch's own backends raise one, so that a script that catches
+    theirs catches ours."""
 
 
 class Work(dist.Work):
     """One collective. What it raised, `wait` raises."""
 
-    def __init__(self, result: Any, source: int = -1) -> None:
+    def __init__(self, result: Any, source: int = -1, *, name: str = "collective") -> None:
         super().__init__()
-        self.source = source
+        self.source, self.name = source, name
+        self.site = ""  # where in the script it was begun
         self._result, self._error = result, None
         self._done = threading.Event()
         self._future: Any = None
@@ -36,8 +44,16 @@ class Work(dist.Work):
             self._done.set()
             return self._future is not None
 
-    def wait(self, timeout: Any = None) -> bool:
-        self._done.wait()
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits for its end, or raises WaitTimeoutError after `timeout`; zero is torch's "no limit". As with Gloo's
+        collectives, a wait that was given up leaves the work under way and the group usable: wait again, or go on."""
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        if not self._done.wait(seconds if seconds > 0 else None):
+            raise WaitTimeoutError(
+                f"Operation timed out! The {self.name} begun at {self.site} has not ended after {seconds:g} s.",
+                advice="It is still under way: wait for it again, or with a longer timeout. If it never ends, another "
+                "rank has not made the same call.",
+            )
         if self._error is not None:
             raise self._error
         return True
@@ -88,7 +104,7 @@ class Queue:
     def __init__(self, name: str, set_site: Callable[[Callable[[], str]], None]) -> None:
         """`set_site` is told where the call that is about to run was made."""
         self._name, self._set_site = name, set_site
-        self._todo: deque[tuple[Work, Callable[[], Any], str, bool]] = deque()
+        self._todo: deque[tuple[Work, Callable[[], Any], bool]] = deque()
         self._change = threading.Condition()
         self._running = self._closed = False
         self._threads = self._idle = 0
@@ -104,7 +120,8 @@ class Queue:
             work.finish()
             return work
         with self._change:
-            self._todo.append((work, function, script_line(), torch.is_inference_mode_enabled()))
+            work.site = script_line()
+            self._todo.append((work, function, torch.is_inference_mode_enabled()))
             if not self._threads:
                 self._hire()
             self._change.notify_all()
@@ -145,8 +162,9 @@ class Queue:
             if not self._todo:
                 self._threads -= 1
                 return False
-            work, function, site, inference = self._todo.popleft()
+            work, function, inference = self._todo.popleft()
             self._running = True
+        site = work.site  # not through the work: what it holds must go with it
         self._set_site(lambda: site)
         error: Exception | None = None
         try:

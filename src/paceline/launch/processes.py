@@ -1,0 +1,68 @@
+"""Processes as the kernel sees them: what state one is in, who is below it, and how to end all of that.
+
+For the launcher, when a process no longer speaks for itself: one that is stopped by a signal, or whose Python is stuck.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+_FROZEN = ("T", "t")
+_PATIENCE = 10.0  # seconds for killed processes to go: one that waits for a disk cannot go before
+
+
+def state_of(pid: int) -> str:
+    """The kernel's letter: R runs, S sleeps, D waits for a disk or a device, T is stopped; empty where it has ended."""
+    found = _stat(pid)
+    return found[0] if found is not None and found[0] not in "ZX" else ""
+
+
+def is_frozen(state: str) -> bool:
+    """Whether a process in this state was stopped by a signal (SIGSTOP, SIGTSTP, a debugger)."""
+    return state in _FROZEN
+
+
+def below(pid: int) -> list[int]:
+    """Every living process below this one."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        found = _stat(int(name)) if name.isdigit() else None
+        if found is not None:
+            children.setdefault(found[1], []).append(int(name))
+    found_below, todo = [], [pid]
+    while todo:
+        todo += (new := children.get(todo.pop(), []))
+        found_below += new
+    return [one for one in found_below if state_of(one)]
+
+
+def end_tree(pid: int) -> None:
+    """Kills a process and all below it; waits until those below are gone, for a while. It is stopped first: so it
+    starts no more, and goes on being the parent of what its children leave behind."""
+    _send(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _PATIENCE
+    while (left := below(pid)) and time.monotonic() < deadline:
+        for one in left:
+            _send(one, signal.SIGKILL)
+        time.sleep(0.01)
+    _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State and parent."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command's name, in brackets, may hold anything.
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except (OSError, ValueError):
+        return None
+    return state.decode(), int(parent)
