@@ -160,6 +160,14 @@ class Engine:
         self._meeting.call("barrier", torch.uint8, 0)
         self._exchange()
 
+    def call_off(self) -> None:
+        """Instead of the collective that the others call next: they raise `CalledOff`."""
+        self._meeting.call_off()
+
+    def begin_again(self) -> None:
+        """After a collective that was called off, on every worker: some had begun a round in it, and some had not."""
+        self._round = 0
+
     def exchange(self, thing: Any) -> list[Any]:
         """Everybody's picklable thing, by rank. Of small things; large ones take as many rounds as they need."""
         raw = torch.frombuffer(bytearray(pickle.dumps(thing)), dtype=torch.uint8)
