@@ -9,7 +9,7 @@ import traceback
 from types import FrameType, TracebackType
 
 import paceline
-from paceline.errors import PacelineError, PeerLostError
+from paceline.errors import PacelineError, PeerLostError, PeerRaisedError
 from paceline.launch import wire
 
 _OURS = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
@@ -87,7 +87,7 @@ def _is_consequence(error: BaseException) -> bool:
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
-        if isinstance(link, PeerLostError):
+        if isinstance(link, (PeerLostError, PeerRaisedError)):
             return True
         seen.add(id(link))
         link = link.__cause__ or link.__context__
