@@ -10,7 +10,8 @@
     │   ├── NotSplitError  a call cannot be computed in slices, or nothing was
     │   └── PartedError    the workers no longer run the same lines on the same numbers
     ├── DataError          a record cannot be read, or a sample cannot be made of it
-    └── PeerLostError      a collective failed because another worker is gone
+    ├── PeerLostError      a collective failed because another worker is gone
+    └── PeerRaisedError    an exception that this worker raises too was raised by another worker's rows
 
 Each says what was asked and what was found in its message, and what to type in its advice. Nobody who meets
 one needs a traceback to understand it.
@@ -69,3 +70,7 @@ class DataError(PacelineError):
 
 class PeerLostError(PacelineError):
     """A collective failed because another worker is gone: a consequence, never the cause of a failed run."""
+
+
+class PeerRaisedError(PacelineError):
+    """The cause of an exception that another worker's rows raised, and that every worker raises for that."""

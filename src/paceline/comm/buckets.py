@@ -201,6 +201,23 @@ class Buckets:
                 bucket.pending.finish(bucket.what)
                 bucket.pending = None
 
+    def break_off(self) -> set[int]:
+        """A backward raised, on every worker, and not all had sent as many buckets: each sends what the others have
+        sent, so that all sums come to their end. Gives the slots that any worker has a gradient for, of no use."""
+        mine = 0 if self._keeping else self._sent
+        told = torch.tensor([mine, *map(self.has_reached, range(len(self.slots)))])
+        most, *flags = self.group.gather_vectors(told, "how far a backward came").max(0).values.tolist()
+        for bucket in self._sending[mine:most]:
+            self._send(bucket)
+        self._end_broken_off()
+        self._kept.clear()
+        self._sent, self._keeping = 0, False
+        return {index for index, flag in enumerate(flags) if flag}
+
+    def has_reached(self, index: int) -> bool:
+        """Whether this slot's gradient has come in the backward that has just ended."""
+        return index in self._kept if self._keeping else self.slots[index].fired
+
     # -- filling and sending ---------------------------------------------------------------------------------------
 
     def _tail(self, loss: float, share: float) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
+from paceline.comm.called_off import CalledOff
 from paceline.comm.gloo import gloo_group
 from paceline.comm.link import within
 from paceline.comm.memory.engine import Engine
@@ -26,6 +27,14 @@ class Channel(Protocol):
     name: str
     algorithms: tuple[str, ...]  # to choose from, for buckets
     algorithm: str | None  # the one that is used; None: whichever suits the size
+    answers: bool  # a worker that has failed may answer any collective with that
+
+    def agree(self, *, failed: bool) -> None:
+        """Raises `CalledOff` where another worker has failed. One that has failed itself waits for all, and does
+        not raise."""
+
+    def begin_again(self) -> None:
+        """Every worker calls it after a collective that was called off."""
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         """Sums, in place."""
@@ -58,12 +67,22 @@ class MemoryChannel:
     name = "memory"
     algorithms: tuple[str, ...] = ()
     algorithm: str | None = None
+    answers = True
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self._rows = Engine(within(store, "rows"), rank, world)
         self._odd: Engine | None = None  # for buckets that lie elsewhere (in a GPU): made when there is one
         self._odd_store = within(store, "odd")
         self._sums = Reductions(within(store, "sums"), rank, world)
+
+    def agree(self, *, failed: bool) -> None:
+        if failed:
+            self._rows.call_off()
+        else:
+            self._rows.barrier()
+
+    def begin_again(self) -> None:
+        self._rows.begin_again()
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         self._rows.all_reduce(flat, name=what)
@@ -102,6 +121,7 @@ class GlooChannel:
     name = "gloo"
     algorithms: tuple[str, ...] = ()
     algorithm: str | None = None
+    answers = False
 
     def __init__(self, store: Any, rank: int, world: int, *, address: str) -> None:
         """`address`: where the others reach this worker's host."""
@@ -109,6 +129,15 @@ class GlooChannel:
         self._rows, self._buckets = (
             gloo_group(within(store, channel), rank, world, address=address) for channel in ("rows", "buckets")
         )
+
+    def agree(self, *, failed: bool) -> None:
+        count = torch.tensor([int(failed)])
+        self._rows.allreduce([count], dist.AllreduceOptions()).wait()
+        if count.item() and not failed:
+            raise CalledOff
+
+    def begin_again(self) -> None:
+        pass
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
         self._rows.allreduce([flat], dist.AllreduceOptions()).wait()

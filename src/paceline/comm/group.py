@@ -20,7 +20,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from paceline.comm import plain
+from paceline.comm.called_off import CalledOff
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
+from paceline.comm.ending import Ending
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
 from paceline.comm.link import LinkStore, link_of_this_process, within
 from paceline.comm.lost import from_backend, says_lost
@@ -46,6 +48,9 @@ class Group:
         self._settings, self.backend = settings, settings.run.backend
         self._local_world = settings.local_world
         self.timeline: TimelineWriter | None = None
+        self.ending = Ending(self.pulse)
+        self.guarded = 0  # > 0 in work that all do together and that a worker may fail in: see `called_off`
+        self.off = False  # such work was called off: no collective until all `begin_again`
         self.crossed = 0  # how often a gradient has crossed from the whole batch into slices
         self._cuda: Any = None
         self._store: Any = None
@@ -62,11 +67,11 @@ class Group:
         if self.world == 1:
             return
         if self._on_gpus(tensor):
-            with self.waiting(what):
+            with self.waiting(what, asks=True):
                 self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait()
             return
         host, is_copy = _summable(tensor)
-        with self.waiting(what):
+        with self.waiting(what, asks=not self._channel.answers):
             self._channel.all_reduce(host.view(-1), what)
             if is_copy:
                 _copy_back(tensor, host)
@@ -83,11 +88,13 @@ class Group:
         `shapes` say which bucket it is and what lies in it."""
         if self._on_gpus(tensor):
             return Pending(self, self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait)
+        host, is_copy = (tensor, False) if shared is not None else _summable(tensor)
+        try:
+            begun = self._channel.start(host.view(-1), shared, "gradients", key=key, shapes=shapes)
+        except PacelineError as error:
+            raise self.ending.carry(error) from None
         if shared is not None:
-            begun = self._channel.start(tensor, shared, "gradients")
             return Pending(self, lambda: self._channel.finish(begun), begun)
-        host, is_copy = _summable(tensor)
-        begun = self._channel.start(host.view(-1), None, "gradients", key=key, shapes=shapes)
 
         def finish() -> None:
             self._channel.finish(begun)
@@ -117,14 +124,17 @@ class Group:
 
     def progress(self) -> None:
         """A moment to get on with what was started. Does not wait."""
-        self._channel.progress()
+        try:
+            self._channel.progress()
+        except PacelineError as error:
+            raise self.ending.carry(error) from None
 
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Gives every worker rank 0's values, in place."""
         if self.world == 1 or not tensor.numel():
             return
         host = as_bytes(tensor)
-        with self.waiting(what):
+        with self.waiting(what, asks=not self._channel.answers):
             self._channel.broadcast(host, what)
         if tensor.device.type != "cpu" or not tensor.is_contiguous():  # else it is the tensor's own memory
             _copy_back(tensor, host.view(tensor.dtype).view(tensor.shape))
@@ -139,7 +149,7 @@ class Group:
         else:
             host = torch.empty((sum(sizes), *mine.shape[1:]), dtype=mine.dtype)
             into = [as_bytes(part) for part in host.split(list(sizes))]
-            with self.waiting(what):
+            with self.waiting(what, asks=not self._channel.answers):
                 self._channel.all_gather(as_bytes(mine), into, what)
             out = host.to(rows.device)
         # Not a view: the script may change it in place.
@@ -150,7 +160,7 @@ class Group:
         if self.world == 1:
             return vector.unsqueeze(0)
         out = vector.new_empty((self.world, vector.numel()))
-        with self.waiting(what):
+        with self.waiting(what, asks=not self._channel.answers):
             self._channel.all_gather(vector, list(out.unbind()), what)
         return out
 
@@ -167,6 +177,20 @@ class Group:
         """Shared memory of the group's own, beside the channels. Every worker calls it, all on one host; waits for
         all."""
         return Meeting(within(self._store, f"paceline/{name}"), self.rank, self.world, space)
+
+    # -- work that a worker may fail in ---------------------------------------------------------------------------
+
+    def agree(self, *, failed: bool = False) -> None:
+        """Whether all have come through the work under way. Raises `CalledOff` where another worker has failed: it
+        calls this with `failed`, which answers whatever collective the others call next."""
+        with self.waiting("whether a worker has failed"):
+            self._channel.agree(failed=failed)
+        self.off = failed
+
+    def begin_again(self) -> None:
+        """Every worker calls it when work was called off: from here on collectives are in step again."""
+        self.off = False
+        self._channel.begin_again()
 
     # -- underneath -----------------------------------------------------------------------------------------------
 
@@ -209,25 +233,39 @@ class Group:
         if mine.shape[0] < longest:
             mine = torch.cat([mine, mine.new_zeros((longest - mine.shape[0], *mine.shape[1:]))])
         out = mine.new_empty((self.world * longest, *mine.shape[1:]))
-        with self.waiting(what):
+        with self.waiting(what, asks=True):
             self._nccl()._allgather_base(out, mine).wait()
         if all(size == longest for size in sizes):
             return out
         return torch.cat([out[r * longest : r * longest + size] for r, size in enumerate(sizes)])
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """On the clock of exposed communication and in sight of the stall inspector."""
+    def waiting(self, what: str, *, asks: bool = False) -> Iterator[None]:
+        """On the clock of exposed communication and in sight of the stall inspector. `asks`: the collective cannot
+        carry a peer's failure, so all say beforehand how they are."""
+        self.ending.check()
+        if self.off:
+            raise CalledOff
         self.pulse.enter(what)
         timed = self.watch.phase != "evaluation"
         if timed:
             self.watch.enter("communication")
         try:
+            if asks and self.guarded:
+                self._channel.agree(failed=False)
             yield
+        except CalledOff:
+            self.off = True
+            self.pulse.leave()
+            raise
+        except PacelineError as error:
+            raise self.ending.carry(error) from None
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             if not from_backend(error):
                 raise
-            raise self._explain(error, what) from error
+            raise self.ending.carry(self._explain(error, what)) from error
         finally:
             if timed:
                 self.watch.leave()

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline.errors import PacelineError
+
 
 class Pulse:
     """One per worker. `waiting` names the collective that the main thread is in, empty while it computes."""
@@ -23,6 +25,7 @@ class Pulse:
         self.latest: Any = None  # the last Step
         self.noise: float | None = None  # the gradient noise scale, where it is measured
         self._notify = notify
+        self.on_failure: Callable[[PacelineError], None] | None = None  # told of what ends the run, as it happens
 
     @property
     def seam(self) -> str:
@@ -48,3 +51,8 @@ class Pulse:
         """Says something to the person at the terminal, once per run; the launcher drops repeats and other ranks'."""
         if self._notify is not None:
             self._notify(text)
+
+    def failed(self, error: PacelineError) -> None:
+        """This worker has met what ends the run; its script may not know yet."""
+        if self.on_failure is not None:
+            self.on_failure(error)

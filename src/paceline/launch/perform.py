@@ -15,7 +15,7 @@ from paceline.script import api, aside, batch_norm, finding, streams
 from paceline.script.notices import Notices
 from paceline.script.play import play
 from paceline.script.recorder import EnoughSteps, Recorder
-from paceline.script.stage import Refused, Stage
+from paceline.script.stage import Stage
 from paceline.script.voice import Voice
 from paceline.settings import WorkerSettings
 from paceline.strategies.mirrored import Mirrored
@@ -32,7 +32,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         timeline = group.timeline = TimelineWriter(folder, settings.rank)
         group.watch.on_span = partial(timeline.add, "phases")
     stage = Stage(run, group)
-    stage.stern = True
+    stage.ending.stern = True
     for asked in catalog.parse(run.mods):
         catalog.load(asked).on_stage(stage)
     mirrored = Mirrored(compression=run.compression)
@@ -74,11 +74,10 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     except SystemExit:
         stage.end()
         raise
-    except Refused as refused:
-        recorder.write()
-        raise refused.error from None
     except BaseException:
         recorder.write()
+        if stage.ending.first is not None:  # whatever the script has made of it
+            raise stage.ending.first from None
         raise
     else:
         stage.end()

@@ -10,7 +10,7 @@ from types import FrameType
 
 import paceline
 from paceline.comm.lost import innermost, says_lost
-from paceline.errors import PacelineError, PeerLostError
+from paceline.errors import PacelineError, PeerLostError, PeerRaisedError
 from paceline.launch import texts, wire
 from paceline.launch.diagnosis import diagnose
 from paceline.launch.limits import shortage
@@ -91,7 +91,7 @@ def _is_consequence(error: BaseException) -> bool:
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
-        if isinstance(link, PeerLostError):
+        if isinstance(link, (PeerLostError, PeerRaisedError)):
             return True
         seen.add(id(link))
         link = link.__cause__ or link.__context__

@@ -70,6 +70,7 @@ def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: i
         os.chdir(spawn.folder)
         if settings.run.memory_limit:
             ceiling.limit(settings.run.memory_limit)
+        control.pulse.on_failure = lambda error: control.failed(describe(error))
         perform(settings, control.pulse)
     except SystemExit as end:
         return end.code

@@ -24,7 +24,7 @@ from torch import nn
 from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.script import algebra, loading, true_gradients
+from paceline.script import loading, true_gradients
 from paceline.script.stage import Stage
 
 
@@ -167,19 +167,9 @@ def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if stage.depth or stage.backward_depth or stage.aside:
             return plain(outputs, inputs, *args, **kwargs)
-        crossed = stage.group.crossed
-        stage.views.refuse_gradients()
-        found = plain(outputs, inputs, *args, **kwargs)
-        asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        if any(tensor.is_leaf for tensor in asked):
-            stage.note_gradient(stage.group.crossed > crossed)
-        # What reaches a leaf from inside a sliced call is local; what is whole already stays so under averaging.
-        return tuple(
-            algebra.average(g, stage.group) if g is not None and tensor.is_leaf else g
-            for g, tensor in zip(found, asked, strict=True)
-        )
+        return stage.gradients(plain, outputs, inputs, args, kwargs)
 
-    return grad
+    return stage.guarded(grad)
 
 
 def _saves(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -98,6 +98,7 @@ def find(stage: Stage) -> Callable[[], None]:
     dealer = Dealer(stage, fetch, index)
     alone = stage.group.world == 1
 
+    @stage.guarded
     def __next__(self: Any) -> Any:
         stage.watch.enter("data")
         try:
@@ -108,6 +109,7 @@ def find(stage: Stage) -> Callable[[], None]:
         stage.emit("on_batch", batch)
         return batch
 
+    @stage.guarded
     def __iter__(self: Any) -> Any:
         if self not in stage.loaders:
             stage.loaders.add(self)
@@ -118,6 +120,7 @@ def find(stage: Stage) -> Callable[[], None]:
         iterator._paceline = known_of(self)
         return iterator
 
+    @stage.guarded
     def __len__(self: Any) -> int:
         whole: int = stage.around("around_length", length)(self)
         return -(-whole // stage.group.world) if dealer.grows else whole

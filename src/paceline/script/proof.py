@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import tree
@@ -114,6 +115,17 @@ class Proof:
         finally:
             self._averages.end()
 
+    def _observe_all(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> Seen:
+        """Of slices, between which batch norms may exchange something: where one worker fails, all have failed."""
+        try:
+            seen = self._observe(plain, module, given)
+            self.group.agree(failed=seen.output is FAILED)
+        except CalledOff:
+            seen = Seen(FAILED, {}, {}, False)  # the other worker says why
+        if self.group.off:
+            self.group.begin_again()
+        return seen
+
     def _compare(
         self,
         plain: Callable[..., Any],
@@ -128,7 +140,7 @@ class Proof:
         """The call on this worker's slice, the roles that follow, and whether some comparison was too close to call."""
         leaves = tree.leaves(given)
         with torch.no_grad(), self._split_for_norms(split):
-            piece = self._observe(plain, module, cut_leaves(given, leaves, cuts, split))
+            piece = self._observe_all(plain, module, cut_leaves(given, leaves, cuts, split))
         roles = self._roles(piece.output, whole.output, random, split, tolerance)
         if tolerance is not None or not is_float32(whole.output):
             return piece, roles, False
@@ -248,7 +260,7 @@ class Proof:
 
     def _why(self, seen: Seen, seen_whole: Seen) -> str:
         if seen.output is FAILED:
-            return f"on a slice {seen.error}"
+            return f"on a slice {seen.error}" if seen.error else ""
         piece, whole = seen.output, seen_whole.output
         names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
         opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, type(None), *COMPARABLE))]

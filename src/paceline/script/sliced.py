@@ -17,10 +17,21 @@ import torch
 from torch import nn
 
 from paceline.comm.group import Group
+from paceline.errors import PacelineError, PartedError
 from paceline.script import algebra, leftovers, tree
 from paceline.script.algebra import Split
 from paceline.script.averages import Averages, blend_average
 from paceline.script.leftovers import Place
+from paceline.script.together import Together
+from paceline.script.unfinished import (
+    Attribute,
+    Unfinished,
+    equal_buffers,
+    follow,
+    numbers_in,
+    set_numbers,
+    sizes_of,
+)
 
 MANY = 16  # plans of one module: from there on, calls that differ by a value only are taken to be alike
 VALUES = (str, bool, int, enum.Enum)
@@ -61,13 +72,34 @@ class Plan:
         return all(leaves[i].shape[dim] == batch for i, dim in self.cuts.items())
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A call under way, and the plan that calls of its kind had before it."""
+
+    module: nn.Module
+    plans: dict[Hashable, Plan | None]
+    kind: Hashable
+    before: Plan | None
+    calls: int  # made by that one
+    plan: Plan | None = None
+    split: Split | None = None
+    unfinished: Unfinished | None = None
+
+
 class SlicedCalls:
     """All sliced calls of a worker."""
 
     def __init__(
-        self, group: Group, prove: Callable[..., Plan | None], inside: Callable[[], Any], averages: Averages
+        self,
+        group: Group,
+        together: Together,
+        prove: Callable[..., Plan | None],
+        inside: Callable[[], Any],
+        averages: Averages,
+        *,
+        sync_bn: bool,
     ) -> None:
-        self.group = group
+        self.group, self._together, self._sync_bn = group, together, sync_bn
         self.gathered, self.seconds = 0, 0.0  # bytes, and time taken, since the counters were last reset
         self.proving = 0.0  # seconds, likewise
         self.split: Split | None = None  # of the call under way
@@ -75,8 +107,16 @@ class SlicedCalls:
         self._prove, self._inside = prove, inside
         self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Plan | None]] = weakref.WeakKeyDictionary()
+        self._begun: _Begun | None = None  # the call under way
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Where it raises on one worker, it raises on all of them."""
+        try:
+            return self._together.do(self._call, plain, module, args, kwargs, tell=self._tell, undo=self._undo)
+        finally:
+            self._begun = None
+
+    def _call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = (args, kwargs)
         leaves = tree.leaves(given)
         plans = self._plans.setdefault(module, {})
@@ -84,6 +124,7 @@ class SlicedCalls:
         flags = self._flags(module) if few else ()
         kind = (module.training, flags, tree.structure(given), *_kinds(leaves, values=few))
         plan = plans.get(kind)
+        self._begun = begun = _Begun(module, plans, kind, plan, 0 if plan is None else plan.calls)
         if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan, leaves))):
             began = time.perf_counter()
             calls = 1 if plan is None else plan.calls
@@ -91,17 +132,26 @@ class SlicedCalls:
             if plan is not None:
                 plan.calls = calls
             self.proving += time.perf_counter() - began
-        if plan is None:  # every worker computes it whole, with the script's own random numbers
-            return plain(module, *args, **kwargs)
+        unproven = plan is not None and plan.outputs is None and plan is not begun.before
+        known = begun.before is not None and begun.before.outputs is None
+        # Every worker computes it whole, with the script's own random numbers: what cannot be sliced, and for once what
+        # raised in its proof, most likely because it raises.
+        if plan is None or (unproven and not known):
+            output = plain(module, *args, **kwargs)
+            self.group.agree()
+            return output
         split = Split.of(self.group, plan.batch(leaves))
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
         subject = getattr(module, "_orig_mod", module)
-        for place, role in plan.states:
-            value = leftovers.get(subject, place)  # left by an earlier call, whole: this one may go on from it
+        attributes = [Attribute.of(subject, place) for place, _ in plan.states]
+        begun.unfinished = left = Unfinished(subject, attributes, [(b, b.clone()) for b in _buffers(subject, plan)])
+        begun.plan, begun.split = plan, split
+        for attribute, (place, role) in zip(attributes, plan.states, strict=True):
+            value = attribute.value  # left by an earlier call, whole: this one may go on from it
             goes_on = role.kind == "rows" and len(place) == 2 and isinstance(value, torch.Tensor)
             if goes_on and value.shape[role.dim : role.dim + 1] == (split.batch,):
-                leftovers.put(subject, place, algebra.cut(value, role.dim, split))
-        before = [buffer.clone() for buffer, _ in _buffers(module, plan)]
+                attribute.lent = algebra.cut(value, role.dim, split)
+                leftovers.put(subject, place, attribute.lent)
         self.split = split
         self.averages.begin()
         try:
@@ -110,13 +160,64 @@ class SlicedCalls:
         finally:
             self.split = None
             self.averages.end()
-        for place, role in plan.states:
-            value = leftovers.get(subject, place)
+        met = self.group.pulse.collectives
+        for number in range(len(plan.states) + len(plan.buffers)):
+            self._join_left(left, number, plan, split)
+        whole = self._join(output, plan, split)
+        self._together.meet_since(met)
+        return whole
+
+    def _join_left(self, left: Unfinished, number: int, plan: Plan, split: Split) -> None:
+        """Puts together what the call has left in an attribute or has added to a buffer."""
+        if number < len(plan.states):
+            place, role = plan.states[number]
+            value = leftovers.get(left.module, place)
             if role.kind != "same" and isinstance(value, (torch.Tensor, int, float)):
-                leftovers.put(subject, place, self._join_leaf(value, role, split))
-        for old, (buffer, role) in zip(before, _buffers(module, plan), strict=True):
+                leftovers.put(left.module, place, self._join_leaf(value, role, split))
+        else:
+            *_, role = plan.buffers[number - len(plan.states)]
+            buffer, old = left.buffers[number - len(plan.states)]
             buffer.copy_(old + self._join_leaf((buffer - old).detach(), role, split))
-        return self._join(output, plan, split)
+        left.joined = number + 1
+
+    def _tell(self) -> list[Any]:
+        begun = self._begun
+        if begun is None:
+            return [[], []]
+        known = {place for place, _ in begun.plan.states} if begun.plan is not None else ()
+        subject = getattr(begun.module, "_orig_mod", begun.module)
+        return [sizes_of(self._equal_buffers()), list(numbers_in(subject, but=known))]
+
+    def _undo(self, first: int, told: list[Any]) -> None:
+        """The call has raised, on every worker: what it leaves is what worker `first` would have left alone."""
+        begun = self._begun
+        if begun is None:  # it raised before anything was done
+            return
+        left, plan, split = begun.unfinished, begun.plan, begun.split
+        if left is not None and plan is not None and split is not None:
+            for number, has_changed in enumerate(left.changed_by_all(self.group)):
+                if not has_changed:
+                    left.put_back(number)
+                elif number >= left.joined:
+                    self._join_left(left, number, plan, split)
+        sizes, numbers = told
+        set_numbers(getattr(begun.module, "_orig_mod", begun.module), numbers)
+        follow(self._equal_buffers(), first, sizes, self.group)
+        if begun.plans.get(begun.kind) is not begun.before and (plan is None or plan.outputs is None):
+            # The proof met the same exception, and proved nothing: the next call is to make it.
+            if begun.before is None:
+                begun.plans.pop(begun.kind, None)
+            else:
+                begun.plans[begun.kind] = begun.before
+        if begun.before is not None:
+            begun.before.calls = begun.calls
+
+    def _equal_buffers(self) -> list[torch.Tensor]:
+        if self._begun is None:
+            return []
+        left = self._begun.unfinished
+        but = [] if left is None else [buffer for buffer, _ in left.buffers]
+        return equal_buffers(self._begun.module, norms=self._sync_bn, but=but)
 
     def _flags(self, module: nn.Module) -> Hashable:
         """What a script may switch a model by: the texts and flags in its modules' attributes. Torch's own modules have
@@ -147,6 +248,22 @@ class SlicedCalls:
     def _join_leaf(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "same":
             return piece
+        met = self.group.pulse.collectives
+        try:
+            return self._put_together(piece, role, split)
+        except PacelineError:
+            raise
+        except Exception as error:
+            if self.group.pulse.collectives == met:  # the others wait in the collective, and hear of it there
+                raise
+            told = PartedError(
+                f"Worker {self.group.rank} failed when the workers' outputs were put together, and the others did not: "
+                f"{type(error).__name__}: {error}",
+                advice="If memory ran out: use a smaller batch, or see only a slice of it: --view slice",
+            )
+            raise self.group.ending.carry(told) from error
+
+    def _put_together(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "rows":
             began = time.perf_counter()
             split = split.times(piece.shape[role.dim] // max(split.mine, 1))
@@ -177,10 +294,10 @@ def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) ->
     piece.register_hook(keep)
 
 
-def _buffers(module: nn.Module, plan: Plan) -> Iterator[tuple[torch.Tensor, Role]]:
+def _buffers(module: nn.Module, plan: Plan) -> Iterator[torch.Tensor]:
     """The buffers that a call changes by the rows that it sees."""
-    for path, name, role in plan.buffers:
-        yield getattr(module, "_orig_mod", module).get_submodule(path).get_buffer(name), role
+    for path, name, _ in plan.buffers:
+        yield module.get_submodule(path).get_buffer(name)
 
 
 @contextmanager

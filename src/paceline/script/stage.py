@@ -9,6 +9,7 @@ having a method of its name; `finding` makes the seams of an unmodified script c
     on_batch(batch)              a loader hands out a batch
     before_forward(module), after_forward(module)       round the outermost call of a module that has parameters
     before_backward(losses), after_backward(losses)     round an outermost backward
+    backward_raised()            in the place of after_backward: the backward raised, on every worker
     before_step(optimizer), after_step(optimizer)       round an optimizer's step
     on_save(target)              torch.save is about to write
     on_end()                     the script has ended
@@ -30,14 +31,18 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
-from paceline.errors import NotSplitError, ScriptError
+from paceline.errors import NotSplitError, PacelineError
+from paceline.script import algebra
+from paceline.script.together import Together
 from paceline.settings import RunSettings
 
 SEAMS = (
@@ -49,6 +54,7 @@ SEAMS = (
     "after_forward",
     "before_backward",
     "after_backward",
+    "backward_raised",
     "before_step",
     "after_step",
     "on_save",
@@ -62,14 +68,6 @@ UNSPLIT_ADVICE = (
 )
 
 
-class Refused(BaseException):
-    """A refusal on its way out of a script, which may skip whatever fails (`except Exception`): but not this."""
-
-    def __init__(self, error: ScriptError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 class Stage:
     """One per worker. `only`, where given, holds the root modules to distribute (the API); else all are found."""
 
@@ -81,8 +79,9 @@ class Stage:
         self.only = None if only is None else weakref.WeakSet(only)
         self.aside = False  # the script distributes itself: look, don't touch
         self.voice: Callable[[Any], Any] = lambda target: target  # where a file is really written: see `voice`
-        self.refusal: ScriptError | None = None  # the first
-        self.stern = False  # refusals leave the script as `Refused`
+        # What ends the run leaves the script as `Fatal` where it is stern: an `except Exception` does not catch that.
+        self.ending = group.ending = Ending(group.pulse)
+        self.together = Together(group)
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # met by a call
@@ -107,9 +106,27 @@ class Stage:
                 self._around[seam].append(getattr(listener, seam))
 
     def emit(self, seam: str, *args: Any) -> None:
+        self.ending.check()
         self.pulse.seam = seam
-        for listener in self._listeners[seam]:
-            listener(*args)
+        try:
+            for listener in self._listeners[seam]:
+                listener(*args)
+        except PacelineError as error:
+            raise self.ending.carry(error) from None
+
+    def guarded(self, seam: Callable[..., Any]) -> Callable[..., Any]:
+        """A seam that a script can reach, so that what ends the run leaves it as `Fatal`, and again at each later
+        call."""
+
+        @wraps(seam)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            self.ending.check()
+            try:
+                return seam(*args, **kwargs)
+            except PacelineError as error:
+                raise self.ending.carry(error) from None
+
+        return guarded
 
     # -- where a running script comes in: called by `finding` -------------------------------------------------------
 
@@ -117,6 +134,7 @@ class Stage:
         """The outermost call of a module that has parameters."""
         learning = torch.is_grad_enabled() and module.training
         plain = self.around("around_forward", plain)
+        self.ending.check()
         self.depth += 1
         self.watch.enter("forward" if learning else "evaluation")
         try:
@@ -133,8 +151,8 @@ class Stage:
             output = self.views.call(plain, module, args, kwargs)
             self.emit("after_forward", module)
             return output
-        except ScriptError as error:
-            raise self._refused(error) from None
+        except PacelineError as error:
+            raise self.ending.carry(error) from None
         finally:
             self.watch.leave()
             self.depth -= 1
@@ -154,18 +172,55 @@ class Stage:
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         crossed = self.group.crossed
         plain = self.around("around_backward", plain)
+        self.ending.check()
         self.backward_depth += 1
         self.watch.enter("backward")
         try:
             self.emit("before_backward", losses)
-            plain(tensors, self.views.weigh(losses, grad_tensors), **rest)
-            self.emit("after_backward", losses)
+            if self.group.world == 1:
+                self._go_back(plain, losses, tensors, grad_tensors, rest)
+            else:
+                work = (plain, losses, tensors, self.views.weigh(losses, grad_tensors), rest)
+                self.together.do(self._go_back, *work, undo=self._undo_backward)
             self._count(self.group.crossed > crossed or self.views.batch_is_cut)
-        except ScriptError as error:
-            raise self._refused(error) from None
+        except PacelineError as error:
+            raise self.ending.carry(error) from None
         finally:
             self.watch.leave()
             self.backward_depth -= 1
+
+    def _go_back(
+        self, plain: Callable[..., Any], losses: list[torch.Tensor], tensors: Any, grads: Any, rest: dict[str, Any]
+    ) -> None:
+        plain(tensors, grads, **rest)
+        met = self.pulse.collectives
+        self.emit("after_backward", losses)
+        if self.group.world > 1:
+            self.together.meet_since(met)
+
+    def _undo_backward(self, first: int, told: list[Any]) -> None:
+        self.emit("backward_raised")
+
+    def gradients(self, plain: Callable[..., Any], outputs: Any, inputs: Any, args: Any, kwargs: Any) -> Any:
+        """An outermost `torch.autograd.grad`. Only for several workers."""
+        crossed = self.group.crossed
+        self.views.refuse_gradients()
+        asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        found = self.together.do(self._ask_for, plain, outputs, inputs, asked, args, kwargs)
+        if any(tensor.is_leaf for tensor in asked):
+            self._count(self.group.crossed > crossed)  # like a backward, for the question whether work was split
+        return found
+
+    def _ask_for(self, plain: Callable[..., Any], outputs: Any, inputs: Any, asked: Any, args: Any, kwargs: Any) -> Any:
+        found = plain(outputs, inputs, *args, **kwargs)
+        met = self.pulse.collectives
+        # What reaches a leaf from inside a sliced call is local; what is whole already stays so under averaging.
+        averaged = tuple(
+            algebra.average(g, self.group) if g is not None and tensor.is_leaf else g
+            for g, tensor in zip(found, asked, strict=True)
+        )
+        self.together.meet_since(met)
+        return averaged
 
     def where(self) -> Any:
         """Where the script is, in a sliced call or outside; `back_at` goes back there for a while."""
@@ -180,14 +235,10 @@ class Stage:
         finally:
             self.depth, self.views.split_of_call = now
 
-    def note_gradient(self, crossed: bool) -> None:
-        """A `torch.autograd.grad` of parameters: counts like a backward for the question whether work was split."""
-        self._count(crossed)
-
     def end(self) -> None:
         """The script has ended by itself."""
-        if self.refusal is not None:  # it went on all the same
-            raise self.refusal
+        if self.ending.first is not None:  # it went on all the same
+            raise self.ending.first
         if self._unsplit and not self._split and not self.aside:
             raise self._not_split()
         self.emit("on_end")
@@ -200,10 +251,6 @@ class Stage:
             self._unsplit += 1
             if self._unsplit > 1 and not self._split:
                 raise self._not_split()
-
-    def _refused(self, error: ScriptError) -> BaseException:
-        self.refusal = self.refusal or error
-        return Refused(error) if self.stern else error
 
     def _not_split(self) -> NotSplitError:
         return NotSplitError(

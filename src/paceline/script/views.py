@@ -23,6 +23,7 @@ from paceline.script.averages import Averages
 from paceline.script.proof import Proof, initialise_lazy
 from paceline.script.sliced import SlicedCalls
 from paceline.script.streams import OwnStream
+from paceline.script.unfinished import equal_buffers, follow, sizes_of
 
 if TYPE_CHECKING:
     from paceline.script.stage import Stage
@@ -43,7 +44,10 @@ class Views:
         self._stream = OwnStream(stage.run.seed, self.group.rank)
         self.averages = Averages()
         proof = Proof(self.group, stage.run.batch_dim, self._split_for_norms, self.averages)
-        self._calls = SlicedCalls(self.group, proof, self._stream.inside, self.averages)
+        self._calls = SlicedCalls(
+            self.group, stage.together, proof, self._stream.inside, self.averages, sync_bn=stage.run.sync_bn
+        )
+        self._in_slice: nn.Module | None = None  # called, with the slice that the script holds
         self._step = 0
         self._since = time.perf_counter()
         self._costs: list[tuple[float, float, int]] = []
@@ -94,8 +98,10 @@ class Views:
         if self.batch_is_cut:
             if not (torch.is_grad_enabled() and module.training):
                 self.warn("A call in eval mode inside the training loop saw its worker's slice only (slice view).")
-            with self._own_stream():
-                return plain(module, *args, **kwargs)
+            self._in_slice = module
+            return self.stage.together.do(
+                self._call_in_slice, plain, module, args, kwargs, tell=self._tell, undo=self._undo
+            )
         if self.stage.run.view == "slice" and not self.stage.has_loader and torch.is_grad_enabled() and module.training:
             raise ScriptError(
                 "The slice view was asked for, and the script trains without a DataLoader: there is nothing that hands "
@@ -103,6 +109,22 @@ class Views:
                 advice="Use the batch view, which needs none: --view batch",
             )
         return self._calls.call(plain, module, args, kwargs)
+
+    def _call_in_slice(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        with self._own_stream():
+            output = plain(module, *args, **kwargs)
+        self.group.agree()  # nothing is gathered here that could tell
+        return output
+
+    def _tell(self) -> list[Any]:
+        return sizes_of(self._equal_buffers())
+
+    def _undo(self, first: int, told: list[Any]) -> None:
+        follow(self._equal_buffers(), first, told, self.group)
+
+    def _equal_buffers(self) -> list[torch.Tensor]:
+        assert self._in_slice is not None
+        return equal_buffers(self._in_slice, norms=self.stage.run.sync_bn, floats=False)
 
     def hand_out(self, cut: Split | None) -> None:
         """The loader hands out a batch: a slice of it, or (None) the whole."""

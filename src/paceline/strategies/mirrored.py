@@ -25,6 +25,7 @@ from paceline.script import algebra
 from paceline.script.stage import Stage, call_site
 from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
+from paceline.strategies.half_done import HalfDone
 
 SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most
 
@@ -62,6 +63,7 @@ class Mirrored:
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
             self._accumulation = Accumulation(self._bring_up_to_date)
             self._sites: set[int] = set()
+            self._half_done = HalfDone(self._buckets)
             # Trained since buffers were last averaged, in the order of calling: a set's order differs between workers.
             self._stirred: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
             stage.subscribe(self)
@@ -94,6 +96,7 @@ class Mirrored:
             self._average_buffers()
 
     def before_backward(self, losses: list[torch.Tensor]) -> None:
+        self._half_done.look()
         self._site = site = call_site()
         if site not in self._sites:
             self._sites.add(site)
@@ -109,7 +112,12 @@ class Mirrored:
         else:
             self._buckets.begin(site)
 
+    def backward_raised(self) -> None:
+        self._accumulation.kept_back = False
+        self._half_done.add(self._buckets.break_off())
+
     def before_step(self, optimizer: Any) -> None:
+        self._half_done.refuse_step(optimizer)
         self._accumulation.look()
 
     def after_step(self, optimizer: Any) -> None:
@@ -121,6 +129,7 @@ class Mirrored:
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
         loss, views = losses[0], self.stage.views
+        self._half_done.refuse_more()
         if self._accumulation.kept_back:
             if views.batch_is_cut:
                 self._make_whole(loss, None)

@@ -158,6 +158,14 @@ class Engine:
         self._meeting.call("barrier", torch.uint8, 0)
         self._exchange()
 
+    def call_off(self) -> None:
+        """Instead of the collective that the others call next: they raise `CalledOff`."""
+        self._meeting.call_off()
+
+    def begin_again(self) -> None:
+        """After a collective that was called off, on every worker: some had begun a round in it, and some had not."""
+        self._round = 0
+
     def gather_bytes(self, raw: bytes) -> list[bytes]:
         """Everybody's bytes, by rank; lengths may differ."""
         own = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from paceline.comm.called_off import CalledOff
 from paceline.comm.memory import signals
 from paceline.comm.memory.handover import forget, hand_over
 from paceline.comm.memory.region import Peers, Region
@@ -25,6 +26,8 @@ SPIN = 300  # turns before sleeping: about a hundred microseconds
 LINE = 64
 TEXT = 1024  # bytes for a worker to say what it called
 CALL = struct.Struct("<qqqqq")  # number, what, size, root, parts
+CALLED_OFF = "called off"
+OFF = zlib.crc32(f"{CALLED_OFF} {torch.uint8}".encode())
 HEAR_OUT = 5.0  # seconds in which workers that have parted tell each other what they called
 
 
@@ -129,7 +132,38 @@ class Meeting:
             self._unheard[peer] = False
             at = self._calls[peer] + LINE * (self._number & 1)
             if self._region.memory[at : at + CALL.size] != self._call:
+                self._differ(peer)
+
+    def _differ(self, peer: int) -> None:
+        """A peer made another call: it has failed, or another one has, or the workers have parted."""
+        until, unheard = time.monotonic() + HEAR_OUT, [p for p in range(self.world) if p != self.rank]
+        while not self._is_off(peer):
+            unheard = [p for p in unheard if self._unheard[p]]
+            if not unheard or not signals.sleep(self._waits[unheard[0]], max(0.0, until - time.monotonic())):
                 self._part()
+            peer = unheard[0]
+            self._taken[peer] += 1
+            self._unheard[peer] = False
+        self._hear_the_rest()
+        raise CalledOff
+
+    def _is_off(self, peer: int) -> bool:
+        at = self._calls[peer] + LINE * (self._number & 1)
+        return CALL.unpack(self._region.memory[at : at + CALL.size])[:2] == (self._number, OFF)
+
+    def call_off(self) -> None:
+        """This worker failed in work that all do together: it answers the call that its peers make next, and they
+        raise `CalledOff`. Waits for all of them; whatever was exchanged in that call is lost."""
+        self.call(CALLED_OFF, torch.uint8, 0)
+        self.signal()
+        self._hear_the_rest()
+
+    def _hear_the_rest(self) -> None:
+        """A call that was called off ends for everybody with its first signal."""
+        for peer in range(self.world):
+            if peer != self.rank and self._unheard[peer]:
+                self._unheard[peer] = False
+                self.wait(peer)
 
     def _look(self) -> None:
         """Still no signal. A worker that has ended and owes one will never send it."""

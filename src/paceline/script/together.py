@@ -1,0 +1,180 @@
+"""Work that every worker does its part of: an exception in one worker's part is raised by all workers, or by none.
+
+In plain Python a model that raises for one row raises for the batch. Here one worker holds that row. It answers its
+peers' next collective with its failure (`comm.called_off`), so that in the good case nothing extra is exchanged, unless
+the work ends without a collective. Then all learn the exception of the lowest rank that failed, put back what the work
+has changed, and raise the exception.
+
+Exceptions travel as plain values: the type's name, and those arguments and attributes that are numbers and texts. A
+peer looks the type up among those that exist in its own process; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from paceline.comm.called_off import CalledOff
+from paceline.comm.group import Group
+from paceline.errors import PacelineError, PeerRaisedError
+
+PLAIN = (str, bytes, bool, int, float, type(None))
+
+
+class Raised(msgspec.Struct, array_like=True):
+    """What one worker's part came to: an exception, the random streams at that point, and what the work has to tell."""
+
+    module: str
+    name: str
+    text: str
+    args: list[Any] | None  # None: not all of them are plain values
+    attributes: dict[str, Any]
+    trace: str
+    told: list[Any]
+    python: Any
+    numpy: list[Any]
+
+
+class Together:
+    """Of one worker. Every worker does the same work at the same time."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self._warned = False
+
+    def do(
+        self,
+        work: Callable[..., Any],
+        *args: Any,
+        tell: Callable[[], list[Any]] = list,
+        undo: Callable[[int, list[Any]], None] | None = None,
+    ) -> Any:
+        """`work(*args)`. Where it raises on any worker, each that failed calls `tell`, all call `undo` with the lowest
+        rank that failed and what that one told, and all raise its exception. `undo` may use collectives."""
+        own: Exception | None = None
+        self.group.guarded += 1
+        try:
+            return work(*args)
+        except CalledOff:
+            pass
+        except PacelineError:
+            raise
+        except Exception as error:
+            if not self.group.off:  # else this one came of being called off
+                own = error
+                self.group.agree(failed=True)
+        finally:
+            self.group.guarded -= 1
+        self.group.begin_again()
+        first, raised = self._first(own, tell)
+        if undo is not None:
+            undo(first, raised.told)
+        _set_streams(raised)
+        raise self._rebuilt(own, first, raised)
+
+    def meet_since(self, collectives: int) -> None:
+        """Ends work: whoever comes past this knows that all have come through. `collectives` is the pulse's count when
+        the script's own part ended; one that was made since has told already."""
+        if self.group.pulse.collectives == collectives:
+            self.group.agree()
+
+    def _first(self, own: Exception | None, tell: Callable[[], list[Any]]) -> tuple[int, Raised]:
+        """The lowest rank that failed, and how. Every worker; waits for all."""
+        raw = b"" if own is None else msgspec.msgpack.encode(_describe(own, tell()))
+        mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        what = "an exception that a worker raised"
+        sizes = self.group.gather_vectors(torch.tensor([mine.numel()]), what).flatten().tolist()
+        first = next(rank for rank, size in enumerate(sizes) if size)
+        only = [size if rank == first else 0 for rank, size in enumerate(sizes)]
+        sent = self.group.gather_rows(mine[: only[self.group.rank]], 0, only, what)
+        return first, msgspec.msgpack.decode(sent.numpy().tobytes(), type=Raised)
+
+    def _rebuilt(self, own: Exception | None, first: int, raised: Raised) -> Exception:
+        if own is not None and (first == self.group.rank or _alike(own, raised)):
+            return own
+        error = rebuild(raised)
+        if error is None:
+            error = RuntimeError(raised.text)
+            if not self._warned:
+                self._warned = True
+                self.group.pulse.notice(
+                    f"Worker {first} raised a {raised.name}, which the other workers cannot build: they raise a "
+                    "RuntimeError with the same text."
+                )
+        error.__cause__ = PeerRaisedError(f"Worker {first} raised this in its part of the batch:\n{raised.trace}")
+        return error
+
+
+def rebuild(raised: Raised) -> Exception | None:
+    """The exception, made of the same type here; None where that cannot be."""
+    kind = next((k for k in _kinds(Exception) if (k.__module__, k.__qualname__) == (raised.module, raised.name)), None)
+    if kind is None:
+        return None
+    args = [raised.text] if raised.args is None else raised.args
+    try:
+        # A script's own __init__ may want other arguments than it passes on, and may do anything.
+        own_init = hasattr(kind.__init__, "__code__")
+        error = kind.__new__(kind, *args) if own_init else kind(*args)
+        vars(error).update(raised.attributes)
+        str(error)
+    except Exception:
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _describe(error: Exception, told: list[Any]) -> Raised:
+    kind = type(error)
+    state: Any = np.random.get_state()
+    filename = (error.filename,) if isinstance(error, OSError) and error.filename is not None else ()
+    args = [*error.args, *filename]  # Python keeps the name apart
+    return Raised(
+        module=kind.__module__,
+        name=kind.__qualname__,
+        text=_text(error),
+        args=args if all(map(is_plain, args)) else None,
+        attributes={name: value for name, value in vars(error).items() if is_plain(value)},
+        trace="".join(traceback.format_exception(error)),
+        told=told,
+        python=random.getstate(),
+        numpy=[state[0], np.asarray(state[1], dtype=np.uint32).tobytes(), *map(float, state[2:])],
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """Whether the value can be sent as it is."""
+    if type(value) in (tuple, list):
+        return all(map(is_plain, value))
+    return type(value) in PLAIN and (type(value) is not int or value.bit_length() < 64)
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
+
+
+def _alike(own: Exception, raised: Raised) -> bool:
+    kind = type(own)
+    return (kind.__module__, kind.__qualname__, _text(own)) == (raised.module, raised.name, raised.text)
+
+
+def _kinds(kind: type[Exception]) -> Iterator[type[Exception]]:
+    """All types below this one that exist in this process, the newest of a name first."""
+    for below in reversed(type.__subclasses__(kind)):
+        yield from _kinds(below)
+    yield kind
+
+
+def _set_streams(raised: Raised) -> None:
+    """Python's and numpy's streams are the script's, also inside a call: all take those of the worker that failed."""
+    version, inner, gauss = raised.python
+    random.setstate((version, tuple(inner), gauss))
+    name, keys, position, has_gauss, gauss = raised.numpy
+    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), int(position), int(has_gauss), gauss))

@@ -1,0 +1,125 @@
+"""What a call that raised leaves behind: on every worker what plain Python would have left there.
+
+The worker that raised stopped where plain Python would have stopped; its peers came further. What that worker had
+changed by then stays changed, put together from all workers' rows; what it had not is put back. Where no call raises,
+this costs a look at the attributes and buffers that the proof found to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.comm.group import Group, as_bytes
+from paceline.script import leftovers
+from paceline.script.leftovers import Place
+from paceline.script.together import PLAIN, is_plain
+
+
+@dataclass(slots=True)
+class Attribute:
+    """A place before a call. `lent` is what lies there for the call: the value, or this worker's rows of it."""
+
+    place: Place
+    value: Any
+    lent: Any
+    length: int | None  # of the list that it is an item of
+
+    @classmethod
+    def of(cls, module: nn.Module, place: Place) -> Attribute:
+        value = leftovers.get(module, place)
+        held = leftovers.get(module, place[:-1]) if len(place) > 2 else None
+        return cls(place, value, value, len(held) if isinstance(held, list) else None)
+
+    def has_changed(self, module: nn.Module) -> bool:
+        now = Attribute.of(module, self.place)
+        return now.value is not self.lent or now.length != self.length
+
+    def put_back(self, module: nn.Module) -> None:
+        now = Attribute.of(module, self.place)
+        if now.length is not None and self.length is not None and now.length > self.length:
+            del leftovers.get(module, self.place[:-1])[self.length :]
+        elif now.value is not self.value and now.value is not None:
+            leftovers.put(module, self.place, self.value)
+
+
+@dataclass(slots=True)
+class Unfinished:
+    """A sliced call under way: its leftovers before it began. `joined` counts those that were put together since."""
+
+    module: nn.Module  # not its compiled form
+    attributes: list[Attribute]
+    buffers: list[tuple[torch.Tensor, torch.Tensor]]  # that the plan puts together, each with a copy
+    joined: int = 0
+
+    def changed_by_all(self, group: Group) -> list[bool]:
+        """Of each attribute, then of each buffer. Every worker; waits for all."""
+        mine = [
+            *(attribute.has_changed(self.module) for attribute in self.attributes),
+            *(not torch.equal(buffer, old) for buffer, old in self.buffers),
+        ]
+        if not mine:
+            return []
+        told = group.gather_vectors(torch.tensor(mine, dtype=torch.uint8), "what an unfinished call has changed")
+        return [bool(flag) for flag in told.min(0).values.tolist()]
+
+    @torch.no_grad()
+    def put_back(self, number: int) -> None:
+        """An attribute or a buffer, by its place in `changed_by_all`."""
+        if number < len(self.attributes):
+            self.attributes[number].put_back(self.module)
+        else:
+            buffer, old = self.buffers[number - len(self.attributes)]
+            buffer.copy_(old)
+
+
+def equal_buffers(module: nn.Module, *, norms: bool, floats: bool = True, but: Any = ()) -> list[torch.Tensor]:
+    """The buffers that are the same on all workers between calls: counts; batch norm's statistics where `norms` see the
+    whole batch; other numbers where `floats`. Without those in `but`."""
+    left_out = {id(buffer) for buffer in but}
+    return [
+        buffer
+        for m in module.modules()
+        for buffer in m._buffers.values()
+        if buffer is not None and buffer.layout is torch.strided and id(buffer) not in left_out
+        if not buffer.is_floating_point() or (norms if isinstance(m, _BatchNorm) else floats)
+    ]
+
+
+def numbers_in(module: nn.Module, *, but: Any = ()) -> Iterator[list[Any]]:
+    """The numbers, texts and flags in the attributes of its modules: path, name and value. Without the places in
+    `but`."""
+    for path, m in module.named_modules():
+        for name, value in m.__dict__.items():
+            if name not in leftovers.OWN and type(value) in PLAIN and is_plain(value) and (path, name) not in but:
+                yield [path, name, value]
+
+
+def set_numbers(module: nn.Module, numbers: list[Any]) -> None:
+    for path, name, value in numbers:
+        attributes = module.get_submodule(path).__dict__
+        if type(attributes.get(name)) in PLAIN:
+            attributes[name] = value
+
+
+def sizes_of(buffers: list[torch.Tensor]) -> list[int]:
+    """In bytes."""
+    return [buffer.numel() * buffer.element_size() for buffer in buffers]
+
+
+@torch.no_grad()
+def follow(buffers: list[torch.Tensor], first: int, sizes: list[int], group: Group) -> None:
+    """Gives every worker the buffers of worker `first`, whose sizes these are. Every worker; waits for all."""
+    if not sum(sizes):
+        return
+    mine = torch.cat([as_bytes(buffer) for buffer in buffers]) if group.rank == first else torch.empty(0).byte()
+    counts = [sum(sizes) if rank == first else 0 for rank in range(group.world)]
+    whole = group.gather_rows(mine, 0, counts, "the buffers of an unfinished call")
+    for buffer, raw in zip(buffers, whole.split(sizes), strict=False):
+        if group.rank != first and raw.numel() == buffer.numel() * buffer.element_size():
+            buffer.copy_(raw.clone().view(buffer.dtype).view(buffer.shape))
