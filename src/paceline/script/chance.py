@@ -181,7 +181,7 @@ def _seeds_itself(plain: Any, new_seed: Callable[[], int]) -> Any:
 
 def _or_shared(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
-        if _source is None or _asker() != "script":
+        if _source is None or _source.stage.aside or _asker() != "script":
             return plain(*args, **kwargs)
         return shared(_source.stream(), *args, **kwargs)
 
@@ -190,7 +190,7 @@ def _or_shared(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callabl
 
 def _method(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
     def ask(self: random.SystemRandom, *args: Any) -> Any:
-        if _source is None or _asker() != "script":
+        if _source is None or _source.stage.aside or _asker() != "script":
             return plain(self, *args)
         return shared(_source.stream(), *args)
 

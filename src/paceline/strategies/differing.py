@@ -227,7 +227,9 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return tensor.to(torch.float64) if tensor.dtype != torch.float32 else tensor
+    if not tensor.is_floating_point():
+        return tensor.to(torch.int64)
+    return tensor if tensor.dtype == torch.float32 else tensor.to(torch.float64)
 
 
 def _place(name: str, shape: torch.Size, at: int, values: Sequence[float], norms: Sequence[float]) -> str:

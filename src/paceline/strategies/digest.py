@@ -123,13 +123,26 @@ def _sum(device: torch.device, words: list[torch.Tensor]) -> torch.Tensor:
     for piece in _pieces(words, most * ROW):
         whole = piece.numel() // ROW
         if whole:
-            sums = piece[: whole * ROW].view(whole, ROW).to(torch.int64).mul_(columns).sum(1)
+            sums = _widened(piece[: whole * ROW].view(whole, ROW)).mul_(columns).sum(1)
             total += sums.mul_(rows[at : at + whole]).sum()
         if rest := piece.numel() - whole * ROW:
             last = piece[whole * ROW :].to(torch.int64).mul_(columns[:rest]).sum()
             total += last.mul_(rows[at + whole])
         at = (at + whole + 1) % (ROWS - most)
     return total
+
+
+def _widened(words: torch.Tensor) -> torch.Tensor:
+    """The words as 64-bit numbers; on a CPU in memory that is there already, since new pages cost more than the sum."""
+    if words.device.type != "cpu":
+        return words.to(torch.int64)
+    return _scratch()[: words.shape[0]].copy_(words)
+
+
+@cache
+def _scratch() -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.empty(AT_ONCE["cpu"], ROW, dtype=torch.int64, device="cpu")
 
 
 def _pieces(words: list[torch.Tensor], most: int) -> Iterator[torch.Tensor]:
