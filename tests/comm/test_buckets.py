@@ -585,17 +585,18 @@ def test_a_gradient_that_comes_again_after_it_was_sent_is_an_error(pool: Any) ->
 # -- the tail ----------------------------------------------------------------------------------------------------------
 
 
-def tail(group: Group) -> list[tuple[float, float]]:
+def tail(group: Group) -> list[tuple[float, float, list[int]]]:
     tensors = parameters(2)
     buckets = Buckets(group, no_odd_gradients)
     attach(buckets, tensors)
     buckets.begin(0)
     (tensors[0] * 2).sum().backward()
-    return buckets.finish(1.5 * group.rank, group.rank / 4)
+    return buckets.finish(1.5 * group.rank, group.rank / 4, [group.rank, -1, 2**63 - 1])
 
 
-def test_the_tail_brings_each_workers_loss_and_share(pool: Any) -> None:
-    assert pool(3).run(tail) == [[(0.0, 0.0), (1.5, 0.25), (3.0, 0.5)]] * 3
+def test_the_tail_brings_each_workers_loss_and_share_and_what_rides_along(pool: Any) -> None:
+    riders = [[rank, -1, 2**63 - 1] for rank in range(3)]
+    assert pool(3).run(tail) == [[(0.0, 0.0, riders[0]), (1.5, 0.25, riders[1]), (3.0, 0.5, riders[2])]] * 3
 
 
 def nothing_reached(group: Group) -> Any:
@@ -606,7 +607,7 @@ def nothing_reached(group: Group) -> Any:
 
 
 def test_a_backward_that_reaches_nothing(pool: Any) -> None:
-    assert pool(2).run(nothing_reached) == [[(1.0, 1.0)] * 2] * 2
+    assert pool(2).run(nothing_reached) == [[(1.0, 1.0, [])] * 2] * 2
 
 
 # -- a backward that is broken off -------------------------------------------------------------------------------------

@@ -19,9 +19,11 @@ from paceline.script.streams import OwnStream
 SEEDING: list[tuple[Any, str]] = [
     (np.random, "default_rng"),
     (np.random, "seed"),
+    (np.random.bit_generator, "randbits"),
     (random, "seed"),
-    (torch, "seed"),
-    (torch.random, "seed"),
+    (random.Random, "seed"),
+    *((owner, name) for owner in (torch, torch.random) for name in ("seed", "manual_seed")),
+    *((torch.cuda, name) for name in ("manual_seed", "manual_seed_all")),
 ]
 
 

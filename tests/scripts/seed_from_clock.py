@@ -1,13 +1,12 @@
-"""A seed taken from the clock, printed so that the run can be repeated."""
+"""A seed taken from the clock; the one in use is printed, so that the run can be repeated."""
 
-# test: agree-or-refused=every worker reads its own clock
+# test: agree=every run reads another clock
 import time
 
 import torch
 from torch import nn
 
-seed = time.time_ns() % 100_000
-torch.manual_seed(seed)
+torch.manual_seed(time.time_ns() % 100_000)
 x = torch.randn(20, 4)
 y = x.sum(1, keepdim=True)
 model = nn.Linear(4, 1)
@@ -17,4 +16,4 @@ for step in range(5):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(f"seed {seed} loss {loss.item():.8f}")
+    print(f"seed {torch.initial_seed()} loss {loss.item():.8f}")

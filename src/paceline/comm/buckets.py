@@ -2,8 +2,8 @@
 
 The first backward of a kind (from one line of the script) shows which parameters it reaches and in which order; from
 the second on, a bucket is sent off when its last gradient has been written. A small last message, the tail, carries the
-loss and tells every worker which parameters were reached anywhere: one that only another worker's slice used gets its
-gradient here, too, and one that nobody used keeps none.
+loss and what a caller sends along, and tells every worker which parameters were reached anywhere: one that only another
+worker's slice used gets its gradient here, too, and one that nobody used keeps none.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import itertools
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -56,6 +56,14 @@ class Bucket:
     what: str = "gradients"  # for whoever asks what is waited for
     began: float = 0.0  # when its first gradient of this backward came
     ready: float = 0.0  # when it was sent off
+
+
+class Tail(NamedTuple):
+    """What one worker sent along at the end of a backward."""
+
+    loss: float
+    share: float  # of the batch
+    riders: list[int]
 
 
 class Watcher(Protocol):
@@ -147,13 +155,14 @@ class Buckets:
             self._sent += 1
         self.group.progress()
 
-    def finish(self, loss: float, share: float) -> list[tuple[float, float]]:
+    def finish(self, loss: float, share: float, riders: Sequence[int] = ()) -> list[Tail]:
         """Sends the rest and waits: then all known parameters that were reached on any worker have the global gradient.
-        Gives each worker's loss and share of the batch."""
+        Gives each worker's tail. `riders` are numbers of the caller's, as many on each worker, that travel with it."""
         self._order += [index for index in self._kept if not self.slots[index].fired]
         self._kept.clear()
-        tails = self.group.gather_vectors(self._tail(loss, share), "gradients")
-        state = tails[:, 2:].max(0).values.tolist()
+        first = 2 + len(riders)
+        tails = self.group.gather_vectors(self._tail(loss, share, riders), "gradients")
+        state = tails[:, first:].max(0).values.tolist()
         reached = {index for index, value in enumerate(state) if value == REACHED}
         self._line_up([index for index in sorted(reached) if self.slots[index].bucket not in self._sending])
         wanted = {id(self.slots[index]) for index in reached}
@@ -175,7 +184,8 @@ class Buckets:
                 bucket.pending = None
         if self.watcher is not None:
             self.watcher.arrived(flats, ODD not in state)
-        return [(row[0], row[1]) for row in tails[:, :2].tolist()]
+        carried = tails[:, 2:first].contiguous().view(torch.int64).tolist()
+        return [Tail(row[0], row[1], riding) for row, riding in zip(tails[:, :2].tolist(), carried, strict=True)]
 
     def _tell(self, number: int, bucket: Bucket, waiting: float) -> None:
         """Draws one bucket's way through this backward."""
@@ -220,12 +230,14 @@ class Buckets:
 
     # -- filling and sending ---------------------------------------------------------------------------------------
 
-    def _tail(self, loss: float, share: float) -> torch.Tensor:
-        tail = torch.zeros(2 + len(self.slots), dtype=torch.float64)
+    def _tail(self, loss: float, share: float, riders: Sequence[int]) -> torch.Tensor:
+        first = 2 + len(riders)
+        tail = torch.zeros(first + len(self.slots), dtype=torch.float64)
         tail[0], tail[1] = loss, share
+        tail[2:first].view(torch.int64).copy_(torch.tensor(riders, dtype=torch.int64))  # their bits: only moved
         for index in self._order:
             parameter = self.slots[index].parameter()
-            tail[2 + index] = ODD if parameter is not None and _odd(parameter) else REACHED
+            tail[first + index] = ODD if parameter is not None and _odd(parameter) else REACHED
         return tail
 
     @torch.no_grad()

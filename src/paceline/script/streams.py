@@ -7,8 +7,10 @@ differs between slices and between calls, and swapped back afterwards.
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -16,35 +18,68 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.script import chance
+
 RANK_STRIDE = 1_000_003  # keeps the workers' own seeds apart from each other and from seeds people type
 
 
-def start(seed: int) -> None:
-    """Starts the script's streams. A script that sets its own seed later overrides this, equally on all workers."""
+def start(seed: int) -> Callable[[], None]:
+    """Starts the script's streams. A script that sets its own seed later overrides this, equally on all workers. Gives
+    back what takes out again all that was put in the place of something."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    _seed_what_asks_the_system(seed % 2**32)
+    return _seed_what_asks_the_system(seed % 2**32)
 
 
-def _seed_what_asks_the_system(run_seed: int) -> None:
+def _seed_what_asks_the_system(run_seed: int) -> Callable[[], None]:
     """Seeding without a seed asks the operating system, which answers each worker differently. Here it asks the run."""
     calls = iter(range(2**31))
 
     def new_seed() -> int:
-        return (run_seed + RANK_STRIDE * (1000 + next(calls))) % 2**32
+        # A process that the script starts (a loader's) begins where the script was: it gets seeds of its own.
+        process = zlib.crc32(name.encode()) if (name := chance.process_name()) else 0
+        return (run_seed + RANK_STRIDE * (1000 + next(calls)) + process) % 2**32
 
     default_rng, python_seed, numpy_seed = np.random.default_rng, random.seed, np.random.seed
+    torch_seed = torch.manual_seed
 
     def seed_torch() -> int:
-        torch.manual_seed(seed := new_seed())
+        torch_seed(seed := new_seed())
         return seed
 
-    modules: Any = (np.random, random, torch, torch.random)
-    modules[0].default_rng = lambda seed=None: default_rng(new_seed() if seed is None else seed)
-    modules[0].seed = lambda seed=None: numpy_seed(new_seed() if seed is None else seed)
-    modules[1].seed = lambda a=None, version=2: python_seed(new_seed() if a is None else a, version)
-    modules[2].seed = modules[3].seed = seed_torch
+    def of_run(seed: Any) -> Any:
+        return new_seed() if seed is None else chance.agreed(seed)
+
+    owners: Any = (np.random, random, torch, torch.random, torch.cuda)
+    new: list[tuple[Any, str, Any]] = [
+        (owners[0], "default_rng", lambda seed=None: default_rng(of_run(seed))),
+        (owners[0], "seed", lambda seed=None: numpy_seed(of_run(seed))),
+        (owners[1], "seed", lambda a=None, version=2: python_seed(of_run(a), version)),
+        *((owner, "seed", seed_torch) for owner in owners[2:4]),
+        *((owner, "manual_seed", _with_agreed_seed(owner.manual_seed)) for owner in owners[2:]),
+        (owners[4], "manual_seed_all", _with_agreed_seed(owners[4].manual_seed_all)),
+    ]
+    plain = [(owner, name, getattr(owner, name)) for owner, name, _ in new]
+    for owner, name, value in new:
+        setattr(owner, name, value)
+    taken_out = chance.install(new_seed)
+
+    def undo() -> None:
+        for remove in reversed(taken_out):
+            remove()
+        for owner, name, value in plain:
+            setattr(owner, name, value)
+
+    return undo
+
+
+def _with_agreed_seed(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def manual_seed(seed: Any) -> Any:
+        return plain(chance.agreed(seed))
+
+    return manual_seed
 
 
 def shift(by: int) -> None:

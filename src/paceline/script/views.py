@@ -52,6 +52,8 @@ class Views:
         self._since = time.perf_counter()
         self._costs: list[tuple[float, float, int]] = []
         self._warned: set[str] = set()
+        # Told of each call that is about to be computed in slices: all workers hold the same arguments.
+        self.on_slices: Callable[[nn.Module, Any], None] = lambda module, given: None
 
     @property
     def batch_is_cut(self) -> bool:
@@ -108,6 +110,7 @@ class Views:
                 "out slices.",
                 advice="Use the batch view, which needs none: --view batch",
             )
+        self.on_slices(module, (args, kwargs))
         return self._calls.call(plain, module, args, kwargs)
 
     def _call_in_slice(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -15,16 +15,17 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from paceline.comm.buckets import Buckets, Watcher
+from paceline.comm.buckets import Buckets, Tail, Watcher
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
 from paceline.comm.sparse import sparse
 from paceline.comm.tuning import Tuner
 from paceline.errors import PartedError
-from paceline.script import algebra
+from paceline.script import algebra, chance
 from paceline.script.stage import Stage, call_site
 from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
+from paceline.strategies.agreement import Agreement
 from paceline.strategies.half_done import HalfDone
 
 SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most
@@ -40,6 +41,7 @@ class Mirrored:
         self.compression = compression
         self.tuner: Tuner | None = None
         self._first: weakref.ref[Any] | None = None  # the optimizer whose step ends a step
+        self._ends = False  # the last comparison has been asked for
 
     def distribute(self, *objects: Any) -> Any:
         """Takes model, optimizer and loader (any number, in any order), and gives them back distributed.
@@ -66,6 +68,9 @@ class Mirrored:
             self._half_done = HalfDone(self._buckets)
             # Trained since buffers were last averaged, in the order of calling: a set's order differs between workers.
             self._stirred: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+            self._agreement = Agreement(stage, self._name_of)
+            stage.views.on_slices = self._agreement.on_slices
+            chance.share(stage)
             stage.subscribe(self)
 
     def watch_gradients(self, watcher: Watcher) -> None:
@@ -82,8 +87,12 @@ class Mirrored:
             if tensor not in self._known:
                 self.group.broadcast(tensor, "the model's weights")
         self._meet_all(module)
+        if not self._ends:
+            self._ends = True
+            self.stage.subscribe(AtEnd(self._agreement))
 
     def before_forward(self, module: nn.Module) -> None:
+        self._agreement.before_forward(module)
         if module.training:
             self._stirred[module] = None
             if any(parameter not in self._known for parameter in module.parameters()):  # put in since the first call
@@ -91,9 +100,13 @@ class Mirrored:
         elif module in self._stirred:
             self._average_buffers()
 
+    def after_forward(self, module: nn.Module) -> None:
+        self._agreement.after_forward(module)
+
     def on_save(self, target: Any) -> None:
         if not self.stage.aside:
             self._average_buffers()
+            self._agreement.on_save()
 
     def before_backward(self, losses: list[torch.Tensor]) -> None:
         self._half_done.look()
@@ -124,18 +137,23 @@ class Mirrored:
         self._accumulation.stepped()
         if self._first is None:
             self._first = weakref.ref(optimizer)
-        if self.tuner is not None and self._first() is optimizer and not self.stage.aside:
+        ends_step = self._first() is optimizer
+        self._agreement.after_step(ends_step=ends_step)
+        if self.tuner is not None and ends_step and not self.stage.aside:
             self.tuner.step()
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
         loss, views = losses[0], self.stage.views
         self._half_done.refuse_more()
+        self._agreement.after_backward()
         if self._accumulation.kept_back:
             if views.batch_is_cut:
                 self._make_whole(loss, None)
             return
         on_host = loss.dim() == 0 and loss.device.type == "cpu" and loss.is_floating_point()
-        tails = self._buckets.finish(float(loss.detach()) if on_host else 0.0, views.share)
+        riders = self._agreement.riders()
+        tails = self._buckets.finish(float(loss.detach()) if on_host else 0.0, views.share, riders)
+        self._agreement.compare([tail.riders for tail in tails])
         if views.batch_is_cut:
             self._make_whole(loss, tails if on_host else None)
         elif on_host:
@@ -150,8 +168,11 @@ class Mirrored:
         owners = (vars(module) for root in self.stage.roots for module in root.modules())
         return any(value is leaf for owner in (vars(__main__), *owners) for value in owner.values())
 
+    def _name_of(self, module: nn.Module) -> str:
+        return self.stage.views.path_of(module) or type(module).__name__
+
     def _meet_all(self, module: nn.Module) -> None:
-        prefix = self.stage.views.path_of(module) or type(module).__name__
+        prefix = self._name_of(module)
         for name, parameter in module.named_parameters():
             self._meet(parameter, f"{prefix}.{name}")
 
@@ -210,18 +231,18 @@ class Mirrored:
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    def _make_whole(self, loss: torch.Tensor, tails: list[tuple[float, float]] | None) -> None:
+    def _make_whole(self, loss: torch.Tensor, tails: list[Tail] | None) -> None:
         """In the slice view the loss becomes the global one, for whoever prints it."""
         if tails is None:
             whole = algebra.blend(loss.detach(), self.stage.views.share, self.group)
             loss.data.copy_(whole)
         else:
-            loss.data.fill_(sum(value * share for value, share in tails if share))
+            loss.data.fill_(sum(tail.loss * tail.share for tail in tails if tail.share))
         loss._paceline_whole = True  # type: ignore[attr-defined]
 
-    def _check(self, tails: list[tuple[float, float]]) -> None:
+    def _check(self, tails: list[Tail]) -> None:
         """In the batch view all workers computed the same loss, or they have parted ways."""
-        losses = [value for value, _ in tails]
+        losses = [tail.loss for tail in tails]
         low, high = min(losses), max(losses)
         finite = all(value == value and abs(value) != float("inf") for value in losses)
         if finite and high - low > SAME * max(abs(low), abs(high), 1e-6):
@@ -231,6 +252,13 @@ class Mirrored:
                 advice="Something in the script differs from worker to worker: randomness seeded from the clock or the "
                 "operating system, the order of a set or of os.listdir, or time. Seed or sort it.",
             )
+
+
+class AtEnd:
+    """The last comparison, after whoever else has something to do at the end: it may refuse the run."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self.on_end = agreement.on_end
 
 
 def put_first(hooks: Any, handle: int) -> None:

@@ -1,0 +1,111 @@
+"""A ledger: digests that a worker has taken, folded into one number that can be compared with the other workers'.
+
+Workers add to a ledger at the same places of the script. Two numbers, `shown`, ride on a message that travels anyway:
+how many digests a worker has folded, and what came out. Digests in a GPU are copied behind the work that computes them
+and folded once they are there, so nobody waits for the GPU: a worker whose digest is late shows fewer, and the workers
+compare at the next message in which all of them show as many. Later digests are folded over earlier ones: none is
+skipped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FACTOR = 0x9E3779B97F4A7C15  # odd: what was folded before stays to be seen
+MASK = (1 << 64) - 1
+MOST = 1 << 14  # digests kept for the message, where the workers never show as many
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One digest, and what it is of."""
+
+    digest: int
+    about: Any
+
+
+class Ledger:
+    """Of one worker."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []  # since all workers last agreed
+        self.last: Entry | None = None  # before these
+        self._count = self._fold = self._agreed = 0
+        self._coming: deque[tuple[_Copy, int, Any]] = deque()
+
+    def add(self, digests: Sequence[torch.Tensor], about: Any, number: int = 0) -> None:
+        """Digests on any devices, and a number of the host's own, as one entry."""
+        self._coming.append((_Copy(digests), number, about))
+
+    def shown(self, *, wait: bool = False) -> tuple[int, int]:
+        """How many digests are folded, and the result, as signed 64-bit numbers; with `wait`, all of them."""
+        while self._coming and self._coming[0][0].is_here(wait=wait):
+            copy, number, about = self._coming.popleft()
+            digest = number & MASK
+            for value in copy.values():
+                digest = _folded(digest, value)
+            self._fold = _folded(self._fold, digest)
+            self._count += 1
+            self.entries.append(Entry(digest, about))
+            del self.entries[:-MOST]
+        return self._count, signed(self._fold)
+
+    def disagrees(self, shown: Sequence[tuple[int, int]]) -> bool:
+        """What all workers have shown in one message, this one too: whether they can be compared, and differ."""
+        counts, folds = {count for count, _ in shown}, {fold for _, fold in shown}
+        if len(counts) > 1 or counts == {self._agreed}:
+            return False
+        if len(folds) > 1:
+            return True
+        self._agree()
+        return False
+
+    def settle(self) -> None:
+        """The workers have looked at their difference together, and go on: they compare what comes from here on."""
+        self._agree()
+        self._fold = 0
+
+    def _agree(self) -> None:
+        self._agreed = self._count
+        self.last = self.entries[-1] if self.entries else self.last
+        self.entries.clear()
+
+
+class _Copy:
+    """Numbers on their way from a device to the host."""
+
+    def __init__(self, digests: Sequence[torch.Tensor]) -> None:
+        self._events: list[Any] = []
+        self._hosts: list[torch.Tensor] = []
+        for tensor in digests:
+            if tensor.is_cuda:
+                host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+                self._hosts.append(host.copy_(tensor, non_blocking=True))
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(tensor.device))
+                self._events.append(event)
+            else:
+                self._hosts.append(tensor.to("cpu"))
+
+    def is_here(self, *, wait: bool) -> bool:
+        if wait:
+            for event in self._events:
+                event.synchronize()
+        return all(event.query() for event in self._events)
+
+    def values(self) -> list[int]:
+        return [int(host) & MASK for host in self._hosts]
+
+
+def _folded(fold: int, value: int) -> int:
+    return (fold * FACTOR + value + 1) & MASK
+
+
+def signed(value: int) -> int:
+    """The same bits as a signed number, which is what tensors hold."""
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,150 @@
+"""What must be equal on all workers at a model's call: its weights, and the call's arguments.
+
+Weights are all parameters, frozen ones too, and the buffers that no call of the model changes: a buffer that calls
+change (running statistics) is of each worker's slices until it is averaged.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+
+from paceline.script import tree
+from paceline.strategies.digest import digest, sketch
+
+FIRST = 4  # steps of a model that are all looked at; after that the 8th, 16th, …
+EVERY = 1024  # … and every so many
+PLAIN = (bool, int, str, bytes, type(None))
+
+
+def is_due(count: int) -> bool:
+    """Whether weights and arguments are looked at after so many steps."""
+    return count <= FIRST or count % EVERY == 0 or (count < EVERY and count & (count - 1) == 0)
+
+
+@dataclass(eq=False, slots=True)
+class Watched:
+    """One root module. Its own schedule: models of a script may take turns."""
+
+    number: int  # in the order in which the workers met the script's models
+    name: str
+    updates: int | None = None  # the script's updates when this model was last called
+    steps: int = 0  # calls that came after an update
+    idle: int = 0  # … and that did not: evaluation
+    _buffers: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    _loud: set[tuple[int, str]] = field(default_factory=set)  # buffers that a call has changed
+    _before: list[Any] = field(default_factory=list)
+
+    def tick(self, updates: int) -> tuple[bool, bool]:
+        """A call begins: whether it is one to look at, and whether it came without an update."""
+        if self.updates is None:
+            self.updates = updates
+            return True, False
+        if self.updates != updates:
+            self.updates, self.steps = updates, self.steps + 1
+            return is_due(self.steps), False
+        self.idle += 1
+        return is_due(self.idle), True
+
+    def is_due_next(self) -> bool:
+        """Whether the next call that comes after an update is one to look at."""
+        return is_due(self.steps + 1)
+
+    def weights(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """Names and tensors, in an order that is the same on every worker."""
+        # Not those that a functional call has put in the parameters' place: they have a graph.
+        found: list[tuple[str, torch.Tensor]] = [
+            (f"{self.name}.{name}", p) for name, p in module.named_parameters() if not is_lazy(p) and p.is_leaf
+        ]
+        self._buffers = []
+        for path, child in module.named_modules():
+            for name, buffer in child._buffers.items() if not isinstance(child, _NormBase) else ():
+                if isinstance(buffer, torch.Tensor) and not is_lazy(buffer) and buffer.is_leaf:
+                    self._buffers.append((child._buffers, name))
+                    if (id(child._buffers), name) not in self._loud:
+                        found.append((".".join(filter(None, (self.name, path, name))), buffer))
+        return [(name.replace("._orig_mod", ""), tensor) for name, tensor in found]
+
+    def look_at_buffers(self) -> None:
+        """Before a call."""
+        self._before = [_state(owner.get(name)) for owner, name in self._buffers]
+
+    def note_changed_buffers(self) -> None:
+        """After it."""
+        for (owner, name), before in zip(self._buffers, self._before, strict=True):
+            if _state(owner.get(name)) != before:
+                self._loud.add((id(owner), name))
+
+
+def _state(buffer: Any) -> Any:
+    """Equal for two looks at a buffer that nothing was written to in between."""
+    if not isinstance(buffer, torch.Tensor):
+        return None
+    return id(buffer), -1 if buffer.is_inference() else buffer._version
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a call: what is kept of it until all workers have agreed."""
+
+    name: str
+    dtype: torch.dtype | None  # None: not a tensor
+    digest: list[torch.Tensor]
+    sketch: torch.Tensor | None  # of a tensor that may differ by rounding
+    value: float | None = None  # of a Python float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was looked at, and when."""
+
+    models: tuple[int, ...]
+    step: int  # of the script
+    updated: str  # the line of the last update before it
+    line: str  # of the call or the save
+    arguments: tuple[Argument, ...] = ()
+    plain: str = ""  # the structure and the plain values of the arguments
+
+
+def layout(weights: list[tuple[str, torch.Tensor]]) -> int:
+    """A number for the names, shapes and types."""
+    return zlib.crc32(repr([(name, _shape(tensor), tensor.dtype) for name, tensor in weights]).encode())
+
+
+def arguments(given: Any) -> tuple[list[Argument], str]:
+    """Of a call: its tensors and floats, and a text for the structure and all other plain values."""
+    args, kwargs = given
+    leaves = tree.leaves(given)
+    names = [*(path for i, a in enumerate(args) for path in tree.paths(a, f"argument {i}")), *_names(kwargs)]
+    found: list[Argument] = []
+    rest: list[Any] = []
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            found.append(Argument(name, leaf.dtype, digest([leaf]), sketch(leaf)))
+            rest.append((name, _shape(leaf), leaf.dtype))
+        elif isinstance(leaf, float):
+            bits = struct.unpack("<q", struct.pack("<d", leaf))[0]
+            found.append(Argument(name, None, [torch.tensor(bits, device="cpu")], None, leaf))
+        elif isinstance(leaf, PLAIN):
+            rest.append((name, leaf))
+    return found, repr(rest)
+
+
+def _names(kwargs: dict[str, Any]) -> Iterator[str]:
+    for key, value in kwargs.items():
+        yield from tree.paths(value, f"argument {key}")
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:  # a nested tensor has none
+        return ()
