@@ -155,6 +155,21 @@ def test_a_seed_that_differs_later_is_named(pool: Any, tmp_path: Path) -> None:
         assert re.search(rf"different seeds .* worker 0 1700000000 {line}\d+, worker 1 1700000977 {line}", found), found
 
 
+def seeded_without_a_model(group: Group) -> str:
+    with started(group) as stage, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chance, "SHARED", 0)
+        torch.manual_seed(group.rank)
+        try:
+            stage.end()
+        except PartedError as error:
+            return str(error)
+        return ""
+
+
+def test_seeds_are_compared_at_the_end_of_a_script_without_a_model(pool: Any) -> None:
+    assert all("worker 0 0 at" in found for found in pool(2).run(seeded_without_a_model))
+
+
 # -- what must go on to differ -----------------------------------------------------------------------------------------
 
 

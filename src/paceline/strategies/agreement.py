@@ -43,15 +43,17 @@ class Agreement:
         self.weights, self.arguments, self.saved, self.seeds = Ledger(), Ledger(), Ledger(), Ledger()
         self.ledgers = (self.seeds, self.arguments, self.weights, self.saved)  # likeliest cause first
         self.models: weakref.WeakKeyDictionary[nn.Module, Watched] = weakref.WeakKeyDictionary()
-        # Called of late, and after how many updates. Held, so that they are there on all workers, or on none: a model
-        # that the script lets go of is gone at another moment on each of them, and its last update is to be compared.
-        self._held: dict[nn.Module, int] = {}
+        # Called of late. Held, so that they are there on all workers, or on none: a model that the script lets go of is
+        # gone at another moment on each of them, and its last update is to be compared.
+        self._held: dict[nn.Module, Watched] = {}
         self._met = 0
         self.differing = Differing(stage, self.models, (self.weights, self.saved))
         self.steps = 0  # of the script
         self._updates = 0  # optimizer steps; where there are none, backwards
         self._updated = ""  # the line of the last one
-        self._looking: Watched | None = None  # the model whose call is under way, if that is looked at
+        self._called: Watched | None = None  # the model whose call is under way
+        self._looking = False  # … and whether that is looked at
+        self._agreed: list[int] = []  # what all workers last showed alike
         self._alone = False  # no backward will carry what is looked at
         self._messages = self._messages_then = 0  # how often totals were compared, now and at the last look without one
         self._saves = 0  # updates at the last save
@@ -60,16 +62,11 @@ class Agreement:
     # -- seams -----------------------------------------------------------------------------------------------------
 
     def before_forward(self, module: nn.Module) -> None:
-        if _is_traced():
-            return
-        watched = self.models.get(module)
-        if watched is None:
-            watched = self.models[module] = Watched(self._met, self._name_of(module))
-            self._met += 1
-        self._held[module] = self._updates
+        watched = self._held.get(module) or self._meet(module)
+        self._called, self._looking, self._alone = watched, False, False
         due, idle = watched.tick(self._updates)
-        if due:
-            self._looking = watched
+        if due and not _is_traced():
+            self._looking = True
             self._look(self.weights, [module])
             if idle:
                 self._alone = self._messages == self._messages_then
@@ -78,16 +75,15 @@ class Agreement:
 
     def on_slices(self, module: nn.Module, given: Any) -> None:
         """A call is about to be computed in slices: all workers were given the same arguments."""
-        if self._looking is None:
-            return
-        found, plain = arguments(given)
-        look = Look((self._looking.number,), self.steps, self._updated, script_line(), tuple(found), plain)
-        self.arguments.add([value for one in found for value in one.digest], look, zlib.crc32(plain.encode()))
+        if self._looking and self._called is not None:
+            found, plain = arguments(given)
+            look = Look((self._called.number,), self.steps, self._updated, script_line(), tuple(found), plain)
+            self.arguments.add([value for one in found for value in one.digest], look, zlib.crc32(plain.encode()))
 
     def after_forward(self, module: nn.Module) -> None:
-        if (watched := self.models.get(module)) is not None:
-            watched.note_changed_buffers()
-        self._looking = None
+        if self._called is not None:
+            self._called.note_changed_buffers()
+        self._called, self._looking = None, False
         if self._alone:
             self._alone = False
             self.exchange()
@@ -123,10 +119,16 @@ class Agreement:
     def compare(self, shown: Sequence[list[int]]) -> None:
         """What all workers have shown in one message. PartedError where they differ by more than rounding."""
         self._messages += 1
+        if all(row == self._agreed for row in shown):
+            return  # nothing is new
+        self._agreed, settled = [], False
         for place, ledger in enumerate(self.ledgers):
             if ledger.disagrees([(row[2 * place], row[2 * place + 1]) for row in shown]):
                 self.differing.look(ledger, self.steps)
                 ledger.settle()
+                settled = True
+        if not settled and all(row == shown[0] for row in shown):
+            self._agreed = list(shown[0])
 
     def exchange(self) -> None:
         """A message of its own. Every worker calls it; waits for all of them, and for the GPU."""
@@ -134,6 +136,14 @@ class Agreement:
         self.compare(self.group.gather_vectors(mine, "the digests of weights").tolist())
 
     # -- looking ---------------------------------------------------------------------------------------------------
+
+    def _meet(self, module: nn.Module) -> Watched:
+        watched = self.models.get(module)
+        if watched is None:
+            watched = self.models[module] = Watched(self._met, self._name_of(module))
+            self._met += 1
+        self._held[module] = watched
+        return watched
 
     def _look(self, ledger: Ledger, models: list[nn.Module]) -> None:
         weights = [named for module in models for named in self.models[module].weights(module)]
@@ -143,14 +153,20 @@ class Agreement:
     def _note_update(self, *, ends_step: bool) -> None:
         self._updates += 1
         self.steps += ends_step
-        if any(self.models[module].is_due_next() for module in self._held):
-            self._updated = script_line()
+        for watched in self._held.values():
+            if watched.is_due_next():
+                self._updated = script_line()
+                break
         if len(self._held) > 1:
-            let_go = [module for module, last in self._held.items() if self._updates - last > HELD]
-            if let_go:
-                self._look(self.weights, let_go)
-            for module in let_go:
-                del self._held[module]
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of models that the script has turned away from, after a last look."""
+        old = [module for module, watched in self._held.items() if self._updates - (watched.updates or 0) > HELD]
+        if old:
+            self._look(self.weights, old)
+        for module in old:
+            del self._held[module]
 
 
 def _is_traced() -> bool:

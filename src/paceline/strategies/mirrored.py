@@ -41,7 +41,7 @@ class Mirrored:
         self.compression = compression
         self.tuner: Tuner | None = None
         self._first: weakref.ref[Any] | None = None  # the optimizer whose step ends a step
-        self._ends = False  # the last comparison has been asked for
+        self._ends = False  # a model was met: the last comparison is asked for
 
     def distribute(self, *objects: Any) -> Any:
         """Takes model, optimizer and loader (any number, in any order), and gives them back distributed.
@@ -158,6 +158,11 @@ class Mirrored:
             self._make_whole(loss, tails if on_host else None)
         elif on_host:
             self._check(tails)
+
+    def on_end(self) -> None:
+        """Without a model, too, the seeds are compared; and rank 0, which serves the store, does not leave first."""
+        if not self._ends and not self.stage.aside:
+            self._agreement.exchange()
 
     # -- parameters ------------------------------------------------------------------------------------------------
 

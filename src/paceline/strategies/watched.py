@@ -75,11 +75,12 @@ class Watched:
 
     def look_at_buffers(self) -> None:
         """Before a call."""
-        self._before = [_state(owner.get(name)) for owner, name in self._buffers]
+        if self._buffers:
+            self._before = [_state(owner.get(name)) for owner, name in self._buffers]
 
     def note_changed_buffers(self) -> None:
         """After it."""
-        for (owner, name), before in zip(self._buffers, self._before, strict=True):
+        for (owner, name), before in zip(self._buffers, self._before, strict=False):
             if _state(owner.get(name)) != before:
                 self._loud.add((id(owner), name))
 
