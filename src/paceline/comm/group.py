@@ -176,7 +176,11 @@ class Group:
     def meet(self, name: str, space: int) -> Meeting:
         """Shared memory of the group's own, beside the channels. Every worker calls it, all on one host; waits for
         all."""
-        return Meeting(within(self._store, f"paceline/{name}"), self.rank, self.world, space)
+        return Meeting(self.store(name), self.rank, self.world, space)
+
+    def store(self, name: str) -> Any:
+        """A part of the store that the workers meet in, under a name of its own."""
+        return within(self._store, f"paceline/{name}")
 
     # -- work that a worker may fail in ---------------------------------------------------------------------------
 
@@ -218,7 +222,7 @@ class Group:
         if self._cuda is None:
             own_gpu = torch.cuda.device_count() >= self._local_world
             if self.backend == "nccl" or (own_gpu and dist.is_nccl_available()):
-                store = within(self._store, "paceline/cuda")
+                store = self.store("cuda")
                 self._cuda = dist.ProcessGroupNCCL(store, self.rank, self.world)  # type: ignore[call-arg]
             else:
                 self._cuda = False

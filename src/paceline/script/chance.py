@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.places import script_line
 
@@ -73,7 +72,7 @@ class Source:
         entropy = torch.frombuffer(bytearray(os.urandom(ENTROPY)), dtype=torch.uint8)
         self.group.broadcast(entropy, "the run's random bytes")
         self._entropy = entropy.numpy().tobytes()
-        self._store = PrefixStore(f"paceline/seeds{_shares}", self.group._store)
+        self._store = self.group.store(f"seeds{_shares}")
         self._pid, self._streams = os.getpid(), dict[str, Stream]()
         self._asked = 0
         self.seeds: list[tuple[int, str]] = []  # noted, and not yet taken to be compared
