@@ -13,57 +13,17 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from paceline.comm.group import Group, Pending
-from paceline.comm.memory.reductions import Shared
+from paceline.comm.bucket import Bucket, Slot, Tail
+from paceline.comm.group import Group
 from paceline.errors import ScriptError
 
 FIRST = 1 << 20  # bytes: a small first bucket, so that sending begins early
 SIZE = 25 << 20
 REACHED, ODD = 1.0, 2.0  # in the tail: has a gradient; has one that cannot live in a bucket
-
-
-@dataclass(eq=False, slots=True)
-class Slot:
-    """A parameter's place."""
-
-    parameter: weakref.ref[torch.Tensor]
-    name: str
-    bucket: Bucket | None = None
-    view: torch.Tensor | None = None
-    address: int = 0  # of the view's memory when it was laid
-    strides: tuple[int, ...] = ()  # of the parameter, then
-    fired: bool = False  # its gradient came, in this backward
-    filled: bool = False  # … and has been written into the bucket
-
-
-@dataclass(eq=False, slots=True)
-class Bucket:
-    """Neighbours in the order of the first backward, of one dtype and device, in one flat tensor."""
-
-    slots: list[Slot]
-    flat: torch.Tensor
-    shared: Shared | None = None  # its memory, where the workers share it
-    key: int = 0
-    shapes: tuple[torch.Size, ...] = ()
-    uses: int = 0  # of its memory while nobody but us holds it
-    missing: int = 0
-    pending: Pending | None = None
-    what: str = "gradients"  # for whoever asks what is waited for
-    began: float = 0.0  # when its first gradient of this backward came
-    ready: float = 0.0  # when it was sent off
-
-
-class Tail(NamedTuple):
-    """What one worker sent along at the end of a backward."""
-
-    loss: float
-    share: float  # of the batch
-    riders: list[int]
 
 
 class Watcher(Protocol):

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from paceline.comm.buckets import Buckets, Tail, Watcher
+from paceline.comm.bucket import Tail
+from paceline.comm.buckets import Buckets, Watcher
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
 from paceline.comm.sparse import sparse
