@@ -22,8 +22,8 @@ class Clock:
         self.now += seconds
 
     @contextmanager
-    def waiting(self, group, what, plain=Group._waiting):
-        with plain(group, what):
+    def waiting(self, group, what, plain=Group.waiting, **how):
+        with plain(group, what, **how):
             yield
             self.meetings += 1
             group._store.set(f"played{self.meetings}.{group.rank}", repr(self.now))
@@ -32,5 +32,5 @@ class Clock:
 
 clock = stopwatch.time = Clock()
 spend = clock.spend
-Group._waiting = lambda group, what: clock.waiting(group, what)
+Group.waiting = lambda group, what, **how: clock.waiting(group, what, **how)
 """

@@ -22,7 +22,7 @@ def group() -> Group:
 
 def test_what_a_signal_handler_raises_in_a_collective_is_no_parting(group: Group) -> None:
     """torch's DataLoader raises wherever the main thread is when one of its processes was killed."""
-    with pytest.raises(RuntimeError, match="killed by signal"), group._waiting("gradients"):
+    with pytest.raises(RuntimeError, match="killed by signal"), group.waiting("gradients"):
         raise_in("/lib/torch/utils/data/_utils/signal_handling.py", "DataLoader worker (pid 7) is killed by signal: x")
 
 
@@ -35,5 +35,5 @@ def test_what_a_signal_handler_raises_in_a_collective_is_no_parting(group: Group
     ],
 )
 def test_what_a_backend_raises_is_explained(group: Group, text: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind), group._waiting("gradients"):
+    with pytest.raises(kind), group.waiting("gradients"):
         raise_in("/lib/torch/distributed/distributed_c10d.py", text)

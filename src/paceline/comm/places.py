@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 NOT_THE_SCRIPT = ("paceline", "torch", "importlib", "runpy", "contextlib", "threading")
+_LAUNCH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "launch", "")
 
 
 def script_line() -> str:
@@ -13,7 +15,8 @@ def script_line() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if not name.startswith(NOT_THE_SCRIPT):
+        # A worker's outermost frame is of a module that was started as `__main__`, as the script is.
+        if not name.startswith(NOT_THE_SCRIPT) and not frame.f_code.co_filename.startswith(_LAUNCH):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "the script's end"
