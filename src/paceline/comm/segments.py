@@ -58,9 +58,10 @@ class Segments:
         return [self._read(rank, row) for rank, row in enumerate(rows)], [row[-1] for row in rows]
 
     def _tell(self, row: tuple[int, ...], what: str) -> list[tuple[int, ...]]:
-        """Every worker's row, through shared memory whatever the group's other collectives go over."""
-        if self.group.world == 1:
-            return [row]
+        """Every worker's row. What came over Gloo only shows that all are here: their rows are read from memory."""
+        rows = self.group.gather_vectors(torch.tensor(row), what).tolist()
+        if self.group.is_private:
+            return [tuple(each) for each in rows]
         with self.group.waiting(what):
             if self._meeting is None:
                 self._meeting = self.group.meet("segments", 2 * ALIGN * self.group.world)
