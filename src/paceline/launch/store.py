@@ -31,7 +31,7 @@ class LinkServer:
         self._values: dict[str, tuple[bytes, list[int]]] = {}
         self._decoder = msgspec.msgpack.Decoder(say.Ask)
         self._over, self._end = os.pipe2(os.O_CLOEXEC)
-        self._thread = threading.Thread(target=self.serve, name="paceline-store", daemon=True)
+        self._thread = threading.Thread(target=self.serve, name="store of the launcher", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
