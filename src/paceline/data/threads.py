@@ -79,9 +79,12 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def submit(self, function: Callable[[], Any]) -> Task:
+        task = Task(function)
+        if not self.size:  # closed, at the script's end: no thread would take it, and the caller would wait for ever
+            task.run()
+            return task
         if len(self._threads) < self.size:
             self._threads.append(start(self._name, _work, self._tasks))
-        task = Task(function)
         self._tasks.put(task)
         return task
 
