@@ -72,6 +72,7 @@ def test_the_seams_are_those_of_the_design() -> None:
         "after_forward",
         "before_backward",
         "after_backward",
+        "backward_raised",
         "before_step",
         "after_step",
         "on_save",
