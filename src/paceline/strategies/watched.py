@@ -80,16 +80,19 @@ class Watched:
 
     def note_changed_buffers(self) -> None:
         """After it."""
-        for (owner, name), before in zip(self._buffers, self._before, strict=False):
-            if _state(owner.get(name)) != before:
+        before_call, self._before = self._before, []
+        for (owner, name), before in zip(self._buffers, before_call, strict=False):
+            now = _state(owner.get(name))
+            if now[0] is not before[0] or now[1] != before[1]:
                 self._loud.add((id(owner), name))
 
 
-def _state(buffer: Any) -> Any:
-    """Equal for two looks at a buffer that nothing was written to in between."""
+def _state(buffer: Any) -> tuple[Any, int]:
+    """The buffer and its version. The buffer itself, not its id: a new one may get the id of one that was let go, on
+    one worker and not on another."""
     if not isinstance(buffer, torch.Tensor):
-        return None
-    return id(buffer), -1 if buffer.is_inference() else buffer._version
+        return None, 0
+    return buffer, -1 if buffer.is_inference() else buffer._version
 
 
 @dataclass(frozen=True, slots=True)
