@@ -3,7 +3,7 @@
     python benchmarks/weight_check.py                  # two workers on CPUs, some minutes
     python benchmarks/weight_check.py --device cuda    # two workers on one GPU
 
-In 200 steps there are ten looks, and their cost is below the noise of any timer here. So one run alternates blocks of
+In 200 steps there are six looks, and their cost is below the noise of any timer here. So one run alternates blocks of
 steps without a look and blocks in which every step has one; what a look adds is divided by how rare looks are. The
 work is also counted (32-bit words read in a look, bytes that ride on a backward), and a look is timed alone beside a
 step, in seconds of the core or the GPU. No message is added (tests/strategies/test_agreement.py).

@@ -108,31 +108,37 @@ def test_listeners_get_what_stands_at_the_seam() -> None:
     assert given["on_save"] == (target,)
 
 
-def group_of_two() -> Group:
-    """Whose other worker does not exist: enough to see which seams are put in."""
-    group = lone_group()
-    group.world = 2
-    return group
-
-
-def test_every_patch_is_taken_out_again() -> None:
+def patches(group: Group) -> tuple[list[bool], list[bool]]:
     before = [getattr(owner, name) for owner, name in PATCHED]
-    with staged(group_of_two(), autotune=False):
+    with staged(group, autotune=False):
         during = [getattr(owner, name) for owner, name in PATCHED]
     after = [getattr(owner, name) for owner, name in PATCHED]
-    assert all(a is not b for a, b in zip(before, during, strict=True)), "the list of patches above is out of date"
-    assert all(a is b for a, b in zip(before, after, strict=True))
+    return [a is not b for a, b in zip(before, during, strict=True)], [
+        a is b for a, b in zip(before, after, strict=True)
+    ]
 
 
-def test_nothing_else_of_torch_is_patched() -> None:
-    """Attributes that this test doesn't know would not be taken out either."""
+def test_every_patch_is_taken_out_again(pool: Any) -> None:
+    for put_in, taken_out in pool(2).run(patches):
+        assert all(put_in), "the list of patches above is out of date"
+        assert all(taken_out)
+
+
+def other_patches(group: Group) -> list[set[str]]:
     owners = {id(owner): owner for owner, _ in PATCHED}.values()
     before = [dict(vars(owner)) for owner in owners]
-    with staged(group_of_two(), autotune=False):
+    with staged(group, autotune=False):
         during = [dict(vars(owner)) for owner in owners]
-    for owner, old, new in zip(owners, before, during, strict=True):
-        changed = {name for name in new if new[name] is not old.get(name)}
-        assert changed == {name for o, name in PATCHED if o is owner}
+    return [
+        {name for name in new if new[name] is not old.get(name)} ^ {name for o, name in PATCHED if o is owner}
+        for owner, old, new in zip(owners, before, during, strict=True)
+    ]
+
+
+def test_nothing_else_of_torch_is_patched(pool: Any) -> None:
+    """Attributes that this test doesn't know would not be taken out either."""
+    for others in pool(2).run(other_patches):
+        assert not any(others)
 
 
 def test_one_worker_does_not_pay_for_what_is_between_workers() -> None:

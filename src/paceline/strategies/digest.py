@@ -49,22 +49,12 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor | None:
     if not flats:
         return None
     device = flats[0].device
-    columns, rows = _weights(device)
+    columns, rows = _signs(device)
     total = torch.zeros(2, dtype=torch.float64, device=device)
-    at, most = 0, AT_ONCE.get(device.type, MOST_AT_ONCE)
-    signs = columns.double() / 2**30 - 1.0
-    for piece in _pieces(flats, most * ROW):
-        for part in (
-            piece[: piece.numel() // ROW * ROW].view(-1, ROW),
-            piece[piece.numel() // ROW * ROW :].view(1, -1),
-        ):
-            if part.numel():
-                wide = part.to(torch.float64)
-                sums = (wide * signs[: part.shape[1]]).sum(1)
-                total[0] += (sums * (rows[at : at + part.shape[0]].double() / 2**63)).sum()
-                total[1] += (wide * wide).sum()
-                at += part.shape[0]
-        at %= ROWS - most - 1
+    for at, block in _blocks(flats):
+        sums = (block * columns).sum(1)  # in float64, as its second factor
+        total[0] += torch.dot(sums, rows[at : at + len(sums)])
+        total[1] += torch.linalg.vector_norm(block, dtype=torch.float64) ** 2
     return total
 
 
@@ -117,26 +107,18 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 def _sum(device: torch.device, words: list[torch.Tensor]) -> torch.Tensor:
     columns, rows = _weights(device)
-    most = AT_ONCE.get(device.type, MOST_AT_ONCE)
     total = torch.zeros((), dtype=torch.int64, device=device)
-    at = 0
-    for piece in _pieces(words, most * ROW):
-        whole = piece.numel() // ROW
-        if whole:
-            sums = _widened(piece[: whole * ROW].view(whole, ROW)).mul_(columns).sum(1)
-            total += sums.mul_(rows[at : at + whole]).sum()
-        if rest := piece.numel() - whole * ROW:
-            last = piece[whole * ROW :].to(torch.int64).mul_(columns[:rest]).sum()
-            total += last.mul_(rows[at + whole])
-        at = (at + whole + 1) % (ROWS - most)
+    for at, block in _blocks(words):
+        sums = _products(block, columns).sum(1)
+        total += sums.mul_(rows[at : at + len(sums)]).sum()
     return total
 
 
-def _widened(words: torch.Tensor) -> torch.Tensor:
-    """The words as 64-bit numbers; on a CPU in memory that is there already, since new pages cost more than the sum."""
+def _products(words: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """As 64-bit numbers; on a CPU in memory that is there already, since new pages cost more than the sum."""
     if words.device.type != "cpu":
-        return words.to(torch.int64)
-    return _scratch()[: words.shape[0]].copy_(words)
+        return words * columns
+    return _scratch()[: words.shape[0]].copy_(words).mul_(columns)
 
 
 @cache
@@ -145,22 +127,37 @@ def _scratch() -> torch.Tensor:
         return torch.empty(AT_ONCE["cpu"], ROW, dtype=torch.int64, device="cpu")
 
 
-def _pieces(words: list[torch.Tensor], most: int) -> Iterator[torch.Tensor]:
-    """The words one after the other, in pieces of at most so many: small tensors side by side, large ones in parts."""
+def _blocks(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Blocks of rows, each with the number of its first row. Large tensors are views; small ones and the ends of large
+    ones are copied side by side, and the last row is filled up with zeros: few operations, whatever the shapes."""
+    most = AT_ONCE.get(flats[0].device.type, MOST_AT_ONCE)
+    at = 0
+    for piece in _pieces(flats, most * ROW):
+        block = piece.view(-1, ROW)
+        yield at, block
+        at = (at + len(block)) % (ROWS - most)
+
+
+def _pieces(flats: list[torch.Tensor], most: int) -> Iterator[torch.Tensor]:
     small: list[torch.Tensor] = []
     filled = 0
-    for flat in words:
+    for flat in flats:
         for part in flat.split(most):
+            if part.numel() == most:
+                yield part
+                continue
             if filled + part.numel() > most:
-                yield _beside(small)
+                yield _side_by_side(small, filled)
                 small, filled = [], 0
             small.append(part)
             filled += part.numel()
     if small:
-        yield _beside(small)
+        yield _side_by_side(small, filled)
 
 
-def _beside(pieces: list[torch.Tensor]) -> torch.Tensor:
+def _side_by_side(pieces: list[torch.Tensor], filled: int) -> torch.Tensor:
+    if missing := -filled % ROW:
+        pieces = [*pieces, pieces[0].new_zeros(missing)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
@@ -171,6 +168,14 @@ def _weights(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         random = torch.from_numpy(_mixed(ROW + ROWS).view(np.int64)) | 1
         columns, rows = random[:ROW] & (2**31 - 1), random[ROW:]
         return columns.to(device), rows.to(device)
+
+
+@cache
+def _signs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same numbers between -1 and 1."""
+    columns, rows = _weights(device)
+    with torch.inference_mode(False):
+        return columns.double() / 2**30 - 1.0, rows.double() / 2**63
 
 
 def _mixed(count: int) -> np.ndarray:

@@ -20,14 +20,15 @@ from torch.nn.parameter import is_lazy
 from paceline.script import tree
 from paceline.strategies.digest import digest, sketch
 
-FIRST = 4  # steps of a model that are all looked at; after that the 8th, 16th, …
+FIRST = 2  # steps of a model that are all looked at; after that the 4th, 16th, 64th, …
 EVERY = 1024  # … and every so many
 PLAIN = (bool, int, str, bytes, type(None))
 
 
 def is_due(count: int) -> bool:
     """Whether weights and arguments are looked at after so many steps."""
-    return count <= FIRST or count % EVERY == 0 or (count < EVERY and count & (count - 1) == 0)
+    is_power_of_4 = count & (count - 1) == 0 and count.bit_length() % 2 == 1
+    return count <= FIRST or count % EVERY == 0 or (count < EVERY and is_power_of_4)
 
 
 @dataclass(eq=False, slots=True)
