@@ -277,8 +277,8 @@ class Pictures(Dataset[Any]):
     """The same records by their number, for DataLoader."""
 
     def __init__(self, pattern: str) -> None:
-        from paceline.data.numbered import IndexedRecords
-        from paceline.data.places import find
+        from paceline.data.sources.indexed_tfrecord import IndexedRecords
+        from paceline.data.storage import find
 
         self.records = IndexedRecords(find(pattern))
 

@@ -16,8 +16,8 @@ MAY = {
     # Shared memory that only workers of the run hold (comm/memory/handover.py); a batch may hold anything.
     "comm/segments.py",
     # Pipes and shared memory between a process and its own forks.
-    "data/processes.py",
-    "data/apart.py",
+    "data/execution/process_pool.py",
+    "data/execution/prefetch_process.py",
 }
 
 

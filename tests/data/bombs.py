@@ -47,7 +47,7 @@ def zeros(head: bytes, mebibytes: int) -> bytes:
 
 
 def record_head(length: int) -> bytes:
-    from paceline.data import crc32c
+    from paceline.data.formats import crc32c
 
     raw = struct.pack("<Q", length)
     return raw + struct.pack("<I", crc32c.masked(crc32c.value()(raw)))
@@ -170,9 +170,9 @@ def measure(open_it: Callable[[], Any]) -> dict[str, Any]:
 
 def main() -> None:
     with contextlib.suppress(ImportError):
-        from paceline.data import sizes
+        from paceline.data import size_limits
 
-        sizes.available_memory = lambda: 128 * MIB  # of a small machine
+        size_limits.available_memory = lambda: 128 * MIB  # of a small machine
     made = bombs(Path(sys.argv[1]))
     print(json.dumps({name: measure(open_it) for name, open_it in made.items()}))
 

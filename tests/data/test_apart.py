@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data import ahead, apart, execution
-from paceline.data.cursor import Context
-from paceline.data.losses import Losses
+from paceline.data.error_policy import Losses
+from paceline.data.execution import engines, prefetch, prefetch_process
+from paceline.data.planning.cursor import Context
 from paceline.errors import DataError
 
 ROWS = 60
@@ -57,16 +57,16 @@ def switches(epochs: Any, monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def change_over(after: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: WeakKeyDictionary[ahead.Choice, int] = WeakKeyDictionary()
+    seen: WeakKeyDictionary[prefetch.Choice, int] = WeakKeyDictionary()
 
-    def look(self: ahead.Choice, now: float) -> bool:
+    def look(self: prefetch.Choice, now: float) -> bool:
         seen[self] = seen.get(self, 0) + 1
         if seen[self] not in after or self._home is None:
             return False
         self.apart = not self.apart
         return True
 
-    monkeypatch.setattr(ahead.Choice, "look", look)
+    monkeypatch.setattr(prefetch.Choice, "look", look)
 
 
 def numbers(batches: Any) -> list[list[int]]:
@@ -119,9 +119,9 @@ def test_nothing_is_lost_whenever_it_is_begun_and_wherever_it_is_left(
 
 def test_it_comes_back_where_a_process_is_no_better(shards: str, epochs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SETTLE": 0.0, "WINDOW": 0.0, "RESULTS": 2, "BUSY": -1.0, "WAITS": 2.0}.items():
-        monkeypatch.setattr(ahead, name, value)
+        monkeypatch.setattr(prefetch, name, value)
     for better, kind in ((float("inf"), "thread"), (0.0, "process")):
-        monkeypatch.setattr(ahead, "BETTER", better)
+        monkeypatch.setattr(prefetch, "BETTER", better)
         made = pipeline(shards)
         assert numbers(made) == epochs[0]
         assert where(made) == kind
@@ -130,10 +130,10 @@ def test_it_comes_back_where_a_process_is_no_better(shards: str, epochs: Any, mo
 
 
 def test_what_waits_for_the_pipeline_is_not_kept_from_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = ahead.Meter("prefetch")
-    monkeypatch.setattr(ahead, "RESULTS", 1)
+    meter = prefetch.Meter("prefetch")
+    monkeypatch.setattr(prefetch, "RESULTS", 1)
     for wait, cpu, wanted in ((0.9, 1.0, False), (0.0, 0.0, False), (0.1, 0.5, True)):
-        choice = ahead.Choice(meter, ahead.Apart(lambda: None, [meter], Losses()))  # type: ignore[arg-type, return-value]
+        choice = prefetch.Choice(meter, prefetch.Apart(lambda: None, [meter], Losses()))  # type: ignore[arg-type, return-value]
         changed = False
         for second in range(4):
             meter.wait, meter.cpu = wait * second, cpu * second
@@ -184,7 +184,7 @@ def test_what_is_left_out_there_is_counted_here(shards: str, epochs: Any, switch
 def test_where_something_was_left_out_already_it_stays_here(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies ready is made again after a change: it would be counted twice."""
     for name, value in {"SETTLE": 0.0, "WINDOW": 0.0, "RESULTS": 2, "BUSY": -1.0, "WAITS": 2.0, "BETTER": 0.0}.items():
-        monkeypatch.setattr(ahead, name, value)
+        monkeypatch.setattr(prefetch, name, value)
 
     def odd(raw: bytes) -> Any:
         sample = pd.decode_sample(raw)
@@ -312,8 +312,8 @@ def test_one_thread_is_enough_there_until_the_script_waits(
     slots: int, pooled: bool, shards: str, switches: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told by whether there is room for what comes next: there never is with one slot, and always with many."""
-    monkeypatch.setattr(execution, "SHORT", 0.0)
-    monkeypatch.setattr(apart, "SLOTS", slots)
+    monkeypatch.setattr(engines, "SHORT", 0.0)
+    monkeypatch.setattr(prefetch_process, "SLOTS", slots)
     switches.add(1)
     stream = pd.files(shards).records().repeat(4).map_and_batch(pd.decode_sample, 4).prefetch(2)
     assert len(numbers(stream)) == 4 * ROWS // 4

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import paceline.data as pd
-from paceline.data.execution import TunedPool
-from paceline.data.grip import Grip
-from paceline.data.meters import Meter
-from paceline.data.stages import How
-from paceline.data.tuning import Setting, Tuner
+from paceline.data.execution.autotune import Setting, Tuner
+from paceline.data.execution.engines import TunedPool
+from paceline.data.execution.gil_probe import Grip
+from paceline.data.metrics.meters import Meter
+from paceline.data.planning.stages import How
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -221,7 +221,7 @@ def test_the_lock_is_held_where_a_thread_comes_late_to_it(
         def sleep(self, seconds: float) -> None:
             self.now += seconds + late
 
-    monkeypatch.setattr("paceline.data.grip.time", Played())
+    monkeypatch.setattr("paceline.data.execution.gil_probe.time", Played())
     grip = Grip()
     while (told := grip.holds()) is None:
         pass

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paceline.data as pd
-from paceline.data.nests import decode, encode
+from paceline.data.formats.sample import decode, encode
 from paceline.errors import DataError, UsageError
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.data.cursor import Cursor
-from paceline.data.device import Moved, StreamedCursor, copy
-from paceline.data.meters import Meter
-from paceline.data.pinning import STEP, Pinned
-from paceline.data.processes import Slot
+from paceline.data.device.copy import Moved, StreamedCursor, copy
+from paceline.data.device.pinned_slots import STEP, Pinned
+from paceline.data.execution.process_pool import Slot
+from paceline.data.metrics.meters import Meter
+from paceline.data.planning.cursor import Cursor
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float64, torch.complex64])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slow_crc import slow_crc
 
 import paceline.data as pd
-from paceline.data import crc32c
+from paceline.data.formats import crc32c
 from paceline.errors import DataError
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data import pictures
+from paceline.data.formats import images as pictures
 from paceline.errors import DataError, PacelineError, UsageError
 
 
@@ -215,7 +215,7 @@ def test_decoded_resized_and_cropped_as_pillow_does_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], mode: str, by_torch: bool
 ) -> None:
     image = pytest.importorskip("PIL.Image")
-    monkeypatch.setattr("paceline.data.pictures._torch_resizes_faster", lambda: by_torch)
+    monkeypatch.setattr("paceline.data.formats.images._torch_resizes_faster", lambda: by_torch)
     small = image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
     raw = io.BytesIO()
     small.resize(size, image.Resampling.BICUBIC).save(raw, "jpeg", quality=95)

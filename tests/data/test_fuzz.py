@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data import tfrecord
+from paceline.data.formats import tfrecord
 from paceline.errors import DataError
 
 RNG = np.random.default_rng(0)

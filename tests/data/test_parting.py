@@ -14,8 +14,8 @@ from staged import lone_group, staged
 from torch.utils.data import DataLoader, IterableDataset
 
 import paceline.data as pd
-from paceline.data import parting
-from paceline.data.parting import can_join, is_worth_it
+from paceline.data.distributed import batch_sharing
+from paceline.data.distributed.batch_sharing import can_join, is_worth_it
 from paceline.errors import DataError, UsageError
 from paceline.script import api
 
@@ -54,13 +54,13 @@ def plain(batch: Any) -> Any:
 @contextmanager
 def run_as_one(group: Any, *, worth: bool = True, **run: Any) -> Iterator[Any]:
     with staged(group, **run) as stage:
-        before = parting.is_worth_it
-        parting.is_worth_it = lambda *args: worth
+        before = batch_sharing.is_worth_it
+        batch_sharing.is_worth_it = lambda *args: worth
         api.take_stage(stage)
         try:
             yield stage
         finally:
-            parting.is_worth_it, api._stage = before, None
+            batch_sharing.is_worth_it, api._stage = before, None
 
 
 def loops_of(group: Any, kind: Any, worth: bool = True) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import paceline.data as pd
-from paceline.data import interleaving
-from paceline.data.reading import READERS
+from paceline.data.formats.registry import READERS
+from paceline.data.stages import interleave
 
 
 @pytest.fixture
@@ -49,6 +49,6 @@ def test_reading_that_waits_is_done_in_threads(files: list[Path], monkeypatch: p
 def test_reading_that_is_not_let_run_is_not(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine the clock goes on while nothing is done here: threads would make that worse."""
     clock = itertools.count()
-    monkeypatch.setattr(interleaving, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(interleaving, "_waits", lambda: 0)
+    monkeypatch.setattr(interleave, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(interleave, "_waits", lambda: 0)
     assert threads_after(files, monkeypatch, seconds=0) == 0

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from slow_crc import masked_crc, slow_crc
 
 import paceline.data as pd
-from paceline.data import crc32c, tfrecord
-from paceline.data.example import decode_example, encode_example
-from paceline.data.losses import Losses
+from paceline.data.error_policy import Losses
+from paceline.data.formats import crc32c, tfrecord
+from paceline.data.formats.tf_example import decode_example, encode_example
 from paceline.errors import DataError, PacelineError, UsageError
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data import crc32c, tfrecord
-from paceline.data.losses import Losses
+from paceline.data.error_policy import Losses
+from paceline.data.formats import crc32c, tfrecord
 
 FOUND = "its length's checksum is wrong", "the file ends in the middle of it", "its checksum is wrong"
 

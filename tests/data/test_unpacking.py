@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data import sizes
-from paceline.data.unpacking import DamageError, Stream, open_stream
+from paceline.data import size_limits
+from paceline.data.formats.compression import DamageError, Stream, open_stream
 
 RNG = np.random.default_rng(0)
 
@@ -89,12 +89,12 @@ def test_memory_that_is_available_is_that_of_the_control_group(tmp_path: Path) -
     group.mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 64 kB\nMemAvailable:      48 kB\n")
     (proc / "self" / "cgroup").write_text("0::/job\n")
-    assert sizes.available_memory(tmp_path / "sys", proc) == 48 << 10
+    assert size_limits.available_memory(tmp_path / "sys", proc) == 48 << 10
     (group / "memory.max").write_text("max\n")
-    assert sizes.available_memory(tmp_path / "sys", proc) == 48 << 10
+    assert size_limits.available_memory(tmp_path / "sys", proc) == 48 << 10
     for name, told in (("max", "10000\n"), ("current", "9000\n"), ("stat", "anon 3000\ninactive_file 6000\n")):
         (group / f"memory.{name}").write_text(told)
-    assert sizes.available_memory(tmp_path / "sys", proc) == 7000
+    assert size_limits.available_memory(tmp_path / "sys", proc) == 7000
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_memory_that_is_available_is_that_of_the_control_group(tmp_path: Path) -
     ],
 )
 def test_sizes_as_they_are_told_and_typed(size: int, told: str, typed: str, on_command_line: str) -> None:
-    assert (sizes.told(size), sizes.typed(size)) == (told, typed)
-    assert sizes.typed(size, on_command_line=True) == on_command_line
+    assert (size_limits.told(size), size_limits.typed(size)) == (told, typed)
+    assert size_limits.typed(size, on_command_line=True) == on_command_line

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from launched import Play
 from slow_crc import masked_crc
 
-from paceline.data import crc32c, tfrecord
-from paceline.data.event_file import encode
+from paceline.data.formats import crc32c, tfrecord
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, Progress
 from paceline.launch.tensorboard import Board, prove_board, showing
+from paceline.launch.tensorboard_events import encode
 from paceline.record import Step, StepWriter, read_steps
 from paceline.record.logged import Logged, logged_path
 

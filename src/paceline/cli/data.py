@@ -20,8 +20,8 @@ from paceline.cli import options
 from paceline.cli.example_first import program, verb
 from paceline.cli.series import parse_bytes
 from paceline.cli.session import Session
-from paceline.data import packing
-from paceline.data.sizes import RECORD
+from paceline.data.formats import pack as packing
+from paceline.data.size_limits import RECORD
 from paceline.errors import UsageError
 
 What = Annotated[

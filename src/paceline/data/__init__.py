@@ -16,10 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.data.augment import ColorJitter, Crop, Cutout, Flip, Mixup, Normalize
-    from paceline.data.dropping_in import drop_in
-    from paceline.data.example import decode_example, encode_example
-    from paceline.data.making import (
+    from paceline.data.formats.images import decode_image
+    from paceline.data.formats.pack import pack
+    from paceline.data.formats.sample import decode as decode_sample
+    from paceline.data.formats.sample import encode as encode_sample
+    from paceline.data.formats.tf_example import decode_example, encode_example
+    from paceline.data.formats.tfrecord import Writer
+    from paceline.data.pipeline import Pipeline
+    from paceline.data.sources.factories import (
         arrays,
         cifar,
         dataset,
@@ -32,12 +36,8 @@ if TYPE_CHECKING:
         mix,
         stream,
     )
-    from paceline.data.nests import decode as decode_sample
-    from paceline.data.nests import encode as encode_sample
-    from paceline.data.packing import pack
-    from paceline.data.pictures import decode_image
-    from paceline.data.pipeline import Pipeline
-    from paceline.data.tfrecord import Writer
+    from paceline.data.stages.augment import ColorJitter, Crop, Cutout, Flip, Mixup, Normalize
+    from paceline.data.torch_loader import drop_in
 
 __all__ = [
     "ColorJitter",

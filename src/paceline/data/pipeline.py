@@ -18,22 +18,22 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paceline.data import stages as s
-from paceline.data.asking import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
-from paceline.data.augment import Augment, Operation
-from paceline.data.bursts import InBursts
-from paceline.data.combining import Mixed, Zipped
-from paceline.data.cursor import Context, Mark
-from paceline.data.jobs import Last
-from paceline.data.losses import Losses, Policy
-from paceline.data.parting import Parting, is_the_scripts_own
-from paceline.data.plan import Plan, Planner, Runtime
-from paceline.data.reading import read_any, reader_of
-from paceline.data.reporting import Report, report_of
-from paceline.data.running import Run
-from paceline.data.sizes import LINE
-from paceline.data.sources import Source
-from paceline.data.threads import wait_for_all
+from paceline.data.device.lookahead import InBursts
+from paceline.data.distributed.batch_sharing import Parting, is_the_scripts_own
+from paceline.data.error_policy import Losses, Policy
+from paceline.data.execution.parallel_map import Last
+from paceline.data.execution.thread_pool import wait_for_all
+from paceline.data.formats.registry import read_any, reader_of
+from paceline.data.iteration import Run
+from paceline.data.metrics.report import Report, report_of
+from paceline.data.options import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
+from paceline.data.planning import stages as s
+from paceline.data.planning.cursor import Context, Mark
+from paceline.data.planning.planner import Plan, Planner, Runtime
+from paceline.data.size_limits import LINE
+from paceline.data.sources.memory import Source
+from paceline.data.stages.augment import Augment, Operation
+from paceline.data.stages.combine import Mixed, Zipped
 from paceline.errors import UsageError
 
 VERSION = 1  # of what `state` gives
@@ -271,7 +271,7 @@ class Pipeline:
     def restore(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """The next loop goes on from there, with the samples that were not given. For another number of workers give
         the states of all of them (one is enough where nothing but indices was dealt out). Every worker calls it."""
-        from paceline.data.resuming import begin
+        from paceline.data.distributed.resume import begin
 
         self._stop()
         self._end = None

@@ -1,7 +1,7 @@
 """A run for TensorBoard: scalars of each step, written while the run goes on.
 
 The launcher reads what rank 0's files in the record gained, whenever the workers say that they have made steps; workers
-know nothing of it. TensorBoard itself is not needed to write what it reads (data/event_file.py).
+know nothing of it. TensorBoard itself is not needed to write what it reads (launch/tensorboard_events.py).
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Board:
     such a folder a run, and several may share `folder`. A record whose run is over is written by one `look`."""
 
     def __init__(self, folder: Path, record: Path) -> None:
-        from paceline.data import event_file  # only where it was asked for: it imports numpy
+        from paceline.launch import tensorboard_events  # only where it was asked for: it imports numpy
 
-        self._format = event_file
+        self._format = tensorboard_events
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.0"
         self.path = folder / record.resolve().name / name
         self.trouble = ""  # why nothing is written any more
@@ -86,7 +86,7 @@ class Board:
             raise UsageError(
                 f"{self.path} cannot be written: {error.strerror}.", advice="Name another folder: --tensorboard DIR"
             ) from error
-        self._write([event_file.encode_first(time.time())])
+        self._write([tensorboard_events.encode_first(time.time())])
 
     def look(self) -> None:
         """Writes what the record gained since the last look."""

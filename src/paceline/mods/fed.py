@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from paceline.data.dropping_in import Feeder, can_feed
-from paceline.data.stages import How
+from paceline.data.planning.stages import How
+from paceline.data.torch_loader import Feeder, can_feed
 
 
 def feeder_for(loader: DataLoader[Any]) -> Feeder | None:

@@ -1,0 +1,72 @@
+"""Going on from a state: on as many workers as left it, or on others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.data.planning.cursor import Context, Mark
+from paceline.data.planning.planner import Plan
+from paceline.errors import UsageError
+
+VERSION = 1
+
+
+def begin(plan: Plan, signature: str, context: Context, states: Sequence[dict[str, Any]]) -> tuple[int, Mark | None]:
+    """The epoch and the mark at which this worker begins."""
+    for state in states:
+        _check(state, signature)
+    first = states[0]
+    world = int(first["world"])
+    by_rank = {int(state["rank"]): state for state in states}
+    same = world == context.world and (len(states) == 1 or len(by_rank) == world)
+    own = by_rank.get(context.rank) if same else None
+    if own is None and len(states) == 1 and world == context.world and plan.even:
+        own = first  # all stand alike
+    if own is not None:
+        # A worker whose part has ended waits for the others, where they are known to be in the same epoch still.
+        over = all(state["ended"] or state["epoch"] > own["epoch"] for state in states)
+        return (own["epoch"] + 1, None) if own["ended"] and over else (own["epoch"], own["mark"])
+    return _settle(plan, context, by_rank, world)
+
+
+def _settle(plan: Plan, context: Context, by_rank: dict[int, dict[str, Any]], world: int) -> tuple[int, Mark | None]:
+    if len(by_rank) < world:
+        if len(by_rank) > 1 or not plan.even:
+            raise UsageError(
+                f"Asked to go on with worker {context.rank} of {context.world} from {len(by_rank)} of the states that "
+                f"{world} workers left, but each of them went through its own part at its own pace.",
+                advice="Give all of them, from every rank: pipeline.restore([state0, state1, …])",
+            )
+        # They stand alike: one speaks for all.
+        alike = next(iter(by_rank.values()))
+        by_rank = dict.fromkeys(range(world), alike)
+    states = [by_rank[rank] for rank in range(world)]
+    going = [state for state in states if not state["ended"]]
+    if not going:
+        return max(state["epoch"] for state in states) + 1, None
+    epoch = min(state["epoch"] for state in going)
+    ahead = [state for state in going if state["epoch"] > epoch and state["mark"] is not None]
+    if ahead:
+        raise UsageError(
+            f"Asked to go on from states of different epochs: {epoch} and {ahead[0]['epoch']}.",
+            advice="Take the states of all workers after the same number of batches.",
+        )
+    ends = [state["ended"] or state["epoch"] > epoch for state in states]
+    if all(state["mark"] is None for state in going):
+        return epoch, None
+    marks = [{"end": True} if ended else state["mark"] for state, ended in zip(states, ends, strict=True)]
+    return epoch, plan.settle(marks)(context)
+
+
+def _check(state: dict[str, Any], signature: str) -> None:
+    if state.get("paceline") != VERSION:
+        raise UsageError(
+            "Asked to go on from what is not a pipeline's state, or one of another version.",
+            advice="Give what pipeline.state() gave.",
+        )
+    if state["stages"] != signature:
+        raise UsageError(
+            f"Asked to go on from the state of another pipeline: {state['stages']}; this one is {signature}.",
+            advice="Samples and their order must be the same; batch sizes and parallelism may differ.",
+        )

@@ -1,0 +1,1 @@
+"""Where the work of a pipeline runs: here, in threads, in processes."""

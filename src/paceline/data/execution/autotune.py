@@ -1,0 +1,202 @@
+"""Autotuning: settings are tried one after the other, and the one that gave most stays.
+
+It is looked at while the consumer waits for results: else everything is fast enough. But for one thing: threads that
+hold Python's lock keep the consumer from its own work, so that it seems to be the slower one; where they do, processes
+are tried, and stay if the consumer gets more done. A window is a number of results that were given under one setting;
+the first ones after a change do not count. What came out about as good as the best is measured again before it is
+chosen: a window may be lucky.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.data.execution.gil_probe import Grip
+from paceline.data.metrics.meters import Meter
+from paceline.data.planning.stages import How
+
+WINDOW = 8  # results, at least; and three for each that is done at a time
+TIME = 0.25  # seconds, at least
+STARVED = 0.05  # of the time that the consumer waits, before anything is tried
+BETTER = 1.05  # times as many results, for processes to be worth it
+SAME = 1.02  # times as many results: no difference, the smaller setting will do
+CLOSE = 1.1  # times as many results as another that is looked at again
+FINAL, TWICE = 3, 2  # settings that are looked at again, and windows of each
+COMPUTES = 0.1  # cores that threads are busy with, beside a consumer that does not wait, before the lock matters
+USED = 0.7  # of the cores that threads ought to use, below which processes are tried
+WAITS = 0.5  # cores, below which work waits for something else than the lock
+MOST = 64  # at a time, of jobs that wait
+BRIEF, FEW = 5e-3, 4  # seconds of a job, and threads to begin with where it is shorter: more would pass the lock around
+ONE = {"threads": "thread", "processes": "process"}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a setting gave."""
+
+    rate: float  # results a second
+    cores: float  # that were busy with them
+    windows: int = 1  # that these are means of
+
+    def and_again(self, rate: float, cores: float) -> Seen:
+        count = self.windows + 1
+        return Seen(self.rate + (rate - self.rate) / count, self.cores + (cores - self.cores) / count, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    kind: Literal["here", "threads", "processes"]
+    size: int
+
+    def __str__(self) -> str:
+        if self.kind == "here":
+            return "here"
+        return f"{self.size} {self.kind if self.size > 1 else ONE[self.kind]}"
+
+
+HERE = Setting("here", 1)
+KINDS = ("here", "threads", "processes")  # from what costs least
+
+
+class Tuner:
+    """Of one stage. `look` is called after each result, and says when another setting is to be tried."""
+
+    def __init__(self, how: How, meter: Meter, cores: int, grip: Grip | None = None) -> None:
+        self._how, self._meter, self._cores = how, meter, cores
+        self._grip = grip or Grip()
+        self._beside: dict[Setting, list[float]] = {}  # results a second while the consumer did not wait
+        self._lock_matters = how.kind == "auto"  # as far as is known
+        kind: Literal["threads", "processes"] = "processes" if how.kind == "processes" else "threads"
+        few = kind == "threads" and meter.each < BRIEF
+        self.setting = Setting(kind, how.parallel or (min(cores, FEW) if few else cores))
+        self.fixed = how.parallel is not None and how.kind in ("threads", "processes")
+        self._seen: dict[Setting, Seen] = {}
+        self._begin: tuple[float, int, float, float, float] | None = None
+        # What a result costs where it is asked for, as seen before there was a pool.
+        self._here = (meter.work + meter.wait) / meter.jobs if meter.jobs and how == How() else None
+        self._alone = 0.0  # results a second that this promises
+        self._pass = 0  # results since the last change
+
+    def look(self, now: float) -> Setting | None:
+        """A setting to go over to; None: stay."""
+        if self.fixed:
+            return None
+        meter = self._meter
+        here = now, meter.given, meter.idle, meter.cpu, meter.wait
+        if self._begin is None:
+            self._pass += 1
+            if self._pass > 2 * self.setting.size:
+                self._begin = here
+            return None
+        passed, given, idle, cpu, wait = (new - old for new, old in zip(here, self._begin, strict=True))
+        if given < max(WINDOW, 3 * self.setting.size) or passed < TIME:
+            return None
+        self._begin = here
+        if self.setting.kind == "here":
+            pass  # who does the work itself waits for all of it
+        elif idle < STARVED * passed:
+            return self._look_beside(given / passed, cpu / passed)
+        if self._beside and self._lock_matters:
+            if self.setting.kind == "processes":  # a consumer that did not wait now does
+                return self._end_beside(next(iter(self._beside)))
+            self._beside.clear()
+        if self._here is not None and self.setting.kind != "here":
+            # Done here, nothing goes on beside the consumer's own work.
+            self._alone = 1 / (self._here + max(0.0, passed - idle - wait) / given)
+        before = self._seen.get(self.setting)
+        fresh = Seen(given / passed, cpu / passed)
+        self._seen[self.setting] = fresh if before is None else before.and_again(fresh.rate, fresh.cores)
+        wanted = next((setting for setting in self._ideas() if setting not in self._seen), None) or self._doubtful()
+        if wanted is None:
+            self.fixed = True
+            wanted = self._best()
+            told = ", ".join(f"{setting} {seen.rate:.3g}/s" for setting, seen in self._seen.items())
+            self._meter.notes.append(f"{wanted}: the best of {told}")
+        return self._go(wanted)
+
+    def _go(self, wanted: Setting) -> Setting | None:
+        changed = wanted != self.setting
+        self.setting, self._begin, self._pass = wanted, None, 0
+        return wanted if changed else None
+
+    def _look_beside(self, rate: float, used: float) -> Setting | None:
+        """The consumer does not wait. Is it kept from its own work?"""
+        if not self._lock_matters:
+            return None
+        if not self._beside:
+            if self.setting.kind != "threads" or used < COMPUTES or (held := self._grip.holds()) is None:
+                return None
+            if not held:
+                self._lock_matters = False
+                return None
+        rates = self._beside.setdefault(self.setting, [])
+        rates.append(rate)
+        if len(rates) < TWICE:
+            return None
+        if self.setting.kind == "threads":
+            return self._go(Setting("processes", self.setting.size))
+        (threads, kept), (processes, gave) = ((one, max(rates)) for one, rates in self._beside.items())
+        self._meter.notes.append(f"threads hold Python's lock: with them {kept:.3g}/s, with processes {gave:.3g}/s")
+        return self._end_beside(processes if gave > BETTER * kept else threads)
+
+    def _end_beside(self, wanted: Setting) -> Setting | None:
+        self._lock_matters = False
+        return self._go(wanted)
+
+    def _doubtful(self) -> Setting | None:
+        """The next of the best ones, the very best among them, that was seen only once."""
+        best = sorted(self._seen, key=lambda setting: -self._seen[setting].rate)[:FINAL]
+        close = [setting for setting in best if self._seen[setting].rate * CLOSE >= self._seen[best[0]].rate]
+        return next((setting for setting in close if self._seen[setting].windows < TWICE), None)
+
+    def _ideas(self) -> Iterator[Setting]:
+        """What may be better than the best so far, the most promising first."""
+        best = max((setting for setting in self._seen if setting != HERE), key=self._worth)
+        used = self._seen[best].cores
+        # Where cores are not used, Python's lock keeps threads from them, or the work waits. Threads that take turns
+        # with the lock keep about one core busy; work that waits uses less, and wants more of whatever it has.
+        waits = used < WAITS
+        other = self._other_kind(best, used, waits)
+        if other is not None and not waits:
+            yield other
+        if self._how.parallel is None:
+            yield from self._pools(best, used)
+        if other is not None and waits:
+            yield other
+        if self._how.parallel is not None:
+            return
+        if self._alone * CLOSE >= self._seen[best].rate:
+            yield HERE  # a promise from before: others may have come to use the cores since
+
+    def _other_kind(self, best: Setting, used: float, waits: bool) -> Setting | None:
+        if self._how.kind != "auto":
+            return None
+        if best.kind == "threads" and used < USED * min(best.size, self._cores):
+            return Setting("processes", self._how.parallel or max(2, self._cores))
+        return Setting("threads", best.size) if best.kind == "processes" and waits else None
+
+    def _pools(self, best: Setting, used: float) -> Iterator[Setting]:
+        if used < USED * self._cores and 2 * best.size <= MOST:
+            yield Setting(best.kind, 2 * best.size)
+        if best.size < 2 * self._cores or (best.size < MOST and used < USED * self._cores):
+            yield Setting(best.kind, best.size + 1)
+        if best.size > 1:
+            yield Setting(best.kind, best.size - 1)
+
+    def _worth(self, setting: Setting) -> float:
+        """Processes cost memory and a start: they are taken for what they give more."""
+        return self._seen[setting].rate / (BETTER if setting.kind == "processes" else 1)
+
+    def _best(self) -> Setting:
+        """The smallest of those that are about as good as the best."""
+        top = max(seen.rate for seen in self._seen.values())
+        good = [setting for setting, seen in self._seen.items() if seen.rate * self._margin(setting) >= top]
+        return min(good, key=lambda setting: (KINDS.index(setting.kind), setting.size))
+
+    def _margin(self, setting: Setting) -> float:
+        return BETTER if setting.kind != "processes" and self._top().kind == "processes" else SAME
+
+    def _top(self) -> Setting:
+        return max(self._seen, key=lambda setting: self._seen[setting].rate)

@@ -1,0 +1,215 @@
+"""Where jobs are done: here, in threads, or in processes; and how many at a time. Chosen by measuring.
+
+A job is first done where it is asked for. What takes long is handed to threads; in a process of its own, only once
+the script waits. They become more as long as that helps: one for each core where work computes, more where it
+waits for a disk or a network. Where threads do not use the cores, because Python's lock lets only one of them run,
+processes are tried. The best that was seen stays.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from time import perf_counter, thread_time
+from typing import Any, Protocol
+
+from paceline.data.error_policy import Losses
+from paceline.data.execution.autotune import Setting, Tuner
+from paceline.data.execution.job import Token, Where, Work
+from paceline.data.execution.parallel_map import Jobs, Ticket
+from paceline.data.execution.process_pool import ProcessEngine
+from paceline.data.execution.thread_pool import Task, Threads
+from paceline.data.metrics.meters import Meter, Pace
+from paceline.data.planning.stages import How
+
+SHORT = 300e-6  # seconds: a job that is done before it would be handed over
+MEMORY = 0.25  # of the free memory, for results that wait
+
+
+def cores() -> int:
+    """That this worker may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Engine(Protocol):
+    """What does jobs."""
+
+    kind: str
+    size: int
+
+    def room(self) -> int: ...
+
+    def submit(self, keys: Any, where: Where, token: Token) -> Any: ...
+
+    def wait_any(self, tickets: Sequence[Any]) -> int: ...
+
+    def close(self, *, wait: bool) -> None: ...
+
+
+class ThreadEngine:
+    """Threads of this process."""
+
+    kind = "threads"
+
+    def __init__(self, work: Work, losses: Losses, meter: Meter, size: int) -> None:
+        self.work, self.losses, self.meter, self.size = work, losses, meter, size
+        self._threads = Threads(size, "paceline-job")
+        self._ready = threading.Semaphore(0)
+
+    def room(self) -> int:
+        return 2 * self.size + 2
+
+    def submit(self, keys: Any, where: Where, token: Token) -> Task:
+        def job() -> Any:
+            began, busy = perf_counter(), thread_time()
+            try:
+                return self.work.do(keys, where, self.losses, token=token)
+            finally:
+                self.meter.add(len(keys), perf_counter() - began, thread_time() - busy)
+                self._ready.release()
+
+        return self._threads.submit(job)
+
+    def wait_any(self, tickets: Sequence[Any]) -> int:
+        while True:
+            for number, ticket in enumerate(tickets):
+                if ticket.done():
+                    return number
+            # Released just before a job counts as done: look again at once, then wait for it.
+            self._ready.acquire(timeout=0.01)
+
+    def close(self, *, wait: bool) -> None:
+        self._threads.close(wait=wait)
+
+
+class HereEngine:
+    """Does a job when it is handed over: for work that is done sooner than it is passed around."""
+
+    kind = "here"
+    size = 1
+
+    def __init__(self, work: Work, losses: Losses, meter: Meter) -> None:
+        self.work, self.losses, self.meter = work, losses, meter
+
+    def room(self) -> int:
+        return 1
+
+    def submit(self, keys: Any, where: Where, token: Token) -> Task:
+        def job() -> Any:
+            with self.meter.working(len(keys)):
+                return self.work.do(keys, where, self.losses, token=token)
+
+        task = Task(job)
+        task.run()
+        return task
+
+    def wait_any(self, tickets: Sequence[Any]) -> int:
+        return 0
+
+    def close(self, *, wait: bool) -> None:
+        pass
+
+
+class TunedPool:
+    """Jobs of one stage, of all its epochs. Used by one thread at a time."""
+
+    def __init__(self, jobs: Jobs, how: How, meter: Meter) -> None:
+        self._jobs, self._meter = jobs, meter
+        self._tuner = Tuner(how, meter, cores())
+        self._setting = self._tuner.setting
+        self._engine: Engine = self._start(self._setting)
+        self._old: list[Engine] = []  # that still have jobs
+        self._outstanding = 0  # … at most so many
+
+    def room(self, waiting: int) -> int:
+        if self._setting.kind == "here":
+            return 1 - waiting
+        most = self._setting.size + max(2, self._setting.size)
+        if self._meter.bytes > 0:
+            most = max(2, min(most, int(MEMORY * _free_memory() // self._meter.bytes)))
+        return min(self._engine.room(), most - waiting)
+
+    def submit(self, keys: Any, where: Where, token: Token) -> Ticket:
+        return self._engine.submit(keys, where, token)
+
+    def wait_any(self, tickets: Sequence[Any]) -> int:
+        own = [ticket for ticket in tickets if isinstance(ticket, Task) != isinstance(self._engine, ProcessEngine)]
+        if len(own) < len(tickets):
+            return 0  # some are of another kind, from before: one after the other
+        return self._engine.wait_any(tickets)
+
+    def given(self, flying: Sequence[Ticket]) -> None:
+        if self._setting.kind != "here":
+            ready = sum(ticket.done() for ticket in list(flying)[:8])
+            self._meter.fill = ready, self._setting.size + max(2, self._setting.size)
+        self._outstanding -= 1
+        if self._old and self._outstanding < 0:
+            self._close_old(wait=True)
+        wanted = self._tuner.look(perf_counter())
+        if wanted is None or wanted == self._setting:
+            return
+        self._setting = wanted
+        self._old.append(self._engine)
+        self._outstanding = len(flying)
+        self._engine = self._start(wanted)
+
+    def _close_old(self, *, wait: bool) -> None:
+        old, self._old = self._old, []
+        for engine in old:
+            engine.close(wait=wait)
+
+    def _start(self, setting: Setting) -> Engine:
+        jobs, meter = self._jobs, self._meter
+        meter.kind, meter.parallel = setting.kind, setting.size
+        if setting.kind == "here":
+            meter.kind, meter.fill = "", None
+            return HereEngine(jobs.work, jobs.losses, meter)
+        if setting.kind == "processes":
+            return ProcessEngine(jobs.work, jobs.losses, meter, setting.size, max(0, meter.bytes))
+        return ThreadEngine(jobs.work, jobs.losses, meter, setting.size)
+
+    def close(self, *, wait: bool) -> None:
+        self._close_old(wait=wait)
+        self._engine.close(wait=wait)
+
+
+class Chooser:
+    """Gives the jobs of one stage their pool, and keeps it from epoch to epoch."""
+
+    def __init__(self, how: How, pace: Pace) -> None:
+        self.how, self._pace = how, pace
+        self._pool: TunedPool | None = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether there is nothing to find out first."""
+        return self._pool is not None or self.how.kind in ("threads", "processes")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a need for one."""
+        return self._pace.is_slow or self.how.parallel is not None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether jobs may be done in other places than where they are asked for."""
+        return self.how.kind != "here"
+
+    def choose(self, jobs: Jobs, meter: Meter) -> TunedPool | None:
+        if self._pool is None:
+            told = self.how.kind != "auto" or self.how.parallel is not None
+            quick = meter.each < SHORT or (jobs.work.gather is not None and not jobs.work.after)
+            if self.how.kind == "here" or (quick and not told):
+                return None
+            self._pool = TunedPool(jobs, self.how, meter)
+        return self._pool
+
+    def close(self, *, wait: bool) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close(wait=wait)
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + (1 << 30)

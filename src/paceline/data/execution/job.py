@@ -1,0 +1,140 @@
+"""The work on one batch, or on one sample: fetch, map each sample, put them together, map the batch.
+
+It is a value: it is done wherever there is time for it, in this thread, in another, or in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.data.distributed.rng import generator
+from paceline.data.error_policy import Losses, Policy
+from paceline.data.formats.sample import decode
+from paceline.data.formats.sample_batch import decode_together
+from paceline.data.stages.collate import Allocate, Tray, empty
+from paceline.errors import DataError, PacelineError, UsageError
+
+NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()  # in the place of what was lost
+Where = Callable[[int], str]
+Token = tuple[int, ...]  # stands for a job, and for no other: its random numbers are made of it
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Keys that are a part of a batch's: the first of them is number `first` there."""
+
+    keys: Any
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A function of the user's, and what becomes of a sample on which it raises."""
+
+    function: Callable[..., Any]
+    on_error: Policy = "raise"
+    seed: int | None = None  # given: the function gets a random generator, too
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    def __call__(self, value: Any, where: Where, number: int, losses: Losses, token: Token = ()) -> Any:
+        try:
+            if self.seed is not None:
+                return self.function(value, generator(self.seed, *token, number))
+            return self.function(value)
+        except UsageError:
+            raise  # a mistake in the program, not of this sample
+        except PacelineError as error:
+            told = DataError(f"{where(number)}: {error.message}", advice=error.advice)
+            losses.lose(told, self.on_error)
+        except Exception as error:
+            told = DataError(
+                f"{self.name} raised {type(error).__name__}: {error}, on {where(number)}.",
+                advice="To leave such samples out: on_error='skip', or 'warn' to be told.",
+            )
+            if self.on_error == "raise":
+                raise told from error
+            losses.lose(told, self.on_error)
+        return NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """`gather` makes a batch of keys at once; `fetch` a list of samples; without both, keys are samples already."""
+
+    gather: Callable[[Any], Any] | None = None
+    fetch: Callable[[Any], Any] | None = None
+    steps: tuple[Step, ...] = ()
+    batched: bool = False
+    collate: Callable[[list[Any]], Any] | None = None  # the user's own
+    after: tuple[Step, ...] = ()
+
+    @property
+    def seeded(self) -> bool:
+        return any(step.seed is not None for step in (*self.steps, *self.after))
+
+    @property
+    def nothing_to_do(self) -> bool:
+        return not (self.gather or self.fetch or self.steps or self.batched or self.after)
+
+    @property
+    def _are_records(self) -> bool:
+        """Whether keys are records of samples, and nothing is done but to decode them."""
+        return self.fetch is None and len(self.steps) == 1 and self.steps[0].function is decode
+
+    def do(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty, token: Token = ()) -> Any:
+        """A batch of these, or the one sample that is made of the only key; or NOTHING."""
+        first = 0
+        if isinstance(keys, Slice):
+            keys, first = keys.keys, keys.first
+        if not self.batched:
+            return next(self.on_each(keys, where, losses, token), NOTHING)
+        if self.gather is not None:
+            batch = self.gather(keys)
+        elif self.collate is not None:
+            made = list(self.on_each(keys, where, losses, token))
+            batch = self.collate(made) if made else NOTHING
+        elif self.fetch is None and not self.steps and isinstance(keys[0], (bytes, str)):
+            batch = list(keys)  # raw records: there is nothing to put together
+        elif self._are_records and (batch := decode_together(keys, allocate)) is not None:
+            pass
+        else:
+            tray = Tray(len(keys), allocate)
+            for sample in self.on_each(keys, where, losses, token, first):
+                tray.put(sample)
+            batch = tray.batch() if tray.count else NOTHING
+        for step in self.after:
+            if batch is not NOTHING:
+                batch = step(batch, lambda _: f"the batch that begins with {where(0)}", 0, losses, token)
+        return batch
+
+    def on_each(self, keys: Any, where: Where, losses: Losses, token: Token = (), first: int = 0) -> Iterator[Any]:
+        """The samples made of these, the first of which has this number in its batch."""
+        samples = keys if self.fetch is None else self._fetched(keys, where, first)
+        for number, sample in enumerate(samples, first):
+            for step in self.steps:
+                sample = step(sample, where, number, losses, token)
+                if sample is NOTHING:
+                    break
+            else:
+                yield sample
+
+    def _fetched(self, keys: Any, where: Where, first: int) -> Iterator[Any]:
+        assert self.fetch is not None
+        for number, key in enumerate(keys.tolist(), first):
+            try:
+                yield self.fetch(key)
+            except PacelineError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"{where(number)} could not be loaded: {type(error).__name__}: {error}.",
+                    advice="Look at the dataset's __getitem__ for this index.",
+                ) from error

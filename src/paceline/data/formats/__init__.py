@@ -1,0 +1,1 @@
+"""File formats: one file a format, and the registry that picks one."""

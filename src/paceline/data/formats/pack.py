@@ -1,0 +1,241 @@
+"""Packing: many small files, or a dataset's samples, as a few TFRecord files with an index; and checking such files.
+
+Pictures become Examples with the names that TensorFlow's own sets use; samples of a dataset are written by
+`pd.encode_sample`. Records are dealt to the files in a shuffled order, so that each file holds some of every class.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.data.error_policy import Losses
+from paceline.data.formats.images import decode_image, find_pictures
+from paceline.data.formats.registry import format_of, reader_of
+from paceline.data.formats.tf_example import decode_example, encode_example
+from paceline.data.formats.tfrecord import Writer, index_of, read_index
+from paceline.data.size_limits import PICTURE, RECORD, too_large
+from paceline.errors import DataError, PacelineError, UsageError
+
+TOLD = "pack.json"  # beside the files: what they hold
+SIZE = 128 << 20  # bytes of a file, about
+FEW = 16  # files, where there are enough records: so that workers can share them out
+ENOUGH = 64  # records of a file
+
+
+class Packed(msgspec.Struct, kw_only=True):
+    """What was written."""
+
+    folder: str
+    kind: str  # "pictures": Examples; "samples": as pd.encode_sample writes them
+    files: list[str]
+    records: int
+    bytes: int
+    classes: list[str] = []
+
+
+def pack_pictures(
+    folder: str,
+    out: str,
+    *,
+    shards: int | None,
+    shuffle: bool,
+    seed: int,
+    said: Callable[[int, int], None],
+    max_bytes: int = RECORD,
+) -> Packed:
+    """A folder of folders of pictures, one for each class. They are copied as they are, not encoded again."""
+    found, classes = find_pictures(folder)
+    total = sum(_size_of(path, max_bytes) for path, _ in found)
+
+    def record(index: int) -> bytes:
+        path, label = found[index]
+        return encode_example(
+            {
+                "image/encoded": Path(path).read_bytes(),
+                "image/format": Path(path).suffix[1:].lower(),
+                "image/class/label": label,
+                "image/class/text": classes[label],
+                "image/filename": os.path.relpath(path, folder),
+            }
+        )
+
+    count = shards or files_for(len(found), total)
+    written = _write(record, len(found), out, count, shuffle, seed, said)
+    return _tell(Packed(folder=out, kind="pictures", classes=classes, **written))
+
+
+def _size_of(path: str, max_bytes: int) -> int:
+    """Of a picture's file, which is to become one record."""
+    size = os.path.getsize(path)
+    if size > max_bytes:
+        raise too_large(path, size, max_bytes, "--max-bytes {}", otherwise="Or remove the file from the folder.")
+    return size
+
+
+def pack_samples(
+    samples: Sequence[Any],
+    out: str,
+    *,
+    shards: int | None,
+    shuffle: bool,
+    seed: int,
+    said: Callable[[int, int], None] = lambda done, total: None,
+) -> Packed:
+    """Anything with a length and indices."""
+    from paceline.data.formats.sample import encode
+
+    if not len(samples):
+        raise UsageError("Asked to pack a dataset without samples.", advice="Give one that has some.")
+    total = len(encode(samples[0])) * len(samples)
+    count = shards or files_for(len(samples), total)
+    written = _write(lambda index: encode(samples[index]), len(samples), out, count, shuffle, seed, said)
+    return _tell(Packed(folder=out, kind="samples", **written))
+
+
+def pack(
+    samples: Sequence[Any],
+    folder: str | os.PathLike[str],
+    *,
+    shards: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+) -> Packed:
+    """Writes a dataset's samples into TFRecord files with an index, in a new folder. They are read again by
+    `pd.files("FOLDER/*.tfrecord").records().map(pd.decode_sample)`."""
+    return pack_samples(samples, os.fspath(folder), shards=shards, shuffle=shuffle, seed=seed)
+
+
+def files_for(records: int, size: int) -> int:
+    """How many files for so many records of so many bytes in all."""
+    return max(1, -(-size // SIZE), min(FEW, records // ENOUGH))
+
+
+def _write(
+    record: Callable[[int], bytes],
+    records: int,
+    out: str,
+    count: int,
+    shuffle: bool,
+    seed: int,
+    said: Callable[[int, int], None],
+) -> dict[str, Any]:
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"Asked to pack into {out}, but it holds something.", advice="Give a new folder: --out DIR")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"Asked to pack into {out}: {error.strerror}.", advice="Give another: --out DIR") from None
+    count = min(count, records)
+    order = np.random.default_rng(seed).permutation(records) if shuffle else np.arange(records)
+    names, size, done = [], 0, 0
+    for number in range(count):
+        name = f"part-{number:05}-of-{count:05}.tfrecord"
+        with Writer(folder / name) as writer:
+            # In turn when shuffled, so that no file differs by more than a record; else in pieces, as they lie.
+            mine = (
+                order[number::count] if shuffle else order[records * number // count : records * (number + 1) // count]
+            )
+            for index in mine.tolist():
+                writer.write(record(index))
+                done += 1
+                said(done, records)
+        names.append(name)
+        size += writer.bytes
+    return {"files": names, "records": records, "bytes": size}
+
+
+def _tell(packed: Packed) -> Packed:
+    path = Path(packed.folder) / TOLD
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(packed)))
+    return packed
+
+
+# -- checking ----------------------------------------------------------------------------------------------------------
+
+
+class Checked(msgspec.Struct, kw_only=True):
+    """What a file is like."""
+
+    path: str
+    format: str
+    records: int
+    bytes: int
+    damaged: list[str] = []
+    index: str = ""  # "right", "missing", or "wrong"
+
+
+def files_to_check(paths: Sequence[str]) -> list[str]:
+    """Files, and in folders those that hold records."""
+    found: list[str] = []
+    for path in paths:
+        if os.path.isdir(path):
+            inside = [str(file) for file in sorted(Path(path).iterdir()) if _holds_records(file)]
+            if not inside:
+                raise UsageError(f"Asked to check {path}, but it holds no record files.", advice="Give files.")
+            found += inside
+        elif os.path.exists(path):
+            found.append(path)
+        else:
+            raise UsageError(f"Asked to check {path}, which is not there.", advice="Give files, or a folder of them.")
+    return found
+
+
+def _holds_records(path: Path) -> bool:
+    return path.is_file() and (".tfrecord" in path.name or format_of(path) == "tar") and path.suffix != ".index"
+
+
+def check(path: str, *, decode: bool = False, max_bytes: int | None = None) -> Checked:
+    """Reads a whole file. With `decode`, pictures in it are decoded, too. `max_bytes`: of a record, and of a decoded
+    picture; None: the defaults of both."""
+    losses = Losses()
+    checked = Checked(path=path, format=format_of(path), records=0, bytes=os.path.getsize(path))
+    try:
+        for chunk in reader_of("auto", "skip", losses, max_bytes)(path, 0):
+            if decode:
+                for number, record in enumerate(chunk, checked.records):
+                    _decode(checked, number, record, max_bytes or PICTURE)
+            checked.records += len(chunk)
+    except PacelineError as error:
+        checked.damaged.append(error.message)
+    checked.damaged += losses.reasons
+    if checked.format == "tfrecord":
+        there = index_of(path).exists()
+        offsets = read_index(path) if there else None
+        fits = offsets is not None and (len(offsets) == checked.records or checked.damaged)
+        checked.index = "missing" if not there else "right" if fits else "wrong"
+    return checked
+
+
+def _decode(checked: Checked, number: int, record: Any, max_bytes: int) -> None:
+    for name, raw in _pictures(record):
+        try:
+            decode_image(raw, max_bytes=max_bytes)
+        except DataError as error:
+            checked.damaged.append(f"{checked.path}: record {number}, {name}: {error.message}")
+
+
+def _pictures(record: Any) -> Iterator[tuple[str, bytes]]:
+    if isinstance(record, dict):
+        yield from ((name, raw) for name, raw in record.items() if f".{name}" in (".jpg", ".jpeg", ".png", ".webp"))
+        return
+    try:
+        found = decode_example(record)
+    except DataError:
+        return
+    for raw in found.get("image/encoded", []):
+        yield "image/encoded", raw
+
+
+def told_of(folder: str) -> Packed | None:
+    """What `pack` said of a folder."""
+    try:
+        return msgspec.json.decode((Path(folder) / TOLD).read_bytes(), type=Packed)
+    except (OSError, ValueError, RecursionError):
+        return None

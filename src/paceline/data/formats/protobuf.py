@@ -1,0 +1,140 @@
+"""The wire format of protocol buffers, as far as Examples need it.
+
+A message is a row of fields: a key (the field's number and its kind), then the value, with its length before it where
+its kind does not say it. Numbers are written in groups of seven bits, the lowest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.data.size_limits import RECORD, too_large
+
+VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5
+ALL = (1 << 64) - 1
+FEW = 32  # bytes that Python goes through sooner than numpy begins
+SLAB = 1 << 20  # bytes that numpy goes through at once
+Integers = npt.NDArray[np.int64]
+ONE: Integers = np.zeros(1, np.int64)
+
+
+def varint(view: bytes | memoryview, at: int) -> tuple[int, int]:
+    """The number that begins there, and where the next thing does."""
+    found = shift = 0
+    while True:
+        byte = view[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return found & ALL, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
+
+def fields(view: Any) -> Iterator[tuple[int, Any]]:
+    """Keys and values of a message; values that are no numbers as views. A key is the field's number and its kind: one
+    that is of another kind than it should be is another field, which nobody knows."""
+    at, end = 0, len(view)
+    while at < end:
+        key, at = varint(view, at)
+        kind = key & 7
+        if kind == VARINT:
+            value, at = varint(view, at)
+            yield key, value
+            continue
+        if kind == COUNTED:
+            size, at = varint(view, at)
+        elif kind in (FIXED32, FIXED64):
+            size = 4 if kind == FIXED32 else 8
+        else:
+            raise ValueError(f"a field of the unknown kind {kind}")
+        if at + size > end:
+            raise ValueError("a field is longer than its message")
+        yield key, view[at : at + size]
+        at += size
+
+
+def integers(raw: bytes, most: int = RECORD) -> Integers:
+    """Packed numbers, signed, as an array that nobody else has; of so many bytes at most."""
+    if len(raw) <= 2:
+        return _short(raw).copy()  # a label, most often: one of a few
+    if len(raw) <= FEW:
+        return _by_hand(raw)
+    return _by_numpy(raw) if len(raw) <= SLAB else _in_slabs(raw, most)
+
+
+def _in_slabs(raw: bytes, most: int) -> Integers:
+    """The same for many: a number of one byte takes 8, and 40 while it is put together."""
+    view = np.frombuffer(raw, np.uint8)
+    found = np.empty(checked_count(int(np.count_nonzero(view < 0x80)), 8, most), np.int64)
+    at = have = 0
+    while at < len(view):
+        ends = np.flatnonzero(view[at : at + SLAB] < 0x80)
+        if not len(ends):
+            raise ValueError("a number of more than 64 bits")
+        stop = at + int(ends[-1]) + 1
+        part = _by_numpy(raw[at:stop])
+        found[have : have + len(part)] = part
+        at, have = stop, have + len(part)
+    return found
+
+
+def checked_count(count: int, size: int, most: int) -> int:
+    """So many values that take `size` bytes each in memory; DataError if that is too much."""
+    if count * size > most:
+        raise too_large("The Example, decoded,", count * size, most, "pd.decode_example(…, max_bytes={})", so_far=True)
+    return count
+
+
+def _by_hand(raw: bytes) -> Integers:
+    found, at, end = [], 0, len(raw)
+    while at < end:
+        value, at = varint(raw, at)
+        found.append(value - (1 << 64) if value >> 63 else value)
+    if len(found) != 1:
+        return np.array(found, np.int64)
+    one = ONE.copy()  # a fraction of what it takes to make an array of a list
+    one[0] = found[0]
+    return one
+
+
+_short = lru_cache(maxsize=4096)(_by_hand)
+
+
+def _by_numpy(view: bytes) -> Integers:
+    """All groups are moved to their places, and those of a number put together: their bits never meet."""
+    raw = np.frombuffer(view, np.uint8)
+    last = raw < 0x80
+    if last.all():
+        return raw.astype(np.int64)
+    if not last[-1]:
+        raise ValueError("a number is cut off")
+    ends = np.flatnonzero(last)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    sizes = ends - starts + 1
+    if sizes.max() > 10:
+        raise ValueError("a number of more than 64 bits")
+    places = 7 * (np.arange(len(raw)) - np.repeat(starts, sizes))
+    groups = (raw & np.uint8(0x7F)).astype(np.uint64) << places.astype(np.uint64)
+    return np.add.reduceat(groups, starts).view(np.int64)
+
+
+def number(value: int) -> bytes:
+    """As it is written."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def counted(field: int, raw: bytes) -> bytes:
+    """A field whose value is preceded by its length."""
+    return bytes([field << 3 | COUNTED]) + number(len(raw)) + raw

@@ -1,0 +1,57 @@
+"""Which reader reads a file: by what was asked for, or by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from paceline.data.error_policy import Losses, Policy
+from paceline.data.formats import tar, tfrecord
+from paceline.data.formats import text as text_lines
+from paceline.data.size_limits import LINE, RECORD
+from paceline.errors import UsageError
+
+PACKED = (".gz", ".gzip", ".zlib", ".zz")
+ENDINGS = {".tar": "tar", ".tgz": "tar", ".txt": "lines", ".csv": "lines", ".jsonl": "lines", ".text": "lines"}
+READERS: dict[str, Callable[[Any, int, Policy, Losses, int], Iterator[Any]]] = {}
+
+
+def reader_of(
+    format: str, policy: Policy, losses: Losses, max_bytes: int | None = None
+) -> Callable[[Any, int], Iterator[Any]]:
+    """`read(path, start)`, which gives a file's records in chunks."""
+    if format not in ("auto", *READERS):
+        raise UsageError(
+            f"Asked for records of the format {format!r}.",
+            advice=f"It takes 'auto', {', '.join(map(repr, READERS))}.",
+        )
+
+    def read(path: Any, start: int) -> Iterator[Any]:
+        known = format_of(path) if format == "auto" else format
+        return READERS[known](path, start, policy, losses, max_bytes or (LINE if known == "lines" else RECORD))
+
+    return read
+
+
+def format_of(path: Any) -> str:
+    """TFRecord, unless its name says otherwise: TFRecord files are called all sorts of things."""
+    stem, ending = os.path.splitext(os.fspath(path).lower())
+    if ending in PACKED:
+        ending = os.path.splitext(stem)[1]
+    return ENDINGS.get(ending, "tfrecord")
+
+
+def read_any(make: Callable[[Any], Any]) -> Callable[[Any, int], Iterator[list[Any]]]:
+    """Reads what `make(unit)` gives to iterate."""
+
+    def read(unit: Any, start: int) -> Iterator[list[Any]]:
+        items = islice(iter(make(unit)), start, None)
+        while chunk := list(islice(items, 64)):
+            yield chunk
+
+    return read
+
+
+READERS |= {"tfrecord": tfrecord.read, "tar": tar.read, "lines": text_lines.read}

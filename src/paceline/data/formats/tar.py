@@ -1,0 +1,200 @@
+"""Tar shards, as WebDataset writes them: files in a row that share a name up to its first dot are one sample.
+
+    0001.jpg 0001.cls 0002.jpg 0002.cls …  →  {"__key__": "0001", "jpg": b"…", "cls": b"…"}, …
+
+Everything that is not a file is left out. A sample that is too large or sparse is lost alone; after damage the rest of
+the shard is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.data.error_policy import Losses, Policy
+from paceline.data.formats.compression import DamageError, Stream, open_stream
+from paceline.data.formats.tar_headers import FILES, NO_BODY, SPARSE, UNIT, HeaderError, Pax, parse, parse_pax
+from paceline.data.size_limits import RECORD, STEP, too_large
+from paceline.errors import DataError
+
+CHUNK = 2 << 20  # bytes of samples that are given at once
+LONGEST = 1 << 20  # bytes of a long name, or of a pax header
+CHAIN = 16  # long names and pax headers that may stand before one file
+MAPS = 1 << 16  # units of a sparse file's map
+HELD = 512  # bytes that a sample and each of its parts take, beside their contents
+SKIP = "Or leave such samples out: on_error='skip', or 'warn' to be told."
+
+
+def read(
+    path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int = RECORD
+) -> Iterator[list[dict[str, Any]]]:
+    """A shard's samples from number `start` on, in chunks."""
+    name = os.fspath(path)
+    stream = open_stream(name)
+    try:
+        yield from _chunked(Shard(name, stream, policy, losses, max_bytes).samples(), start)
+    finally:
+        stream.close()
+
+
+def _chunked(samples: Iterator[dict[str, Any]], start: int) -> Iterator[list[dict[str, Any]]]:
+    chunk: list[dict[str, Any]] = []
+    size = 0
+    for number, sample in enumerate(samples):
+        if number < start:
+            continue
+        chunk.append(sample)
+        size += sum(len(value) + HELD for value in sample.values())
+        if size >= CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file in a shard, up to its contents."""
+
+    name: str
+    size: int
+    is_sparse: bool
+
+    @property
+    def key_and_ending(self) -> tuple[str, str]:
+        folder, _, last = self.name.rpartition("/")
+        stem, _, ending = last.partition(".")
+        return f"{folder}/{stem}" if folder else stem, ending.lower()
+
+
+class Shard:
+    """One tar file, read from its start to its end."""
+
+    def __init__(self, path: str, stream: Stream, policy: Policy, losses: Losses, max_bytes: int) -> None:
+        self._path, self._stream, self._policy, self._losses = path, stream, policy, losses
+        self._limit = max_bytes
+        self._number = self._begun = 0  # the sample, and where the last header was
+
+    def samples(self) -> Iterator[dict[str, Any]]:
+        sample: dict[str, Any] = {}
+        last, size, lost = None, 0, False
+        try:
+            for member in self._members():
+                key, ending = member.key_and_ending
+                if key != last:
+                    if last is not None:
+                        self._number += 1
+                    if sample and not lost:
+                        yield sample
+                    sample, last, size, lost = {}, key, 0, False
+                size += member.size + HELD
+                if not lost and (member.is_sparse or size > self._limit):
+                    lost, sample = True, {}
+                    self._leave_out(member, size)
+                if lost:
+                    self._pass(member.size)
+                else:
+                    sample[ending] = self._body(member.size)
+                    sample["__key__"] = key
+            if sample and not lost:
+                yield sample
+            while self._stream.packed and self._stream.read(STEP):
+                pass  # a compressed file's checksum stands at its end
+        except HeaderError as error:
+            self._lose(self._begun, str(error))
+        except DamageError as error:
+            self._lose(self._stream.offset, str(error))  # the sample that was begun may lack a part
+        except MemoryError:
+            self._lose(self._begun, "there is not enough memory for what is there")
+
+    def _members(self) -> Iterator[Member]:
+        """Whoever takes one reads its contents, or passes over them."""
+        name, pax, chain = "", Pax(), 0
+        while True:
+            self._begun = self._stream.offset
+            unit = self._read(UNIT, may_end=True)
+            if not unit:
+                raise DamageError("the file ends without the zeros that end a tar file, so it may be cut off")
+            if not unit.strip(b"\0"):
+                if self._read(UNIT, may_end=True).strip(b"\0"):
+                    raise HeaderError("a header of zeros, with data after it")
+                return
+            header = parse(unit)
+            if header.kind in b"xgLK":
+                chain += 1
+                if header.size > LONGEST or chain > CHAIN:
+                    raise HeaderError(f"a header of {header.size} bytes, after {chain - 1} others for one file")
+                body = self._body(header.size)
+                if header.kind == b"L":
+                    name = body.rstrip(b"\0").decode(errors="replace")
+                elif header.kind == b"x":
+                    pax = parse_pax(body)
+                continue
+            size = header.size if pax.size is None or header.kind in NO_BODY else pax.size
+            self._check_room(size)
+            if header.goes_on:
+                self._pass_map()
+            name = pax.path or name or header.name
+            if header.kind in (*FILES, SPARSE) and not name.endswith("/"):
+                yield Member(name, size, pax.is_sparse or header.kind == SPARSE)
+            else:
+                self._pass(size)
+            name, pax, chain = "", Pax(), 0
+
+    def _pass_map(self) -> None:
+        """The units in which the map of a sparse file goes on."""
+        for _ in range(MAPS):
+            if not self._read(UNIT)[504]:
+                return
+        raise HeaderError("a sparse file whose map does not end")
+
+    def _check_room(self, size: int) -> None:
+        left = self._stream.left()
+        if left is not None and size > left:
+            raise HeaderError(f"a file of {size} bytes, but {left} follow at most")
+
+    def _body(self, size: int) -> bytes:
+        content = self._read(size)
+        self._read(-size % UNIT)
+        return content
+
+    def _pass(self, size: int) -> None:
+        size += -size % UNIT
+        while size:
+            size -= len(self._read(min(STEP, size)))
+
+    def _read(self, size: int, *, may_end: bool = False) -> bytes:
+        """All of it. Memory is taken as contents come, not as they are promised."""
+        found = self._stream.read(min(size, STEP))
+        if len(found) < size:
+            whole = io.BytesIO()
+            whole.write(found)
+            while whole.tell() < size and (found := self._stream.read(min(size - whole.tell(), STEP))):
+                whole.write(found)
+            found = whole.getvalue()
+            if len(found) < size and (found or not may_end):
+                raise DamageError("the file ends in the middle of what is there")
+        return found
+
+    def _leave_out(self, member: Member, size: int) -> None:
+        where = self._where(self._begun)
+        if member.is_sparse:
+            error = DataError(
+                f"{where}: {member.name} is a sparse file, which is not supported.",
+                advice=f"Write the file again without tar's option --sparse. {SKIP}",
+            )
+        else:
+            what = f"{where}: with {member.name} the sample"
+            error = too_large(what, size, self._limit, ".records(max_bytes={})", otherwise=SKIP)
+        self._losses.lose(error, self._policy)
+
+    def _lose(self, offset: int, why: str) -> None:
+        more = "" if self._policy == "raise" else " With it the rest of the file is lost."
+        error = DataError(f"{self._where(offset)}: {why}.{more}", advice=f"Write the file again. {SKIP}")
+        self._losses.lose(error, self._policy)
+
+    def _where(self, offset: int) -> str:
+        return f"{self._path}: sample {self._number}, {self._stream.place(offset)}"

@@ -1,0 +1,87 @@
+"""The lines of text files, plain or compressed.
+
+Text has no checksum: in a plain file a wrong byte is a wrong letter. In a compressed file it is found by the time that
+the file ends.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.data.error_policy import Losses, Policy
+from paceline.data.formats.compression import DamageError, Stream, open_stream
+from paceline.data.size_limits import LINE, too_large
+from paceline.errors import DataError
+
+BLOCK = 1 << 18  # bytes that are read at once
+SKIP = "on_error='skip', or 'warn' to be told."
+
+
+def read(path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int = LINE) -> Iterator[list[str]]:
+    """A file's lines from number `start` on, in chunks, without their ends."""
+    stream = open_stream(path, by_name=True)
+    try:
+        for lines in Lines(os.fspath(path), stream, policy, losses, max_bytes).chunks():
+            kept = lines[start:]
+            start -= len(lines) - len(kept)
+            if kept:
+                yield [line.decode("utf-8", errors="replace").rstrip("\r") for line in kept]
+    finally:
+        stream.close()
+
+
+class Lines:
+    """One file. `number` lines of it have ended."""
+
+    def __init__(self, path: str, stream: Stream, policy: Policy, losses: Losses, max_bytes: int) -> None:
+        self._path, self._stream, self._policy, self._losses = path, stream, policy, losses
+        self._limit = max_bytes
+        self.number = 0
+        self._rest, self._held = io.BytesIO(), 0  # of a line whose end is yet to come
+
+    def chunks(self) -> Iterator[list[bytes]]:
+        """Whole lines, some at a time; the last line needs no end."""
+        try:
+            while block := self._stream.read(BLOCK):
+                first, *more = block.split(b"\n")
+                self._hold(first)
+                if more:
+                    last = more.pop()
+                    yield [*self._ended(), *more]
+                    self.number += len(more)
+                    self._hold(last)
+            if self._held:
+                yield self._ended()
+        except DamageError as error:
+            self._lose(str(error))
+        except MemoryError:
+            self._lose("there is not enough memory for the next line")
+
+    def _hold(self, part: bytes) -> None:
+        """Of a line that is too long nothing is kept, but its end is yet to be found."""
+        before = self._held
+        self._held += len(part)
+        if self._held <= self._limit:
+            self._rest.write(part)
+        elif before <= self._limit:
+            self._rest = io.BytesIO()
+            what = f"{self._path}: line {self.number + 1}, {self._stream.place(self._stream.offset)},"
+            otherwise = f"Or leave such lines out: {SKIP}"
+            error = too_large(what, self._held, self._limit, "max_bytes={}", otherwise=otherwise, so_far=True)
+            self._losses.lose(error, self._policy)
+
+    def _ended(self) -> list[bytes]:
+        """The line that has ended; nothing if it was too long."""
+        found = [self._rest.getvalue()] if self._held <= self._limit else []
+        self._rest, self._held = io.BytesIO(), 0
+        self.number += 1
+        return found
+
+    def _lose(self, why: str) -> None:
+        more = "" if self._policy == "raise" else " With it the rest of the file is lost."
+        where = f"{self._path}, after line {self.number}, {self._stream.place(self._stream.offset)}"
+        advice = f"Write the file again, or read only what precedes the damage: {SKIP}"
+        self._losses.lose(DataError(f"{where}: {why}.{more}", advice=advice), self._policy)

@@ -1,0 +1,87 @@
+"""Running: one loop over a pipeline, an epoch of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from paceline.data.execution.parallel_map import Rows
+from paceline.data.metrics.record import keeper
+from paceline.data.planning.cursor import Cursor
+from paceline.data.planning.planner import Runtime
+from paceline.errors import UsageError
+from paceline.script.api import current
+
+
+class Run:
+    """One loop over a pipeline."""
+
+    def __init__(
+        self,
+        pipeline: object,
+        runtime: Runtime,
+        cursor: Cursor,
+        epoch: int,
+        title: str,
+        hand_out: Callable[[Callable[[], Any]], Any] | None,
+    ) -> None:
+        self.cursor, self.epoch, self.ended = cursor, epoch, False
+        self._hand_out = hand_out  # what makes a batch of what comes, where several workers run as one; else None
+        self._pipeline = pipeline  # whose threads must not end before this does
+        self._clock, self._losses = runtime.clock, runtime.losses
+        self._final: dict[str, Any] | None = None
+        self._runtime, self._keeper = runtime, keeper()
+        if self._keeper is not None:
+            self._keeper.begins(runtime, title)
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __next__(self) -> Any:
+        """In a run of Paceline's this is the seam where a loader hands out a batch, and its time that of data."""
+        stage = current()
+        if stage is None or threading.current_thread() is not threading.main_thread():
+            return self._whole(self._next())
+        stage.watch.enter("data")
+        try:
+            batch = self._next() if self._hand_out is None else self._hand_out(self._next)
+        finally:
+            stage.watch.leave()
+        stage.emit("on_batch", batch)
+        return batch
+
+    def _whole(self, batch: Any) -> Any:
+        """In another thread than the main one, where nothing can be put together."""
+        if isinstance(batch, Rows):
+            raise UsageError(
+                "A loop over a pipeline was begun in the script's main thread and goes on in another one.",
+                advice="Begin it there, too: call iter(pipeline) in the thread that takes the batches.",
+            )
+        return batch
+
+    def _next(self) -> Any:
+        if not self.ended:
+            self._clock.asked()
+            got = self.cursor.take(1)
+            if len(got):
+                self._clock.answered()
+                return got[0]
+            self._clock.ended()
+            self.ended = True
+            self._final = self.stands()
+            self.cursor.close()
+            self._losses.say()
+            self.tell()
+        raise StopIteration
+
+    def tell(self) -> None:
+        """What its pipeline costs so far, to the record of the run that this is a part of."""
+        if self._keeper is not None:
+            self._keeper.ended(self._runtime)
+
+    def stands(self) -> dict[str, Any]:
+        return self._final or {"epoch": self.epoch, "ended": self.ended, "mark": self.cursor.mark()}
+
+    def __del__(self) -> None:
+        self.cursor.close(wait=False)

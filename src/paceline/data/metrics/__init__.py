@@ -1,0 +1,1 @@
+"""What each stage of a pipeline costs: measured, shown, recorded."""

@@ -1,0 +1,92 @@
+"""A pipeline's figures go to the record of the run that uses it: see `record.pipelines`.
+
+Every worker keeps its own. Nobody waits for anybody. Without a run of Paceline's nothing is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from paceline.data.metrics.report import report_of
+from paceline.record.pipelines import Reported, pipelines_path
+from paceline.record.writer import StepWriter
+from paceline.script import api
+
+if TYPE_CHECKING:
+    from paceline.data.planning.planner import Runtime
+    from paceline.script.stage import Stage
+
+MOST = 64  # pipelines: a script that makes one an epoch is not followed for ever
+SPACING = 1.0  # seconds between two lines of a pipeline; the run's end writes what is new since
+
+
+class _Followed:
+    """One pipeline. Its figures are held on to, so that the run's end finds them; the pipeline itself is not."""
+
+    def __init__(self, number: int, title: str, runtime: Runtime) -> None:
+        self.number, self.title, self.runtime = number, title, runtime
+        self.results = 0  # when it was last written
+        self.written: float | None = None
+
+
+class Keeper:
+    """The pipelines of one worker."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._followed: list[_Followed] = []
+        self._writer: StepWriter | None = None
+        api.before_leaving(self.close)
+
+    def begins(self, runtime: Runtime, title: str) -> None:
+        """A loop over a pipeline."""
+        if len(self._followed) < MOST and self._find(runtime) is None:
+            self._followed.append(_Followed(len(self._followed), title, runtime))
+
+    def ended(self, runtime: Runtime) -> None:
+        """A loop ended, or was left."""
+        one = self._find(runtime)
+        if one is not None and (one.written is None or time.monotonic() - one.written > SPACING):
+            self._write(one)
+
+    def close(self) -> None:
+        """The run ends, maybe in the middle of a loop."""
+        for one in self._followed:
+            self._write(one)
+        if self._writer is not None:
+            self._writer.close()
+
+    def _find(self, runtime: Runtime) -> _Followed | None:
+        return next((one for one in self._followed if one.runtime is runtime), None)
+
+    def _write(self, one: _Followed) -> None:
+        folder = api.folder()
+        if folder is None or one.runtime.clock.results == one.results:
+            return
+        if self._writer is None:
+            self._writer = StepWriter(pipelines_path(folder, self.stage.group.rank))
+        one.results, one.written = one.runtime.clock.results, time.monotonic()
+        self._writer.append(
+            Reported(
+                pipeline=one.number,
+                title=one.title,
+                step=self.stage.pulse.step,
+                at=time.time(),
+                report=report_of(one.runtime),
+            )
+        )
+
+
+_keeper: Keeper | None = None
+
+
+def keeper() -> Keeper | None:
+    """Of the run that this process is a worker of; None where it is none."""
+    global _keeper
+    stage = api.current()
+    if stage is None or api.folder() is None:
+        return None
+    if _keeper is None or _keeper.stage is not stage:
+        _keeper = Keeper(stage)
+    return _keeper

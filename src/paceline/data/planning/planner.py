@@ -1,0 +1,334 @@
+"""The plan: nodes made of stages.
+
+As long as samples can be asked for by index, shuffling, repeating, taking and skipping change the order alone, and are
+done before anything is loaded, also where they are written after a map: a map keeps samples one for one. Maps and the
+batch after them become one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from paceline.data.device.copy import Moved
+from paceline.data.distributed.sharding import Deal
+from paceline.data.error_policy import Losses
+from paceline.data.execution.engines import Chooser, cores
+from paceline.data.execution.job import NOTHING, Step, Work
+from paceline.data.execution.parallel_map import Jobs
+from paceline.data.execution.prefetch import Ahead
+from paceline.data.execution.prefetch_process import Apart
+from paceline.data.metrics.meters import Clock, Meter, Pace
+from paceline.data.planning import order as orders
+from paceline.data.planning import stages as s
+from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.nodes import Keys, Node, Settled
+from paceline.data.sources.memory import Source
+from paceline.data.stages.cache import Cached, Memo
+from paceline.data.stages.combine import Mixed, Zipped
+from paceline.data.stages.interleave import Interleaved
+from paceline.data.stages.limit import Filtered, Limited, Rounds
+from paceline.data.stages.shuffle_buffer import Windows
+from paceline.errors import UsageError
+
+WINDOW = 10_000  # samples, where a stream is to be shuffled and nobody says how far
+REORDERING = (Windows, Rounds, Limited)  # nodes that change which samples come when, and nothing else
+
+
+@dataclass(slots=True)
+class Runtime:
+    """What the cursors of one pipeline share."""
+
+    losses: Losses = field(default_factory=Losses)
+    meters: list[Meter] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
+    pace: Pace = field(default_factory=Pace)
+    choosers: list[Chooser] = field(default_factory=list)
+    aparts: list[Apart] = field(default_factory=list)
+
+    def meter(self, name: str) -> Meter:
+        meter = Meter(name)
+        self.meters.append(meter)
+        return meter
+
+    def chooser(self, how: s.How) -> Chooser:
+        chooser = Chooser(how, self.pace)
+        self.choosers.append(chooser)
+        return chooser
+
+    def close(self, *, wait: bool) -> None:
+        """Ends threads and processes that outlive an epoch."""
+        for apart in self.aparts:
+            apart.close(wait=wait)
+        for chooser in self.choosers:
+            chooser.close(wait=wait)
+
+
+class Plan:
+    """Opens cursors over a chain of nodes."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+
+    @property
+    def even(self) -> bool:
+        return all(node.even for node in self.nodes)
+
+    @property
+    def gpu(self) -> torch.device | None:
+        """To which batches go."""
+        devices = [node.device for node in self.nodes if isinstance(node, Moved) and node.device.type == "cuda"]
+        return devices[-1] if devices else None
+
+    @property
+    def gives_batches(self) -> bool:
+        """Whether what comes out has samples as its rows."""
+        found = False
+        for node in self.nodes:
+            if isinstance(node, (Zipped, Mixed)):
+                found = all(plan.gives_batches for plan in node.plans)
+            elif isinstance(node, Jobs) and node.size is not None:
+                found = True
+            elif isinstance(node, Interleaved):
+                found = False
+        return found
+
+    @property
+    def parts(self) -> Jobs | None:
+        """The stage whose batches are given as they are, if it can make them in part."""
+        last = next((node for node in reversed(self.nodes) if not isinstance(node, Ahead)), None)
+        return last if isinstance(last, Jobs) and last.can_be_parted else None
+
+    def open(self, context: Context, mark: Mark | None) -> Cursor:
+        return self._opener(len(self.nodes))(context, mark)
+
+    def _opener(self, upto: int) -> Callable[[Context, Mark | None], Cursor]:
+        def opened(context: Context, mark: Mark | None) -> Cursor:
+            node = self.nodes[upto - 1]
+            if context.parted and not isinstance(node, Ahead) and node is not self.parts:
+                context = replace(context, parted=False)
+            return node.open(self._opener(upto - 1), context, mark)
+
+        return opened
+
+    def settle(self, marks: Sequence[Mark | None]) -> Settled:
+        return self._settle(len(self.nodes), marks)
+
+    def _settle(self, upto: int, marks: Sequence[Mark | None]) -> Settled:
+        return self.nodes[upto - 1].settle(marks, lambda inner: self._settle(upto - 1, inner))
+
+    def length(self, context: Context, mark: Mark | None = None) -> int | None:
+        """How many results a worker gets, from its mark on; None where nobody can know."""
+        count: int | None = None
+        for node in self.nodes:
+            if isinstance(node, Keys):
+                count = Deal(node.order.length, context, mark).left()
+            elif isinstance(node, Zipped):
+                each = [None] * len(node.plans) if mark is None else mark["each"]
+                counts = [plan.length(context, inner) for plan, inner in zip(node.plans, each, strict=True)]
+                count = None if None in counts else min(known for known in counts if known is not None)
+            elif isinstance(node, Jobs) and node.size is not None and count is not None:
+                count = count // node.size if node.last == "drop" else -(-count // node.size)
+            elif not isinstance(node, (Jobs, Ahead, Moved)):
+                return None
+        return count
+
+
+class Planner:
+    """Reads stages one by one, and holds back what may still be put together with the next."""
+
+    def __init__(
+        self, source: Source | None, runtime: Runtime, first: Node | None = None, *, is_apart: bool = False
+    ) -> None:
+        self.runtime, self.begins_with, self.is_apart = runtime, source, is_apart
+        self.read: list[s.Stage] = []
+        self.nodes: list[Node] = [first] if first is not None else []
+        self.source = source  # as long as samples can be asked for by index
+        self.order: orders.Order | None = None if source is None else orders.Whole(len(source))
+        self.steps: list[Step] = []  # maps that are not a node yet
+        self.batch: s.Batch | None = None  # … and the batch that follows them,
+        self.after: list[Step] = []  # and what is done with it
+        self.how = s.How()
+        self.moved = False  # to a device: what comes after is done by whoever uses its stream
+
+    def plan(self, stages: Sequence[s.Stage]) -> Plan:
+        for stage in stages:
+            self._read(stage)
+            self.read.append(stage)
+        self._flush()
+        return Plan(self.nodes)
+
+    def _read(self, stage: s.Stage) -> None:
+        match stage:
+            case s.Map():
+                self.how = _stricter(self.how, stage.how)
+                (self.steps if self.batch is None else self.after).append(
+                    Step(stage.function, stage.on_error, stage.seed)
+                )
+            case s.Batch() if self.batch is None:
+                self.how = _stricter(self.how, stage.how)
+                self.batch = stage
+            case s.Cache():
+                self._cache(stage)
+            case s.Interleave():
+                self._interleave(stage)
+            case s.Shuffle() | s.Repeat() | s.ShuffleAndRepeat() | s.Take() | s.Skip() if self._in_order(stage):
+                pass
+            case s.Shuffle() | s.Repeat() | s.ShuffleAndRepeat() | s.Take() | s.Skip():
+                self._reorder(stage)
+            case _:
+                self._flush()
+                self._append(stage)
+
+    def _in_order(self, stage: s.Stage) -> bool:
+        """Changes the order, if everything is still asked for by index."""
+        order = self.order
+        if order is None or self.batch is not None:
+            return False
+        match stage:
+            case s.Shuffle() if order.length is not None:
+                self.order = orders.Shuffled(order, stage.seed)
+            case s.ShuffleAndRepeat() if order.length is not None:
+                self.order = orders.Repeated(orders.Shuffled(order, stage.seed), stage.times)
+            case s.Repeat():
+                self.order = orders.Repeated(order, stage.times)
+            case s.Take():
+                self.order = orders.Taken(order, stage.count)
+            case s.Skip():
+                self.order = orders.Skipped(order, stage.count)
+            case _:
+                return False
+        return True
+
+    def _reorder(self, stage: s.Stage) -> None:
+        """The same in a stream. Maps are held back: records wait in a window before they are decoded, not after."""
+        if self.order is not None or self.batch is not None:
+            self._flush()
+        match stage:
+            case s.Shuffle():
+                self.nodes.append(Windows(stage.buffer or WINDOW, stage.seed))
+            case s.ShuffleAndRepeat():
+                self.nodes.append(Windows(stage.buffer or WINDOW, stage.seed, stage.times))
+            case s.Repeat():
+                self.nodes.append(Rounds(stage.times))
+            case s.Take():
+                self.nodes.append(Limited(0, stage.count))
+            case s.Skip():
+                self.nodes.append(Limited(stage.count, None))
+
+    def _append(self, stage: s.Stage) -> None:
+        match stage:
+            case s.Filter():
+                self.nodes.append(Filtered(Step(stage.function, stage.on_error), self.runtime.losses))
+            case s.Prefetch():
+                apart = self._apart() if self._may_be_apart() else None
+                self.nodes.append(Ahead(stage.depth, self.runtime.meter("prefetch"), apart))
+            case s.To():
+                self.moved = True
+                last = self.nodes[-1] if self.nodes else None
+                if isinstance(last, Ahead) and last.apart is not None and stage.device.startswith("cuda"):
+                    last.apart.pins = True
+                self.nodes.append(Moved(stage.device, self.runtime.meter(f"to {stage.device}")))
+            case s.Batch():
+                self.batch = stage
+                self.how = stage.how
+
+    def _may_be_apart(self) -> bool:
+        """Whether what was read so far can be opened again in another process: where samples are asked for by index, or
+        read from files by our own readers, and nothing is kept in memory, lies on a device, or has to be done here."""
+        own = all(stage.name == "records" for stage in self.read if isinstance(stage, s.Interleave))
+        kept = any(isinstance(stage, s.Cache | s.Prefetch | s.To) for stage in self.read)
+        here = any(isinstance(stage, s.Map | s.Batch) and stage.how.kind == "here" for stage in self.read)
+        return self.begins_with is not None and own and not (kept or here or self.is_apart) and cores() > 1
+
+    def _apart(self) -> Apart:
+        source, stages = self.begins_with, tuple(self.read)
+
+        def planned() -> tuple[Opener, Runtime]:
+            runtime = Runtime(losses=Losses(keeps=True))
+            return Planner(source, runtime, is_apart=True).plan(stages).open, runtime
+
+        apart = Apart(planned, self.runtime.meters, self.runtime.losses)
+        self.runtime.aparts.append(apart)
+        return apart
+
+    def _cache(self, stage: s.Cache) -> None:
+        """Before the shuffling and the batch, wherever it is written: so each epoch's order stays its own."""
+        if self.after:
+            self._flush()
+        if self.source is not None:
+            self.source = Memo(self.source, self.steps, stage.folder, self.runtime.losses)
+            self.steps = []
+            return
+        last = max((number for number, node in enumerate(self.nodes) if not isinstance(node, REORDERING)), default=-1)
+        behind, self.nodes = self.nodes[last + 1 :], self.nodes[: last + 1]
+        batch, self.batch, how = self.batch, None, self.how
+        self._flush()
+        self.nodes += [Cached(stage.folder), *behind]
+        self.batch, self.how = batch, how
+
+    def _interleave(self, stage: s.Interleave) -> None:
+        if self.source is None or self.order is None or self.batch is not None:
+            raise UsageError(
+                f"Asked for {stage.name} in the middle of a stream.",
+                advice="It comes right after the source (shuffle, repeat and map may lie between).",
+            )
+        source, steps, losses = self.source, tuple(self.steps), self.runtime.losses
+
+        def unit(index: int) -> Any:
+            value = source.fetch(index)
+            for step in steps:
+                value = step(value, lambda _: source.name(index), 0, losses)
+            return value
+
+        read = stage.policed(losses)
+        node = Interleaved(
+            *(self.order, unit, source.name, lambda value, start: iter(()) if value is NOTHING else read(value, start)),
+            cycle=stage.cycle,
+            block=stage.block,
+            ahead=stage.ahead,
+            meter=self.runtime.meter(stage.name),
+        )
+        self.nodes.append(node)
+        self.source, self.order, self.steps = None, None, []
+
+    def _flush(self) -> None:
+        """What was held back becomes nodes."""
+        source, batch, steps = self.source, self.batch, tuple(self.steps)
+        if source is not None:
+            assert self.order is not None
+            self.nodes.append(Keys(self.order, source.name))
+        work = Work(
+            gather=source.gather if source is not None and batch and not steps and not batch.collate else None,
+            fetch=None if source is None else source.fetch,
+            steps=steps,
+            batched=batch is not None,
+            collate=None if batch is None else batch.collate,
+            after=tuple(self.after),
+        )
+        if not work.nothing_to_do:
+            names = [*(f"map {step.name}" for step in steps), *([f"batch {batch.size}"] if batch else [])]
+            names += [f"map {step.name}" for step in self.after]
+            self.nodes.append(
+                Jobs(
+                    work=work,
+                    losses=self.runtime.losses,
+                    meter=self.runtime.meter(" · ".join(names) or "fetch"),
+                    size=None if batch is None else batch.size,
+                    last="keep" if batch is None else batch.last,
+                    deterministic=self.how.deterministic,
+                    pools=None if self.moved else self.runtime.chooser(self.how),
+                )
+            )
+        self.source, self.order, self.batch, self.steps, self.after = None, None, None, [], []
+        self.how = s.How()
+
+
+def _stricter(one: s.How, other: s.How) -> s.How:
+    """Of stages that become one job: what either of them asks for."""
+    parallel = other.parallel if one.parallel is None else one.parallel
+    kind = other.kind if one.kind == "auto" else one.kind
+    return replace(one, parallel=parallel, kind=kind, deterministic=one.deterministic and other.deterministic)

@@ -1,0 +1,101 @@
+"""Stages, as they are written down: what was asked, and nothing of how it is done. `plan` makes nodes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.data.error_policy import Policy
+from paceline.data.execution.parallel_map import Last
+from paceline.data.stages.interleave import Read
+
+Kind = Literal["auto", "here", "threads", "processes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How a map or a batch is worked on; None and "auto": as measuring shows."""
+
+    parallel: int | None = None
+    kind: Kind = "auto"
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    buffer: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    times: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleAndRepeat:
+    buffer: int | None
+    times: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    function: Callable[..., Any]
+    how: How
+    on_error: Policy = "raise"
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    function: Callable[[Any], Any]
+    on_error: Policy = "raise"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    size: int
+    last: Last
+    how: How
+    collate: Callable[[list[Any]], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interleave:
+    """`policed` makes the reader, given what to do with what cannot be read."""
+
+    policed: Callable[[Any], Read]
+    cycle: int
+    block: int
+    ahead: bool | None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    folder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    depth: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class To:
+    device: str
+
+
+Stage = Shuffle | Repeat | ShuffleAndRepeat | Take | Skip | Map | Filter | Batch | Interleave | Cache | Prefetch | To

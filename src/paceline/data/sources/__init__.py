@@ -1,0 +1,1 @@
+"""Where a pipeline begins: samples in memory, files, image sets."""

@@ -1,0 +1,128 @@
+"""Several pipelines as one: side by side (zip), or drawn from by weight (mix)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.data.distributed.rng import generator
+from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.nodes import Settle, Settled
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.data.planning.planner import Plan
+
+BLOCK = 1024  # draws that are made at once
+
+
+class Zipped:
+    """Tuples of one sample of each, until one of them ends."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.plans = list(plans)
+        self.even = all(plan.even for plan in plans)
+
+    def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
+        if context.world > 1 and not self.even:
+            raise UsageError(
+                "Asked to zip streams over several workers, which would pair other samples than one worker does.",
+                advice="Zip sources that are asked by index (arrays, lists, datasets), or zip before they are packed.",
+            )
+        return ZippedCursor([p.open(context, m) for p, m in zip(self.plans, _each(mark, self.plans), strict=True)])
+
+    def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
+        return _settle_each(self.plans, marks, {})
+
+
+class ZippedCursor(Cursor):
+    def __init__(self, cursors: list[Cursor]) -> None:
+        self._cursors = cursors
+
+    def take(self, count: int) -> list[Any]:
+        parts = [list(cursor.take(count)) for cursor in self._cursors]
+        return list(zip(*parts, strict=False))
+
+    def mark(self) -> Mark:
+        return {"each": [cursor.mark() for cursor in self._cursors]}
+
+    def close(self, *, wait: bool = True) -> None:
+        for cursor in self._cursors:
+            cursor.close(wait=wait)
+
+
+class Mixed:
+    """Each sample is drawn from one of them, by weight. One that has ended is drawn from no more; all are given to
+    their end, so nothing is lost and nothing comes twice."""
+
+    even = False
+
+    def __init__(self, plans: Sequence[Plan], weights: Sequence[float], seed: int) -> None:
+        self.plans, self.seed = list(plans), seed
+        self.weights = np.asarray(weights, np.float64)
+
+    def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
+        cursors = [p.open(context, m) for p, m in zip(self.plans, _each(mark, self.plans), strict=True)]
+        return MixedCursor(self, context, cursors, mark)
+
+    def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
+        drawn = max((mark["drawn"] for mark in marks if mark is not None and "end" not in mark), default=0)
+        return _settle_each(self.plans, marks, {"drawn": drawn, "ended": []})
+
+
+class MixedCursor(Cursor):
+    def __init__(self, node: Mixed, context: Context, cursors: list[Cursor], mark: Mark | None) -> None:
+        self._node, self._context, self._cursors = node, context, cursors
+        self._drawn: int = 0 if mark is None else mark["drawn"]
+        self._ended: list[int] = [] if mark is None else list(mark["ended"])
+        self._block, self._choices = -1, np.empty(0, np.int64)
+
+    def take(self, count: int) -> list[Any]:
+        found: list[Any] = []
+        while len(found) < count and len(self._ended) < len(self._cursors):
+            number = self._draw()
+            got = self._cursors[number].take(1)
+            if len(got):
+                found += got
+                self._drawn += 1
+            else:
+                self._ended.append(number)
+                self._block = -1  # the weights are others from here on
+        return found
+
+    def _draw(self) -> int:
+        block, at = divmod(self._drawn, BLOCK)
+        if block != self._block:
+            self._block = block
+            weights = self._node.weights.copy()
+            weights[self._ended] = 0
+            draws = generator(self._node.seed, *self._context.epoch, self._context.rank, block).random(BLOCK)
+            edges = np.cumsum(weights) / weights.sum()
+            last = int(np.flatnonzero(weights)[-1])
+            self._choices = np.minimum(np.searchsorted(edges, draws, side="right"), last)
+        return int(self._choices[at])
+
+    def mark(self) -> Mark:
+        return {
+            "each": [cursor.mark() for cursor in self._cursors],
+            "drawn": self._drawn,
+            "ended": list(self._ended),
+        }
+
+    def close(self, *, wait: bool = True) -> None:
+        for cursor in self._cursors:
+            cursor.close(wait=wait)
+
+
+def _each(mark: Mark | None, plans: Sequence[Plan]) -> list[Mark | None]:
+    return [None] * len(plans) if mark is None else list(mark["each"])
+
+
+def _settle_each(plans: Sequence[Plan], marks: Sequence[Mark | None], more: Mark) -> Settled:
+    settled = [
+        plan.settle([mark if mark is None or "end" in mark else mark["each"][number] for mark in marks])
+        for number, plan in enumerate(plans)
+    ]
+    return lambda context: {"each": [one(context) for one in settled], **more}

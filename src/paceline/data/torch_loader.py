@@ -1,0 +1,270 @@
+"""In the place of a script's DataLoader: the same batches in the same order, faster.
+
+The loader's own sampler says which samples make a batch, under the script's own random stream, from which it draws
+what a DataLoader would draw. A dataset of tensors is gathered, a batch at a time; the samples of others are loaded by
+threads or processes, as measuring shows, ahead of the step that needs them. What must be loaded in one place and in
+order is: datasets that draw random numbers while they load, or keep count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from paceline.data.execution.job import Step, Where, Work
+from paceline.data.execution.parallel_map import Jobs
+from paceline.data.execution.prefetch import Ahead
+from paceline.data.metrics.record import keeper
+from paceline.data.metrics.report import Report, report_of
+from paceline.data.planning.cursor import Context, Cursor, Mark
+from paceline.data.planning.nodes import Through
+from paceline.data.planning.planner import Plan, Runtime
+from paceline.data.planning.stages import How, Kind
+from paceline.data.sources.memory import Arrays, of_dataset
+from paceline.errors import UsageError
+from paceline.script import streams
+from paceline.script.loading import keeps_generator
+
+# Their indices are drawn when they begin, so that reading ahead changes nothing.
+KNOWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
+def drop_in(loader: Any, *, parallel: int | None = None, kind: Kind = "auto") -> DropIn:
+    """What to iterate in the place of `loader`; it has the loader's length and attributes."""
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"Asked to drop in for a {type(loader).__name__}.", advice="Give a torch.utils.data.DataLoader."
+        )
+    return DropIn(loader, How(parallel=parallel, kind=kind))
+
+
+class DropIn:
+    """One loader's stand-in, for all its epochs."""
+
+    def __init__(self, loader: DataLoader[Any], how: How) -> None:
+        self.loader = loader
+        self._feeder = Feeder(loader, how)
+        self._begun = False
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["loader"], name)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self.loader
+        if not can_feed(loader):
+            self._feeder.why = "it is not asked by index, or not in batches"
+            return iter(loader)
+        indices = iter(loader.batch_sampler)  # type: ignore[arg-type]
+        if not (self._begun and loader.persistent_workers and loader.num_workers):
+            # A DataLoader draws a seed for its processes here, whether it has any or not.
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self._begun = True
+        batches = self._feeder.batches(indices, _length(loader))
+        return map(_pinned, batches) if loader.pin_memory and torch.accelerator.is_available() else batches
+
+    @property
+    def why(self) -> str:
+        """Why it loads in one place, where it does."""
+        return self._feeder.why
+
+    def report(self) -> Report:
+        """What loading costs, and where it is done."""
+        return report_of(self._feeder.runtime)
+
+    def close(self) -> None:
+        """Ends its threads and processes; a new loop starts them again."""
+        self._feeder.runtime.close(wait=True)
+
+
+def can_feed(loader: DataLoader[Any]) -> bool:
+    return not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader.batch_sampler)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _pinned(batch: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)
+
+
+class Feeder:
+    """Makes the batches of a loader, given the indices of each; for all its epochs. Does not hold the loader."""
+
+    def __init__(self, loader: DataLoader[Any], how: How) -> None:
+        self._dataset: Any = loader.dataset
+        self._collate: Any = loader.collate_fn
+        self._known = _is_known(loader.batch_sampler)
+        self._how = how
+        self.runtime = Runtime()
+        self.why = ""
+        self._nodes: tuple[Jobs, Ahead] | None = None
+        self._contents: Any = None  # of the dataset, when they were made
+
+    def __del__(self) -> None:
+        self.runtime.close(wait=False)
+
+    def batches(self, indices: Iterator[Any], count: int | None) -> Iterator[Any]:
+        """A batch for each of the `count` lists of indices (None: nobody knows how many)."""
+        if self._nodes is not None and _contents_of(self._dataset) != self._contents:
+            self._nodes = None
+            self.runtime.close(wait=True)
+        if self._nodes is None:
+            first = next(indices, None)
+            if first is None:
+                return
+            batch, alone = self._look(first)
+            yield batch
+            if alone:
+                yield from (self._fetch(index) for index in indices)
+                return
+            count = None if count is None else count - 1
+        assert self._nodes is not None
+        cursor = Plan([Lists(indices, count), *self._nodes]).open(Context(), None)
+        clock, kept = self.runtime.clock, keeper()
+        if kept is not None:
+            kept.begins(self.runtime, f"loader over {type(self._dataset).__name__}")
+        try:
+            while True:
+                clock.asked()
+                got = cursor.take(1)
+                if not got:
+                    break
+                clock.answered()
+                yield got[0]
+            clock.ended()
+            next(indices, None)  # a sampler may draw at its end
+            if kept is not None:
+                kept.ended(self.runtime)
+        finally:
+            cursor.close()
+
+    def _look(self, first: Any) -> tuple[Any, bool]:
+        """Loads the first batch here, and sees whether others may be loaded elsewhere."""
+        before, state = streams.snapshot(), _numbers_of(self._dataset)
+        batch = self._fetch(first)
+        if streams.drawn_since(before) or keeps_generator(self._dataset):
+            self.why = "its dataset draws random numbers"
+        elif state != _numbers_of(self._dataset):
+            self.why = "its dataset keeps count"
+        elif not self._known:
+            self.why = "its sampler is one of the script's own"
+        if self.why:
+            return batch, True
+        self._contents = _contents_of(self._dataset)
+        work = Work(steps=(Step(self._gatherer() or self._fetch),))
+        meter = self.runtime.meter("load")
+        jobs = Jobs(work=work, losses=self.runtime.losses, meter=meter, pools=self.runtime.chooser(self._how))
+        self._nodes = jobs, Ahead(None, self.runtime.meter("prefetch"))
+        return batch, False
+
+    def _fetch(self, indices: Any) -> Any:
+        many = getattr(self._dataset, "__getitems__", None)
+        samples = many(indices) if many else [self._dataset[index] for index in indices]
+        return self._collate(samples)
+
+    def _gatherer(self) -> Callable[[list[int]], Any] | None:
+        if self._collate is not default_collate:
+            return None
+        source = of_dataset(self._dataset)
+        if not isinstance(source, Arrays):
+            return None
+        columns = source.columns
+
+        def gather(indices: list[int]) -> list[torch.Tensor]:
+            chosen = torch.tensor(indices)
+            return [column.index_select(0, chosen) for column in columns]
+
+        return gather
+
+
+def _numbers_of(dataset: Any) -> dict[str, Any]:
+    """What a dataset may count or keep while it loads."""
+    found: dict[str, Any] = {}
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if isinstance(value, (bool, int, float, str, type(None))):
+            found[name] = value
+        elif isinstance(value, (list, dict, set)):
+            found[name] = len(value)
+    return found
+
+
+def _contents_of(thing: Any, depth: int = 3) -> Any:
+    """What is another when a script has changed its dataset: what copies of it were made of is made again then."""
+    if isinstance(thing, (bool, int, float, str, type(None))):
+        return thing
+    if isinstance(thing, torch.Tensor):
+        return id(thing), thing._version
+    if isinstance(thing, np.ndarray):
+        return id(thing), hash(thing.reshape(-1)[:: max(1, thing.size // 1000)].tobytes())
+    if isinstance(thing, (list, tuple)):
+        return id(thing), len(thing), [_contents_of(item, depth - 1) for item in thing[:100]] if depth else None
+    if depth and hasattr(thing, "__dict__"):
+        return id(thing), {name: _contents_of(value, depth - 1) for name, value in vars(thing).items()}
+    return id(thing)
+
+
+def _is_known(sampler: Any) -> bool:
+    return type(sampler) is BatchSampler and type(sampler.sampler) in KNOWN
+
+
+class Lists(Through):
+    """The start: a sampler's lists of indices. It is asked for no more than there are: its end is the consumer's."""
+
+    def __init__(self, indices: Iterator[Any], count: int | None) -> None:
+        self.indices, self.count = indices, count
+
+    def open(self, up: Any, context: Context, mark: Mark | None) -> Cursor:
+        return ListsCursor(self)
+
+
+class ListsCursor(Cursor):
+    def __init__(self, node: Lists) -> None:
+        self._indices, self._left = node.indices, node.count
+        self._last: list[Any] = []
+
+    def take(self, count: int) -> list[Any]:
+        if self._left is not None:
+            count = min(count, self._left)
+            self._left -= count
+        self._last = []
+        for _ in range(count):
+            index = next(self._indices, None)
+            if index is None:
+                break
+            self._last.append(index)
+        return self._last
+
+    def mark(self) -> Mark:
+        return {}
+
+    def where(self) -> Where:
+        last = self._last
+
+        def told(number: int) -> str:
+            shown = ", ".join(map(str, last[number][:4]))
+            return f"the batch of samples {shown}{', …' if len(last[number]) > 4 else ''}"
+
+        return told
