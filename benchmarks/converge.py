@@ -31,9 +31,9 @@ from side_by_side import ROOT
 from paceline.cli.converge_tables import accuracy
 from paceline.launch import Zygote
 from paceline.settings import RunSettings
-from paceline.trials.bench import Bench, Budget
-from paceline.trials.converge import ALONE, NAIVE, WARM_UP, Converge, Trial, Verdict, judge, parse_techniques
-from paceline.trials.converge_trials import OnBench
+from paceline.trials.converge.series import ALONE, NAIVE, WARM_UP, Converge, Trial, Verdict, judge, parse_techniques
+from paceline.trials.converge.trials import OnBench
+from paceline.trials.core.bench import Bench, Budget
 
 NET = str(ROOT / "benchmarks" / "residual_net.py")
 CASES = {  # arguments of the script

@@ -39,7 +39,7 @@ from paceline.launch import Zygote
 from paceline.record.folder import log_path
 from paceline.record.noise import Noise, read_noise
 from paceline.settings import RunSettings
-from paceline.trials.bench import Bench, Budget
+from paceline.trials.core.bench import Bench, Budget
 
 NET = str(ROOT / "benchmarks" / "residual_net.py")
 REACHED = re.compile(r"reached [\d.]+ after (\d+) steps")

@@ -17,8 +17,8 @@ def launched(monkeypatch, tmp_path) -> FakeLaunch:
     monkeypatch.setattr(paceline.launch, "Zygote", FakeZygote)
     monkeypatch.setattr("paceline.cli.session.Zygote", FakeZygote)
     monkeypatch.setattr("paceline.cli.run.launch", fake)
-    monkeypatch.setattr("paceline.trials.scale.launch", fake)
-    monkeypatch.setattr("paceline.trials.bench.launch", fake)
+    monkeypatch.setattr("paceline.trials.scale.series.launch", fake)
+    monkeypatch.setattr("paceline.trials.core.bench.launch", fake)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     return fake

@@ -62,7 +62,7 @@ class Learning(FakeLaunch):
 def launched(launched: FakeLaunch, monkeypatch) -> Learning:
     fake = Learning()
     fake.steps = 24
-    monkeypatch.setattr("paceline.trials.bench.launch", fake)
+    monkeypatch.setattr("paceline.trials.core.bench.launch", fake)
     return fake
 
 
@@ -187,7 +187,7 @@ def test_no_accuracy_is_told_after_the_first_run(launched, paceline_, typed):
 def test_a_script_that_fails_as_it_is(launched, paceline_, monkeypatch):
     plain = FakeLaunch()
     plain.outcome = Outcome(exit_code=1, seconds=1.0, cause="raised ValueError: x", message="Worker 0: line 1")
-    monkeypatch.setattr("paceline.trials.bench.launch", plain)
+    monkeypatch.setattr("paceline.trials.core.bench.launch", plain)
     code, _, err = paceline_("converge", "train.py")
     assert code == 1
     assert "did not run to its end as it is: Worker 0: line 1" in err

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paceline.trials.doctor import Check
+from paceline.doctor.checks import Check
 
 WELL = Check(name="python", ok=True, found="3.12.1")
 WARNING = Check(name="threads", ok=False, found="OMP_NUM_THREADS=0", advice="unset OMP_NUM_THREADS")

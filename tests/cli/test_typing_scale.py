@@ -8,7 +8,7 @@ import pytest
 
 from paceline.launch import Notice, Output
 from paceline.record import Step, read_run
-from paceline.trials.summary import PARTS
+from paceline.trials.core.summary import PARTS
 
 
 def test_the_table(launched, paceline_, tmp_path):

@@ -48,7 +48,7 @@ def sized(step: Step, batch: int, seconds: float) -> Step:
 @pytest.fixture
 def launched(launched: FakeLaunch, monkeypatch) -> FakeLaunch:
     fake = BySize()
-    monkeypatch.setattr("paceline.trials.bench.launch", fake)
+    monkeypatch.setattr("paceline.trials.core.bench.launch", fake)
     return fake
 
 
@@ -165,7 +165,7 @@ def test_resuming_something_else(launched, paceline_, tmp_path):
 def test_a_script_that_cannot_be_swept(launched, paceline_, monkeypatch, steps, outcome, says):
     plain = FakeLaunch()
     plain.steps, plain.outcome = steps, outcome
-    monkeypatch.setattr("paceline.trials.bench.launch", plain)
+    monkeypatch.setattr("paceline.trials.core.bench.launch", plain)
     code, out, err = paceline_("sweep", "--json", "train.py")
     assert code == 1
     assert says in err

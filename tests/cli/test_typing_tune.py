@@ -58,7 +58,7 @@ class ByMods(FakeLaunch):
 def launched(launched: FakeLaunch, monkeypatch, tmp_path) -> FakeLaunch:
     fake = ByMods()
     fake.steps = 40
-    monkeypatch.setattr("paceline.trials.bench.launch", fake)
+    monkeypatch.setattr("paceline.trials.core.bench.launch", fake)
     monkeypatch.setattr("paceline.cli.run.launch", fake)
     host = dataclasses.replace(discover(), gpus=())
     monkeypatch.setattr("paceline.cli.tune.discover", lambda: host)

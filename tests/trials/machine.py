@@ -8,7 +8,7 @@ from functools import cache
 
 from test_guard import train
 
-from paceline.trials.measured import Measured, Status
+from paceline.trials.core.result import Measured, Status
 
 Truth = Callable[[frozenset[str]], float]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import UsageError
 from paceline.record.logged import Logged
-from paceline.trials.accuracy import compile_metric, find, find_logged
+from paceline.trials.converge.accuracy import compile_metric, find, find_logged
 
 
 def last(*lines: str, metric: str | None = None) -> float | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from paceline.advise import Finding, write_findings
 from paceline.record import prepare, write_run
 from paceline.record.schema import Run
-from paceline.trials.advised import advised, put_first
-from paceline.trials.candidates import candidates
+from paceline.trials.tune.candidates import candidates
+from paceline.trials.tune.from_findings import advised, put_first
 
 ON_GPU = candidates(gpus=1, cores=8, workers=1, threads=8)
 

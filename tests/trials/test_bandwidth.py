@@ -15,8 +15,8 @@ from paceline.errors import UsageError
 from paceline.topology import Core, Host
 from paceline.topology.links import host_rate, usual_rate
 from paceline.topology.machine import Gpu, Link, Topology
-from paceline.trials import bandwidth as trials
-from paceline.trials.bandwidth_verdict import TOO_LITTLE, busbw_factor, judge, matrices, spread
+from paceline.trials.bandwidth import series as trials
+from paceline.trials.bandwidth.verdict import TOO_LITTLE, busbw_factor, judge, matrices, spread
 
 SECONDS = st.floats(1e-6, 10.0)
 SAMPLES = st.lists(SECONDS, min_size=1, max_size=9)

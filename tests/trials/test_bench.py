@@ -14,7 +14,7 @@ import pytest
 from paceline.launch import Zygote
 from paceline.record import read_run
 from paceline.settings import RunSettings
-from paceline.trials.bench import Bench, Budget, Interrupted, Journal, Measured, details
+from paceline.trials.core.bench import Bench, Budget, Interrupted, Journal, Measured, details
 
 TRAIN = """
     import torch

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.trials.same_numbers import compare, difference
+from paceline.trials.core.same_numbers import compare, difference
 
 
 def test_rounding_is_the_same_number():

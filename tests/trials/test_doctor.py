@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from paceline.doctor import checks as doctor
+from paceline.doctor.checks import TorchFacts
 from paceline.topology import Core, Host
-from paceline.trials import doctor
-from paceline.trials.doctor import TorchFacts
 
 
 def host(cores: int = 4, quota: float | None = None, gpus: tuple[str, ...] = ()) -> Host:

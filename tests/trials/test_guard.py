@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.trials.guard import Guard
+from paceline.trials.tune.loss_guard import Guard
 
 
 def train(

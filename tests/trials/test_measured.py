@@ -9,7 +9,7 @@ from records import step, write_record
 
 from paceline.record import Outcome
 from paceline.settings import RunSettings
-from paceline.trials.measured import Measured, read_measured
+from paceline.trials.core.result import Measured, read_measured
 
 
 def read(folder: Path, by_rank, *, cause: str = "", log: str = "", mods: tuple[str, ...] = ()) -> Measured:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.mods.catalog import CATALOG
-from paceline.trials.patch import by_hand, read, write_patch
+from paceline.trials.tune.patch import by_hand, read, write_patch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = [ROOT / "examples" / f"{name}.py" for name in ("cnn", "resnet18", "gpt", "gan", "accumulate", "by_hand")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import RecordError, UsageError
-from paceline.trials.preset import Preset, find_preset, whole_path, write_preset
+from paceline.trials.tune.preset import Preset, find_preset, whole_path, write_preset
 
 
 @pytest.fixture

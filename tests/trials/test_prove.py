@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.advise import Finding
-from paceline.trials.measured import Measured
-from paceline.trials.prove import error, prove
+from paceline.trials.core.result import Measured
+from paceline.trials.tune.prove import error, prove
 
 
 class Bench:

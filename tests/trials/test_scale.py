@@ -10,8 +10,8 @@ from records import step, write_record
 
 from paceline.record import Outcome
 from paceline.settings import RunSettings
-from paceline.trials import scale
-from paceline.trials.scale_plot import draw
+from paceline.trials.scale import series as scale
+from paceline.trials.scale.plot import draw
 
 SETTINGS = RunSettings(script="train.py", steps=30)
 

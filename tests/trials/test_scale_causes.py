@@ -12,8 +12,8 @@ from played import CLOCK
 
 from paceline.launch import Zygote
 from paceline.settings import RunSettings
-from paceline.trials import scale
-from paceline.trials.scale_why import CAUSES, Why
+from paceline.trials.scale import series as scale
+from paceline.trials.scale.why import CAUSES, Why
 
 TROUBLE = 0.04  # seconds a step: a busy machine makes waits of its own, which must stay below it
 WORK = 0.02  # seconds a step of one worker: shared out among several

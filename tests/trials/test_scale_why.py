@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.record import Step
-from paceline.trials.scale_why import CAUSES, PARTS, Parts, Setting, Why, explain, join, take_apart
+from paceline.trials.scale.why import CAUSES, PARTS, Parts, Setting, Why, explain, join, take_apart
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from records import step, write_record
 
-from paceline.trials.summary import summarize, warm_up
+from paceline.trials.core.summary import summarize, warm_up
 
 
 def test_the_first_steps_do_not_count_for_the_speed(tmp_path):

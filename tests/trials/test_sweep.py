@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.trials.bench import Budget, Interrupted
-from paceline.trials.measured import Measured
-from paceline.trials.sweep import CLOSE, FINE, Point, Sweep, Verdict, judge
-from paceline.trials.sweep_plot import draw
+from paceline.trials.core.bench import Budget, Interrupted
+from paceline.trials.core.result import Measured
+from paceline.trials.sweep.plot import draw
+from paceline.trials.sweep.search import CLOSE, FINE, Point, Sweep, Verdict, judge
 
 
 class Machine:

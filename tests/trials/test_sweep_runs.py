@@ -10,8 +10,8 @@ import pytest
 
 from paceline.launch import Zygote
 from paceline.settings import RunSettings
-from paceline.trials.bench import Bench, Budget
-from paceline.trials.sweep import OnBench, Sweep, Verdict, judge
+from paceline.trials.core.bench import Bench, Budget
+from paceline.trials.sweep.search import OnBench, Sweep, Verdict, judge
 
 TRAIN = """
     import torch

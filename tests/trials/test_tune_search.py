@@ -12,11 +12,11 @@ from machine import Machine, compute_bound, launch_bound, starved, tuned_already
 
 from paceline.errors import UsageError
 from paceline.mods import catalog
-from paceline.trials import candidates as plan
-from paceline.trials.candidates import candidates, settings_of, together
-from paceline.trials.tune import Search
-from paceline.trials.tune_trials import Trials
-from paceline.trials.tune_verdict import Verdict
+from paceline.trials.tune import candidates as plan
+from paceline.trials.tune.candidates import candidates, settings_of, together
+from paceline.trials.tune.search import Search
+from paceline.trials.tune.trials import Trials
+from paceline.trials.tune.verdict import Verdict
 
 ON_GPU = candidates(gpus=1, cores=8, workers=1, threads=8)
 MORE = candidates(gpus=1, cores=8, workers=1, threads=8, allow=("batch",))

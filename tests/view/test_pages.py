@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from view_records import EVIL, OTHER, SLOW, TRAIN, make_run
 
 from paceline.record import Outcome
-from paceline.trials.summary import summarize
+from paceline.trials.core.summary import summarize
 from paceline.view.grid import Column, Grid
 from paceline.view.library import Library
 from paceline.view.measures import measure

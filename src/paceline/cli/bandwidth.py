@@ -27,8 +27,8 @@ from paceline.topology import Host, discover
 from paceline.topology.host import read
 from paceline.topology.machine import Topology
 from paceline.topology.survey import survey
-from paceline.trials import bandwidth as trials
-from paceline.trials.bandwidth_verdict import Verdict, judge
+from paceline.trials.bandwidth import series as trials
+from paceline.trials.bandwidth.verdict import Verdict, judge
 
 ALL_OPS, ALL_PARTS = ",".join(OPS), ",".join(trials.PARTS)
 
@@ -236,7 +236,7 @@ def notes(host: Host, topology: Topology, results: list[trials.Result]) -> list[
 
 def draw(verdict: Verdict, record: Path) -> list[Path]:
     """The plots, in the record; none, and a line about it, where matplotlib is missing."""
-    from paceline.trials.bandwidth_plot import draw as draw_plots
+    from paceline.trials.bandwidth.plot import draw as draw_plots
 
     try:
         return draw_plots(verdict, record / "plots")

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from paceline.cli.terminal import count, percent, seconds
 from paceline.topology.links import in_words
-from paceline.trials.bandwidth import size_name
-from paceline.trials.bandwidth_verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, spread
+from paceline.trials.bandwidth.series import size_name
+from paceline.trials.bandwidth.verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, spread
 
 FEW = 6  # pairs that are listed; more are shown as a matrix
 ABREAST = 3  # ways of doing a collective that are shown side by side

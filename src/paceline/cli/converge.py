@@ -22,10 +22,10 @@ from paceline.mods import catalog
 from paceline.record.private import write_file
 from paceline.settings import RunSettings, SharpnessSettings
 from paceline.topology import discover
-from paceline.trials.accuracy import compile_metric
-from paceline.trials.bench import Bench, Budget
-from paceline.trials.converge import ALONE, Converge, Verdict, judge, parse_techniques
-from paceline.trials.converge_trials import OnBench, failure
+from paceline.trials.converge.accuracy import compile_metric
+from paceline.trials.converge.series import ALONE, Converge, Verdict, judge, parse_techniques
+from paceline.trials.converge.trials import OnBench, failure
+from paceline.trials.core.bench import Bench, Budget
 
 Workers = Annotated[
     int,
@@ -209,7 +209,7 @@ def carry_out(
 
 def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
-    from paceline.trials.converge_plot import draw as draw_plot
+    from paceline.trials.converge.plot import draw as draw_plot
 
     path = record / "plots" / "converge.svg"
     return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
@@ -219,7 +219,7 @@ def draw_line(verdict: Verdict, record: Path, script: str) -> Path | None:
     """The plot of the losses between solutions, where some were measured."""
     if not any(row.sharpness and row.sharpness.line for row in verdict.rows):
         return None
-    from paceline.trials.line_plot import draw as draw_plot
+    from paceline.trials.converge.loss_line_plot import draw as draw_plot
 
     path = record / "plots" / "line.svg"
     return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.terminal import percent, rate, seconds
-from paceline.trials.converge import ALONE, Row, Sharp, Verdict
+from paceline.trials.converge.series import ALONE, Row, Sharp, Verdict
 
 WIDE = 100  # columns
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.cli import options
 from paceline.cli.example_first import verb
 from paceline.cli.session import Session
-from paceline.trials.doctor import Check, examine
+from paceline.doctor.checks import Check, examine
 
 
 def add_to(app: typer.Typer) -> None:

@@ -28,7 +28,7 @@ from paceline.topology import discover
 from paceline.topology.sampling import Sampler
 
 if TYPE_CHECKING:
-    from paceline.trials.profile import Profile
+    from paceline.advise.profile import Profile
 
 WHAT = "What is traced"
 Steps = Annotated[
@@ -193,8 +193,8 @@ def _run(
 def _read(what: Path | list[Path]) -> Profile:
     """A record, or traces. Only now: polars takes longer to import than most verbs take."""
     from paceline.advise import write_findings
+    from paceline.advise.profile import summarize
     from paceline.tables.records import read_files, read_record
-    from paceline.trials.profile import summarize
 
     if not isinstance(what, Path):
         return summarize(read_files(what))

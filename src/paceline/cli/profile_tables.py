@@ -11,7 +11,7 @@ from rich.table import Table
 from paceline.cli.terminal import BAR, bar, count, percent, seconds, time_table
 
 if TYPE_CHECKING:
-    from paceline.trials.profile import Profile
+    from paceline.advise.profile import Profile
 
 FIGURES = 48  # columns that the figures beside a name take
 DEVICE = {

@@ -12,7 +12,7 @@ from paceline.cli import series
 from paceline.cli.session import Session
 from paceline.launch.interrupts import exit_code_of
 from paceline.settings import RunSettings
-from paceline.trials.bench import Bench, Budget
+from paceline.trials.core.bench import Bench, Budget
 
 if TYPE_CHECKING:
     from paceline.advise import Finding
@@ -48,7 +48,7 @@ def carry_out(
     """Runs the trials and keeps what they gave in the record. Gives the exit code: 128 + the signal that
     stopped it."""
     from paceline.advise import write_findings
-    from paceline.trials import prove
+    from paceline.trials.tune import prove
 
     assert session.record is not None
     clock = Budget(budget)

@@ -27,9 +27,9 @@ from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
 from paceline.settings import Batch, Compression
 from paceline.topology import discover
-from paceline.trials.candidates import together
-from paceline.trials.preset import find_preset
-from paceline.trials.summary import Summary, summarize
+from paceline.trials.core.summary import Summary, summarize
+from paceline.trials.tune.candidates import together
+from paceline.trials.tune.preset import find_preset
 
 BatchOption = Annotated[
     Batch,

@@ -30,7 +30,7 @@ from paceline.record.private import write_file
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.topology import discover
-from paceline.trials import scale as trials
+from paceline.trials.scale import series as trials
 
 WorkersList = Annotated[
     str,
@@ -195,7 +195,7 @@ def carry_out(
 
 def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
-    from paceline.trials.scale_plot import draw as draw_plot
+    from paceline.trials.scale.plot import draw as draw_plot
 
     path = record / "plots" / "scale.svg"
     return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)

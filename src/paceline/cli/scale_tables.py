@@ -6,9 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.terminal import count, percent, rate, seconds
-from paceline.trials import scale as trials
-from paceline.trials.same_numbers import SameNumbers
-from paceline.trials.scale_why import CAUSES
+from paceline.trials.core.same_numbers import SameNumbers
+from paceline.trials.scale import series as trials
+from paceline.trials.scale.why import CAUSES
 
 UNSTEADY = 0.2  # rounds further apart than this say more of the machine than of the script
 

@@ -25,7 +25,7 @@ from paceline.record import new_folder, read_run, write_run
 from paceline.record.private import keep_private
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
-from paceline.trials.bench import Budget
+from paceline.trials.core.bench import Budget
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -22,9 +22,9 @@ from paceline.mods import catalog
 from paceline.record.private import write_file
 from paceline.settings import RunSettings
 from paceline.topology import discover
-from paceline.trials import sweep as trials
-from paceline.trials.bench import Bench, Budget, Measured
-from paceline.trials.sweep import OnBench, Sweep, Verdict
+from paceline.trials.core.bench import Bench, Budget, Measured
+from paceline.trials.sweep import search as trials
+from paceline.trials.sweep.search import OnBench, Sweep, Verdict
 
 ENOUGH = 1.0  # seconds of settled steps that make a trial
 
@@ -202,7 +202,7 @@ def carry_out(
 
 def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
-    from paceline.trials.sweep_plot import draw as draw_plot
+    from paceline.trials.sweep.plot import draw as draw_plot
 
     path = record / "plots" / "sweep.svg"
     return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)

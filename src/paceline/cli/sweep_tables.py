@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.terminal import count, percent, rate, seconds
-from paceline.trials.bandwidth import size_name
-from paceline.trials.sweep import Verdict
+from paceline.trials.bandwidth.series import size_name
+from paceline.trials.sweep.search import Verdict
 
 UNSTEADY = 0.5  # blocks of steps further apart than this say more of the machine than of the batch
 LOST = {"memory": "out of memory", "unsupported": "cannot be made", "too short": "too few steps"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from paceline.trials.summary import PARTS
+from paceline.trials.core.summary import PARTS
 
 BAR = 24  # columns of a full bar
 

@@ -24,13 +24,13 @@ from paceline.record.folder import unwritable
 from paceline.record.private import write_file
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
-from paceline.trials.advised import advised, put_first
-from paceline.trials.bench import Bench, Budget, Measured, details
-from paceline.trials.candidates import MORE, Candidate, candidates, settings_of
-from paceline.trials.patch import Patch, read, write_patch
-from paceline.trials.preset import TUNED, Preset, whole_path, write_preset
-from paceline.trials.tune import Search
-from paceline.trials.tune_verdict import Verdict
+from paceline.trials.core.bench import Bench, Budget, Measured, details
+from paceline.trials.tune.candidates import MORE, Candidate, candidates, settings_of
+from paceline.trials.tune.from_findings import advised, put_first
+from paceline.trials.tune.patch import Patch, read, write_patch
+from paceline.trials.tune.preset import TUNED, Preset, whole_path, write_preset
+from paceline.trials.tune.search import Search
+from paceline.trials.tune.verdict import Verdict
 
 ENOUGH = 1.0  # seconds of settled steps that make a trial
 
@@ -219,7 +219,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
     write(record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     told: dict[str, Any] = {"command": None, "spelled_out": None, "preset": None, "patch": None, "plot": None}
     if any(row.after is not None for row in verdict.mods):
-        from paceline.trials.tune_plot import draw
+        from paceline.trials.tune.plot import draw
 
         path = record / "plots" / "tune.svg"
         told["plot"] = plotted(lambda: draw(verdict, path, title=Path(settings.script).name), path)

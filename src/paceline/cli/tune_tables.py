@@ -10,9 +10,9 @@ from rich.table import Table
 
 from paceline.cli.terminal import count, percent, rate
 from paceline.settings import RunSettings
-from paceline.trials.candidates import MORE, name_of, settings_of
-from paceline.trials.patch import Patch
-from paceline.trials.tune_verdict import Row, Verdict
+from paceline.trials.tune.candidates import MORE, name_of, settings_of
+from paceline.trials.tune.patch import Patch
+from paceline.trials.tune.verdict import Row, Verdict
 
 MOST_LINES = 60  # of a patch that is shown; a longer one is in the record
 

@@ -8,8 +8,8 @@ from itertools import groupby
 
 import msgspec
 
-from paceline.trials.bandwidth import size_name
-from paceline.trials.bandwidth_verdict import CollectiveRate, PairRate, Verdict, matrices
+from paceline.trials.bandwidth.series import size_name
+from paceline.trials.bandwidth.verdict import CollectiveRate, PairRate, Verdict, matrices
 from paceline.view import charts
 from paceline.view.blocks import Block, Chart, Note, Page
 from paceline.view.grid import Column, Grid

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.trials import scale, sweep, tune_verdict
+from paceline.trials.scale import series as scale
+from paceline.trials.sweep import search as sweep
+from paceline.trials.tune import verdict as tune_verdict
 from paceline.view.blocks import Page
 from paceline.view.opened import Opened
 from paceline.view.pages.dashboard import command, trials

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.trials.scale import Verdict
-from paceline.trials.scale_why import CAUSES
+from paceline.trials.scale.series import Verdict
+from paceline.trials.scale.why import CAUSES
 from paceline.view import charts
 from paceline.view.blocks import Block, Chart, Note, Tile, Tiles
 from paceline.view.grid import Column, Grid

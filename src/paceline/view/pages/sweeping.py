@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.trials.sweep import Verdict
+from paceline.trials.sweep.search import Verdict
 from paceline.view import charts
 from paceline.view.blocks import Block, Chart, Note, Tile, Tiles
 from paceline.view.grid import Column, Grid

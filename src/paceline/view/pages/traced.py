@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.advise.profile import Profile, summarize
 from paceline.errors import RecordError, UsageError
 from paceline.tables.timeline import CAUSES
-from paceline.trials.profile import Profile, summarize
 from paceline.view.blocks import Block, Split, Tile, Tiles
 from paceline.view.grid import Column
 from paceline.view.opened import Opened

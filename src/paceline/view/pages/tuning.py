@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.errors import RecordError
-from paceline.trials.tune_verdict import Verdict
+from paceline.trials.tune.verdict import Verdict
 from paceline.view import charts
 from paceline.view.blocks import Block, Chart, Note, Text, Tile, Tiles
 from paceline.view.grid import Column, Grid

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paceline.errors import RecordError
 from paceline.record import read_run
-from paceline.trials.candidates import MORE, Candidate, name_of
-from paceline.trials.preset import whole_path
+from paceline.trials.tune.candidates import MORE, Candidate, name_of
+from paceline.trials.tune.preset import whole_path
 
 
 def advised(script: str, *, module: bool, records: Path) -> tuple[list[str], Path | None]:

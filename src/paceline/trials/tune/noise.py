@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from paceline.trials.measured import Measured
+from paceline.trials.core.result import Measured
 
 Mods = tuple[str, ...]
 

@@ -19,9 +19,9 @@ from paceline.record.private import write_file
 from paceline.record.schema import Step
 from paceline.record.sharpness import RunSharpness, read_sharpness
 from paceline.settings import SharpnessSettings
-from paceline.trials.accuracy import Reading, find, find_logged
-from paceline.trials.bench import Bench, Measured, details, folder_of
-from paceline.trials.converge import ALONE, Trial
+from paceline.trials.converge.accuracy import Reading, find, find_logged
+from paceline.trials.converge.series import ALONE, Trial
+from paceline.trials.core.bench import Bench, Measured, details, folder_of
 
 FILE = "accuracy.json"  # in a trial's record
 

@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from paceline.trials.bench import Bench, Budget, details
-from paceline.trials.measured import Measured, Status
+from paceline.trials.core.bench import Bench, Budget, details
+from paceline.trials.core.result import Measured, Status
 
 CLOSE = 0.05  # the knee is so close to the best; a doubling that gains less is flat
 CONTENDS = 0.1  # batches so close to the best are measured again

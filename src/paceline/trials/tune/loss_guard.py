@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from paceline.trials.same_numbers import difference
+from paceline.trials.core.same_numbers import difference
 
 Losses = Sequence[float | None]
 # What mods promise of the numbers: the same, the same to rounding, those of another precision, or those of a script

@@ -19,7 +19,7 @@ from paceline.record import read_steps
 from paceline.record.folder import last_lines
 from paceline.record.schema import Outcome, Step
 from paceline.settings import RunSettings
-from paceline.trials.summary import mean_step, warm_up
+from paceline.trials.core.summary import mean_step, warm_up
 
 Status = Literal["ok", "memory", "unsupported", "too short", "failed", "interrupted"]
 

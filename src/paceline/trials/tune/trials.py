@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from paceline.trials.candidates import settings_of
-from paceline.trials.measured import Measured
-from paceline.trials.speeds import LEAST, Mods, Speeds, mean
+from paceline.trials.core.result import Measured
+from paceline.trials.tune.candidates import settings_of
+from paceline.trials.tune.noise import LEAST, Mods, Speeds, mean
 
 MOST_PAIRS = 3
 DECISIVE = 3.0  # margins, above which one pair is enough

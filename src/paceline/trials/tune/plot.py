@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.record.private import make_folder, opened
-from paceline.trials.tune_verdict import Verdict
+from paceline.trials.tune.verdict import Verdict
 
 GREY, KEPT, NOT_KEPT = "0.75", "tab:blue", "tab:orange"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.private import make_folder, opened
-from paceline.trials.bandwidth import size_name
-from paceline.trials.bandwidth_verdict import CollectiveRate, Matrix, PairRate, Verdict, matrices
+from paceline.trials.bandwidth.series import size_name
+from paceline.trials.bandwidth.verdict import CollectiveRate, Matrix, PairRate, Verdict, matrices
 
 _COLUMNS = 3
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from paceline.advise import Finding
-from paceline.trials.candidates import name_of, settings_of, together
-from paceline.trials.measured import Measured
-from paceline.trials.speeds import mean
+from paceline.trials.core.result import Measured
+from paceline.trials.tune.candidates import name_of, settings_of, together
+from paceline.trials.tune.noise import mean
 
 SETTLED = 1.5  # seconds of settled steps of a trial
 STEPS = 400  # of a trial at most

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.record.private import make_folder, opened
-from paceline.trials.converge import ALONE, Row, Verdict
+from paceline.trials.converge.series import ALONE, Row, Verdict
 
 
 def draw(verdict: Verdict, path: Path, *, title: str) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.record.private import make_folder, opened
-from paceline.trials.sweep import Verdict
+from paceline.trials.sweep.search import Verdict
 
 APART = 1.3  # labels of batches closer than this would overlap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.record.private import make_folder, opened
-from paceline.trials.converge import ALONE, Verdict
+from paceline.trials.converge.series import ALONE, Verdict
 
 
 def draw(verdict: Verdict, path: Path, *, title: str) -> None:

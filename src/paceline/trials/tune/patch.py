@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.trials import rewrites
-from paceline.trials.candidates import name_of
-from paceline.trials.rewrites import Script
+from paceline.trials.tune import rewrites
+from paceline.trials.tune.candidates import name_of
+from paceline.trials.tune.rewrites import Script
 
 
 class ByHand(msgspec.Struct, kw_only=True):

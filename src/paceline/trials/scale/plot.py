@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.private import make_folder, opened
-from paceline.trials.scale import Verdict
-from paceline.trials.scale_why import CAUSES
+from paceline.trials.scale.series import Verdict
+from paceline.trials.scale.why import CAUSES
 
 COLOURS = {"compute": "tab:orange", "communication": "tab:red", "imbalance": "tab:purple", "input": "tab:green"}
 

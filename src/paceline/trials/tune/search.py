@@ -14,13 +14,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from paceline.trials import tune_verdict as verdicts
-from paceline.trials.candidates import LONG_START, Candidate, draws, promise_of, together
-from paceline.trials.guard import Compared, Guard
-from paceline.trials.measured import Measured
-from paceline.trials.speeds import LEAST, Mods, mean
-from paceline.trials.tune_trials import AS_IT_IS, Measures, NoTime, Trials
-from paceline.trials.tune_verdict import Final, Row, Verdict
+from paceline.trials.core.result import Measured
+from paceline.trials.tune import verdict as verdicts
+from paceline.trials.tune.candidates import LONG_START, Candidate, draws, promise_of, together
+from paceline.trials.tune.loss_guard import Compared, Guard
+from paceline.trials.tune.noise import LEAST, Mods, mean
+from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
+from paceline.trials.tune.verdict import Final, Row, Verdict
 
 LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
 MUCH = 1.3  # a gain that the mods after it do not make up for

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from paceline.trials.guard import Standard
-from paceline.trials.measured import Measured
+from paceline.trials.core.result import Measured
+from paceline.trials.tune.loss_guard import Standard
 
 
 class Row(msgspec.Struct, kw_only=True):

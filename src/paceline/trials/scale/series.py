@@ -18,9 +18,9 @@ import msgspec
 from paceline.launch import Event, Zygote, launch
 from paceline.record import WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
-from paceline.trials.same_numbers import Losses, SameNumbers, compare
-from paceline.trials.scale_why import Parts, Setting, Why, explain, join, take_apart
-from paceline.trials.summary import Summary, summarize
+from paceline.trials.core.same_numbers import Losses, SameNumbers, compare
+from paceline.trials.core.summary import Summary, summarize
+from paceline.trials.scale.why import Parts, Setting, Why, explain, join, take_apart
 
 Mode = Literal["strong", "weak"]
 

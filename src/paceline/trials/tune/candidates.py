@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 from paceline.mods import catalog
-from paceline.trials.guard import Promise
+from paceline.trials.tune.loss_guard import Promise
 
 MORE = "batch"  # the mod that changes the mathematics: tried only where it is allowed
 WORKERS = "workers"

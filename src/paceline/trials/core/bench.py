@@ -24,7 +24,7 @@ from paceline.record import read_run
 from paceline.record.folder import unwritable
 from paceline.record.private import opened, write_file
 from paceline.settings import RunSettings
-from paceline.trials.measured import Measured, Status, read_measured
+from paceline.trials.core.result import Measured, Status, read_measured
 
 __all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "details", "folder_of"]
 

@@ -1,0 +1,1 @@
+"""Checks of the machine that a run would stand on."""

@@ -1,0 +1,1 @@
+"""`bandwidth`: what the links of a machine carry."""

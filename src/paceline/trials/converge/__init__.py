@@ -1,0 +1,1 @@
+"""`converge`: accuracy of large-batch techniques."""

@@ -1,0 +1,1 @@
+"""What all series of trials share."""

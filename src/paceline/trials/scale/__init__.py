@@ -1,0 +1,1 @@
+"""`scale`: throughput by number of workers."""

@@ -1,0 +1,1 @@
+"""`sweep`: throughput by batch size."""
