@@ -27,8 +27,8 @@ def client_of() -> Callable[..., object]:
     """A client of the app over a folder, with the token."""
     from starlette.testclient import TestClient
 
-    from paceline.view.app import make_app
-    from paceline.view.limits import Limits
+    from paceline.view.server.app import make_app
+    from paceline.view.server.limits import Limits
 
     def make(root: Path, *, token: str = TOKEN, limits: Limits | None = None) -> TestClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}

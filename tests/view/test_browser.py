@@ -16,9 +16,9 @@ from view_records import EVIL, OTHER, SLOW, TOKEN, TRAIN, grow, make_live, make_
 from view_server import Served
 
 from paceline.record import Outcome, read_run, write_run
-from paceline.view.browser import open_browser
-from paceline.view.export import export
-from paceline.view.spans import COLUMNS, KINDS
+from paceline.view.records.spans import COLUMNS, KINDS
+from paceline.view.server.browser import open_browser
+from paceline.view.server.export import export
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.timeout(900)  # the first one may have to install a browser

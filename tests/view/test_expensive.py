@@ -17,9 +17,10 @@ from paceline.tables import trace as traces
 from paceline.tables.effort import PIECE, go_on, paced, within
 from paceline.tables.trace import read_trace
 from paceline.tables.windows import phases
-from paceline.view import opened, spans
-from paceline.view.library import Library
-from paceline.view.limits import Limits
+from paceline.view.records import record as opened
+from paceline.view.records import spans
+from paceline.view.records.library import Library
+from paceline.view.server.limits import Limits
 
 TRACED = ("timeline", "ops", "op-types", "kernels", "waits", "memory", "devices")
 pytestmark = pytest.mark.timeout(300)

@@ -11,9 +11,9 @@ from view_records import SLOW, TRAIN, grow, make_live
 from paceline.errors import RecordError
 from paceline.record import Outcome, read_run, write_run
 from paceline.record.timeline import TimelineWriter
-from paceline.view.follow import Follower, Tail
-from paceline.view.library import Library
-from paceline.view.spans import KINDS, spans_of, steps_of
+from paceline.view.records.library import Library
+from paceline.view.records.spans import KINDS, spans_of, steps_of
+from paceline.view.server.follow import Follower, Tail
 
 
 def test_only_what_is_new_is_sent(tmp_path):

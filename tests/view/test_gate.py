@@ -8,8 +8,8 @@ import pytest
 from view_records import TOKEN, TRAIN, make_run
 
 from paceline.errors import RecordError
-from paceline.view.library import Library
-from paceline.view.site import PAGES
+from paceline.view.records.library import Library
+from paceline.view.server.site import PAGES
 
 ADDRESSES = [
     "/",

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_records import TRAIN, make_run, make_series, trace
 
-from paceline.view import opened
-from paceline.view.limits import Limits
+from paceline.view.records import record as opened
+from paceline.view.server.limits import Limits
 
 KEYS = [
     "rule",

@@ -12,8 +12,8 @@ from view_records import TRAIN, make_run, make_series, trace
 from paceline.errors import NotRegularError, PacelineError
 from paceline.record import Step, StepWriter, read_run, read_steps
 from paceline.record.inside import Folder
-from paceline.view.export import export
-from paceline.view.library import Library
+from paceline.view.records.library import Library
+from paceline.view.server.export import export
 
 SECRET = "the-secret-of-somebody-else"
 pytestmark = pytest.mark.timeout(120)  # a FIFO that is opened blocks for ever

@@ -13,10 +13,10 @@ from view_records import EVIL, OTHER, SLOW, TRAIN, make_run
 
 from paceline.record import Outcome
 from paceline.trials.core.summary import summarize
-from paceline.view.grid import Column, Grid
-from paceline.view.library import Library
-from paceline.view.measures import measure
-from paceline.view.render import data_block
+from paceline.view.records.library import Library
+from paceline.view.records.measures import measure
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.render import data_block
 
 
 def test_the_list_has_every_record_and_its_figures(client):

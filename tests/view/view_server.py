@@ -7,7 +7,7 @@ from pathlib import Path
 
 from view_records import TOKEN
 
-from paceline.view import serve
+from paceline.view.server import serve
 
 
 class Served:

@@ -19,7 +19,7 @@ from paceline.cli.session import Session
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.view.limits import Limits
+    from paceline.view.server.limits import Limits
 
 WHERE = "Where it listens"
 LIMITS = "What a page may cost"
@@ -125,14 +125,14 @@ def view(
     """Shows records in a browser: dashboards, ops, kernels, time lines, results. Works offline."""
     session = Session.of(context, json=json)
     root, name = _place(chosen, record)
-    from paceline.view.limits import Limits
+    from paceline.view.server.limits import Limits
 
     limits = Limits(seconds=page_seconds, events=most_events)
     if export is not None:
         _export(session, root, name, export, limits, json=json)
         return
-    from paceline.view import serve
-    from paceline.view.browser import open_browser as opening
+    from paceline.view.server import serve
+    from paceline.view.server.browser import open_browser as opening
 
     if token_file is not None:
         if token is not None:
@@ -204,7 +204,7 @@ def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
 
 
 def _export(session: Session, root: Path, name: str, target: Path, limits: Limits, *, json: bool) -> None:
-    from paceline.view.export import export
+    from paceline.view.server.export import export
 
     session.record, size = export(root, name, target, limits=limits)
     if json:

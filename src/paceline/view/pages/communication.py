@@ -10,12 +10,12 @@ import msgspec
 
 from paceline.trials.bandwidth.series import size_name
 from paceline.trials.bandwidth.verdict import CollectiveRate, PairRate, Verdict, matrices
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note, Page
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
-from paceline.view.pages.utilisation import COLOURS
-from paceline.view.pages.verdicts import as_verdict
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note, Page
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.utilisation import COLOURS
+from paceline.view.ui.verdicts import as_verdict
 
 RATE = "GB/s (10⁹ bytes), the median of the rounds."
 WORKERS = Column(key="workers", title="workers", how="Taking part.", kind="count")

@@ -9,14 +9,14 @@ import polars as pl
 from paceline.tables.difference import difference, difference_of_ops
 from paceline.tables.effort import within
 from paceline.tables.iterations import PARTS
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note, Page, Tile, Tiles
-from paceline.view.grid import Column, Grid
-from paceline.view.measures import Measures, measure
-from paceline.view.opened import Opened
 from paceline.view.pages.dashboard import command
 from paceline.view.pages.runs import href
-from paceline.view.wording import rate, say
+from paceline.view.records.measures import Measures, measure
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.wording import rate, say
 
 MOST = 5000  # ops
 

@@ -9,14 +9,14 @@ import polars as pl
 
 from paceline.tables.iterations import PARTS, iterations
 from paceline.tables.stragglers import stragglers
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Facts, Findings, Note, Page, Split, Tile, Tiles
-from paceline.view.measures import Measures, measure
-from paceline.view.opened import Opened
 from paceline.view.pages.findings import read_findings
 from paceline.view.pages.runs import href
-from paceline.view.pages.utilisation import utilisation
-from paceline.view.wording import rate, say, seconds, size
+from paceline.view.records.measures import Measures, measure
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Facts, Findings, Note, Page, Split, Tile, Tiles
+from paceline.view.ui.utilisation import utilisation
+from paceline.view.ui.wording import rate, say, seconds, size
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

@@ -9,12 +9,12 @@ import polars as pl
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.overlap import overlap
 from paceline.tables.timeline import CAUSES, timeline
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Page
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
-from paceline.view.pages.traced import IDLE, device_split, has_traces, profile_of
-from paceline.view.pages.utilisation import COLOURS, SAMPLED, gpu_chart, utilisation
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Page
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.traced import IDLE, device_split, has_traces, profile_of
+from paceline.view.ui.utilisation import COLOURS, SAMPLED, gpu_chart, utilisation
 
 
 def there(record: Opened) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.view.blocks import Finding
-from paceline.view.opened import Opened
 from paceline.view.pages.runs import href
-from paceline.view.wording import say
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Finding
+from paceline.view.ui.wording import say
 
 MOST = 200
 # The page that has a rule's numbers; where a record lacks it, the next.
@@ -57,7 +57,7 @@ def _finding(told: Mapping[str, Any], record: Opened) -> Finding:
 
 def _page(rule: str, record: Opened) -> str:
     # Late: the list of pages has this one's dashboard in it.
-    from paceline.view.site import pages_of
+    from paceline.view.server.site import pages_of
 
     there = {page.key for page in pages_of(record)}
     return next((page for page in (PAGE_OF.get(rule, ""), *OTHERWISE) if page in there), "")

@@ -8,14 +8,14 @@ import polars as pl
 
 from paceline.tables.iterations import PARTS, iterations
 from paceline.tables.windows import PHASES
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note, Page, Tile, Tiles
-from paceline.view.grid import Column, Grid
-from paceline.view.measures import measure
-from paceline.view.opened import Opened
 from paceline.view.pages.dashboard import step_charts
-from paceline.view.pages.traced import has_traces, profile_of
-from paceline.view.wording import say, share
+from paceline.view.records.measures import measure
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.traced import has_traces, profile_of
+from paceline.view.ui.wording import say, share
 
 MOST = 50_000  # rows: the last steps
 BARS = 400  # steps in the chart of parts

@@ -8,10 +8,10 @@ import polars as pl
 
 from paceline.tables.kernels import kernels_by_op
 from paceline.tables.launches import launches
-from paceline.view.blocks import Block, Page
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
-from paceline.view.pages.traced import STEP, device_split, head, name_column, profile_of
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, Page
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.traced import STEP, device_split, head, name_column, profile_of
 
 MOST = 20_000  # rows
 _TIME = "From the kernel's start to its end, as the device's own clock has it."

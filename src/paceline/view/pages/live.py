@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.view.blocks import Block, Live, Note, Page
-from paceline.view.opened import Opened
 from paceline.view.pages.runs import href
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, Live, Note, Page
 
 
 def there(record: Opened) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.errors import RecordError
-from paceline.view.blocks import Block, Note, Page, Text
-from paceline.view.opened import Opened
 from paceline.view.pages.runs import href
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, Note, Page, Text
 
 TAIL = 64 << 10  # bytes
 

@@ -8,10 +8,10 @@ import polars as pl
 
 from paceline.tables.memory import CATEGORIES, memory, memory_peaks
 from paceline.tables.windows import PHASES
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note, Page
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note, Page
+from paceline.view.ui.grid import Column, Grid
 
 COLOURS = {"before": "other", **{phase: phase for phase in PHASES}, "other": "idle"}
 MEANS = {

@@ -9,12 +9,12 @@ import polars as pl
 
 from paceline.tables.iterations import PARTS, warm_up
 from paceline.tables.stragglers import lags, stragglers
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note, Page
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
 from paceline.view.pages.dashboard import SLOWEST
-from paceline.view.wording import seconds
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note, Page
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.wording import seconds
 
 COLUMNS = 600  # of the heat map: steps are put together where there are more
 ROWS = 512

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
-from paceline.view.blocks import Block, Note, Page
-from paceline.view.grid import Column, Grid, Row
-from paceline.view.library import MOST_RUNS, Entry, Library
+from paceline.view.records.library import MOST_RUNS, Entry, Library
+from paceline.view.ui.blocks import Block, Note, Page
+from paceline.view.ui.grid import Column, Grid, Row
 
 
 def href(page: str, name: str) -> str:

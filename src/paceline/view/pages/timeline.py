@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.view.blocks import Block, Note, Page, TimeLine
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
 from paceline.view.pages.runs import href
-from paceline.view.spans import MOST, Spans, spans_of, steps_of
+from paceline.view.records.record import Opened
+from paceline.view.records.spans import MOST, Spans, spans_of, steps_of
+from paceline.view.ui.blocks import Block, Note, Page, TimeLine
+from paceline.view.ui.grid import Column, Grid
 
 IN_REPORT = 20_000  # spans
 LONGEST = 200  # spans in the table

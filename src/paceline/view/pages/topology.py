@@ -14,9 +14,9 @@ from paceline.topology.host import format_list
 from paceline.topology.machine import Gpu, Link, Node, Package, Topology
 from paceline.topology.picture import draw
 from paceline.topology.survey import survey
-from paceline.view.blocks import Block, Note, Page, Picture
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, Note, Page, Picture
+from paceline.view.ui.grid import Column, Grid
 
 MOST = 64  # GPUs that can be drawn
 

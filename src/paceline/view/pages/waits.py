@@ -8,10 +8,10 @@ import polars as pl
 
 from paceline.errors import TraceError
 from paceline.tables.modules import modules
-from paceline.view.blocks import Block, Note, Page
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
-from paceline.view.pages.traced import head, profile_of
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, Note, Page
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.traced import head, profile_of
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

@@ -21,8 +21,8 @@ from paceline.tables.effort import within
 from paceline.tables.records import Tables, trace_files
 from paceline.tables.trace import Trace, rank_in, read_trace
 from paceline.tables.windows import windows
-from paceline.view.limits import Limits
-from paceline.view.steps import Steps, read_steps
+from paceline.view.records.steps import Steps, read_steps
+from paceline.view.server.limits import Limits
 
 LARGEST = 16 << 20  # bytes of a JSON document: those of ours have some kilobytes
 MOST_WORKERS = 4096

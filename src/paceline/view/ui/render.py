@@ -13,12 +13,12 @@ import msgspec
 from markupsafe import Markup
 
 from paceline import __version__
-from paceline.view.blocks import Page, Picture
-from paceline.view.grid import Grid
-from paceline.view.opened import Opened
 from paceline.view.pages.runs import href
-from paceline.view.site import Kind, pages_of
-from paceline.view.wording import say
+from paceline.view.records.record import Opened
+from paceline.view.server.site import Kind, pages_of
+from paceline.view.ui.blocks import Page, Picture
+from paceline.view.ui.grid import Grid
+from paceline.view.ui.wording import say
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

@@ -15,8 +15,8 @@ import anyio
 from anyio import to_thread
 
 from paceline.errors import TraceError
-from paceline.view.limits import Limits
-from paceline.view.opened import Opened
+from paceline.view.records.record import Opened
+from paceline.view.server.limits import Limits
 
 TOGETHER = 4  # pages over traces that are made at the same time
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from paceline.tables.iterations import PARTS, warm_up
-from paceline.view.opened import Opened
+from paceline.view.records.record import Opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

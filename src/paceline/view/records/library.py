@@ -16,9 +16,9 @@ from statistics import median
 from paceline.errors import PacelineError, RecordError
 from paceline.record.inside import Folder
 from paceline.record.schema import Run, Step
-from paceline.view.limits import Limits
-from paceline.view.opened import Opened, state_of
-from paceline.view.steps import read_tail
+from paceline.view.records.record import Opened, state_of
+from paceline.view.records.steps import read_tail
+from paceline.view.server.limits import Limits
 
 OPEN = 8  # records kept in memory, of traces no more than one record may have
 MOST_RUNS = 5000  # in the list, the newest

@@ -18,10 +18,10 @@ from paceline.errors import PacelineError, RecordError
 from paceline.record import Step
 from paceline.record.inside import File
 from paceline.record.samples import FILE, Sample
-from paceline.view.library import Library
-from paceline.view.opened import Opened
 from paceline.view.pages.logs import printable
-from paceline.view.steps import parse
+from paceline.view.records.library import Library
+from paceline.view.records.record import Opened
+from paceline.view.records.steps import parse
 
 EVERY = 0.5  # seconds between two looks
 FIRST = 128 << 10  # bytes of a file at the first look: the last few hundred steps

@@ -6,11 +6,11 @@ import msgspec
 
 from paceline.trials.scale.series import Verdict
 from paceline.trials.scale.why import CAUSES
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note, Tile, Tiles
-from paceline.view.grid import Column, Grid
-from paceline.view.pages.verdicts import HIGH, LOW, SPEED, spread
-from paceline.view.wording import say, share
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note, Tile, Tiles
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.verdicts import HIGH, LOW, SPEED, spread
+from paceline.view.ui.wording import say, share
 
 
 def scaling(told: Verdict) -> list[Block]:

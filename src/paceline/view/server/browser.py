@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.view.gate import FROM_FILE
+from paceline.view.server.auth import FROM_FILE
 
 PAGE = """<!doctype html>
 <meta charset="utf-8">

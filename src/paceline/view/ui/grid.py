@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from paceline.view.wording import NUMERIC, Kind, say
+from paceline.view.ui.wording import NUMERIC, Kind, say
 
 SHOWN = 500  # rows in a page: more are a download; sorting and filtering is then done over all of them, here
 LONGEST = 200  # characters of a filter or a cell's text in the page

@@ -6,9 +6,9 @@ import polars as pl
 
 from paceline.errors import RecordError
 from paceline.tables.devices import gpu_samples, host_samples
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note
-from paceline.view.opened import Opened
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note
 
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
 SAMPLED = "Sampled twice a second by the launcher, beside the workers."

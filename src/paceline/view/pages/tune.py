@@ -6,11 +6,11 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.trials.tune.verdict import Verdict
-from paceline.view import charts
-from paceline.view.blocks import Block, Chart, Note, Text, Tile, Tiles
-from paceline.view.grid import Column, Grid
-from paceline.view.opened import Opened
-from paceline.view.wording import rate, say, share, size
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note, Text, Tile, Tiles
+from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.wording import rate, say, share, size
 
 PATCH = 256 << 10  # bytes of tuned.patch
 

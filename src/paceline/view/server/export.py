@@ -13,13 +13,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 from paceline.errors import PacelineError, RecordError, UsageError
-from paceline.view import render
-from paceline.view.app import plotly
-from paceline.view.blocks import Note, Page
-from paceline.view.library import Library
-from paceline.view.limits import Limits
-from paceline.view.opened import Opened
-from paceline.view.site import Kind, pages_of
+from paceline.view.records.library import Library
+from paceline.view.records.record import Opened
+from paceline.view.server.app import plotly
+from paceline.view.server.limits import Limits
+from paceline.view.server.site import Kind, pages_of
+from paceline.view.ui import render
+from paceline.view.ui.blocks import Note, Page
 
 SCRIPTS = ("theme.js", "app.js", "timeline.js")
 

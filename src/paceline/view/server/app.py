@@ -20,17 +20,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paceline.errors import PacelineError, RecordError
-from paceline.view import render
-from paceline.view.blocks import Note, Page
-from paceline.view.follow import follow
-from paceline.view.gate import Gate
-from paceline.view.library import Library
-from paceline.view.limits import Limits
-from paceline.view.opened import Opened
 from paceline.view.pages import compare, runs, topology
-from paceline.view.site import PAGES, Kind
-from paceline.view.spans import spans_of
-from paceline.view.turns import Turns
+from paceline.view.records.library import Library
+from paceline.view.records.record import Opened
+from paceline.view.records.spans import spans_of
+from paceline.view.server.auth import Gate
+from paceline.view.server.follow import follow
+from paceline.view.server.limits import Limits
+from paceline.view.server.site import PAGES, Kind
+from paceline.view.server.turns import Turns
+from paceline.view.ui import render
+from paceline.view.ui.blocks import Note, Page
 
 OURS = {
     "app.css": "text/css",

@@ -22,7 +22,7 @@ from paceline.tables.kinds import STEP, of_communication, says
 from paceline.tables.trace import Trace, rank_in
 from paceline.tables.waits import LINE
 from paceline.tables.windows import windows
-from paceline.view.opened import Opened
+from paceline.view.records.record import Opened
 
 MOST = 100_000  # spans of a step: the shortest are left out where there are more
 MOST_STEPS = 2000  # to choose from

@@ -9,8 +9,8 @@ from pathlib import Path
 import uvicorn
 
 from paceline.errors import UsageError
-from paceline.view.app import make_app
-from paceline.view.limits import Limits
+from paceline.view.server.app import make_app
+from paceline.view.server.limits import Limits
 
 HERE = "127.0.0.1"
 SHORTEST = 16  # characters of a token that is to keep strangers out

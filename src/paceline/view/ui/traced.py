@@ -5,10 +5,10 @@ from __future__ import annotations
 from paceline.advise.profile import Profile, summarize
 from paceline.errors import RecordError, UsageError
 from paceline.tables.timeline import CAUSES
-from paceline.view.blocks import Block, Split, Tile, Tiles
-from paceline.view.grid import Column
-from paceline.view.opened import Opened
-from paceline.view.wording import seconds, share
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, Split, Tile, Tiles
+from paceline.view.ui.grid import Column
+from paceline.view.ui.wording import seconds, share
 
 STEP = "Sum over the traced steps of all ranks, by the number of traced steps: a step of one rank."
 HOST = "Time on the host, from the start to the end of the call, as torch's profiler recorded it"

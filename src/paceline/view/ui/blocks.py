@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from paceline.view.grid import Grid
-from paceline.view.spans import Spans
+from paceline.view.records.spans import Spans
+from paceline.view.ui.grid import Grid
 
 Tone = Literal["", "good", "bad", "warn", "live"]
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from paceline.errors import RecordError
-from paceline.view.grid import Column
-from paceline.view.opened import Opened
+from paceline.view.records.record import Opened
+from paceline.view.ui.grid import Column
 
 T = TypeVar("T")
 

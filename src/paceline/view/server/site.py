@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.errors import RecordError
-from paceline.view.blocks import Page
-from paceline.view.opened import Opened
 from paceline.view.pages import (
     communication,
     dashboard,
@@ -24,7 +22,9 @@ from paceline.view.pages import (
     topology,
     waits,
 )
-from paceline.view.pages.traced import has_traces
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Page
+from paceline.view.ui.traced import has_traces
 
 
 @dataclass(frozen=True, slots=True)

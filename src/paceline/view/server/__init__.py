@@ -1,0 +1,1 @@
+"""The web app: addresses, access, and the one-file report."""
