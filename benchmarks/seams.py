@@ -33,10 +33,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.comm.group import Group
 from paceline.record.writer import StepWriter
-from paceline.script import finding
 from paceline.script.notices import Notices
 from paceline.script.recorder import Recorder
-from paceline.script.stage import Stage
+from paceline.script.seams import instrument
+from paceline.script.seams.stage import Stage
 from paceline.settings import RunSettings, WorkerSettings
 from paceline.strategies.mirrored import Mirrored
 
@@ -75,7 +75,7 @@ def main() -> None:
         with_seams, without = [], []
         for number in range(args.blocks + 4):
             without.append(block())
-            lose = finding.find(stage)
+            lose = instrument.find(stage)
             if args.profile:
                 profile.enable()
             with_seams.append(block())

@@ -12,8 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
-from paceline.script import batch_norm, finding
-from paceline.script.stage import Stage
+from paceline.script.seams import instrument
+from paceline.script.seams.stage import Stage
+from paceline.script.slicing import batch_norm
 from paceline.settings import RunSettings, WorkerSettings
 from paceline.strategies.mirrored import Mirrored
 
@@ -31,7 +32,7 @@ def staged(group: Group, *, listeners: tuple[object, ...] = (), **run: Any) -> I
     plain_norm = _BatchNorm.forward
     if stage.run.sync_bn:
         batch_norm.synchronise(stage)
-    lose = finding.find(stage)
+    lose = instrument.find(stage)
     try:
         torch.manual_seed(0)
         yield stage

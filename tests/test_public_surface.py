@@ -9,7 +9,7 @@ import pytest
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.script.stage import SEAMS
+from paceline.script.seams.stage import SEAMS
 
 NAMES = [
     "GhostBatchNorm1d",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.converge.lars import LARS
     from paceline.converge.schedules import ScaledRate
     from paceline.errors import PacelineError
-    from paceline.script.api import log
+    from paceline.script.seams.api import log
     from paceline.strategies.mirrored import Mirrored
 
 __all__ = [
@@ -53,7 +53,7 @@ _HOMES = {
     "ScaledRate": "paceline.converge.schedules",
     "critical_batch": "paceline.converge.critical",
     "ghost": "paceline.converge.ghost",
-    "log": "paceline.script.api",
+    "log": "paceline.script.seams.api",
     "no_decay": "paceline.converge.groups",
 }
 

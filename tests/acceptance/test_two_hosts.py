@@ -30,7 +30,7 @@ for step in range(8):
     loss.backward()
     optimizer.step()
     print(f"{loss.item():.12f}", flush=True)
-from paceline.script.api import _stage
+from paceline.script.seams.api import _stage
 print(_stage.group._channel.name if _stage.group.world > 1 else "alone", flush=True)
 """
 

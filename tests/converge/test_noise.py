@@ -22,8 +22,8 @@ from paceline.comm.stopwatch import Stopwatch
 from paceline.converge.noise import NoiseMeter
 from paceline.errors import RecordError
 from paceline.record.noise import Noise, read_noise
-from paceline.script import finding
-from paceline.script.stage import Stage
+from paceline.script.seams import instrument
+from paceline.script.seams.stage import Stage
 from paceline.settings import RunSettings
 from paceline.strategies.mirrored import Mirrored
 
@@ -56,7 +56,7 @@ def measured(group: Group, folder: Path, **run: Any) -> Iterator[NoiseMeter]:
     mirrored = Mirrored()
     mirrored.on_stage(stage)
     meter = NoiseMeter(stage, folder, mirrored)
-    lose = finding.find(stage)
+    lose = instrument.find(stage)
     try:
         yield meter
         meter.close()

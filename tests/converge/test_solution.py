@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from paceline.converge.solution import RADIUS, SolutionMeter
 from paceline.record.sharpness import RunSharpness, read_sharpness, solution_path
-from paceline.script import finding
+from paceline.script.seams import instrument
 from paceline.settings import SharpnessSettings
 
 
@@ -346,5 +346,5 @@ def test_a_script_may_compile_where_our_modules_have_imported_torchs_names() -> 
     """The compiler is told to leave our code alone, and only ours: of some of torch's it cannot be told."""
     model = model_of()
     with staged(lone_group()) as stage:
-        finding._keep_out_of_graphs(stage)
+        instrument._keep_out_of_graphs(stage)
         assert model(torch.ones(2, 4, dtype=torch.float64)).shape == (2, 2)

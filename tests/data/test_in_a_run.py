@@ -10,7 +10,7 @@ import torch
 from staged import lone_group, staged
 
 import paceline.data as pd
-from paceline.script import api
+from paceline.script.seams import api
 
 
 class Looks:

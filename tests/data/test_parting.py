@@ -17,7 +17,7 @@ import paceline.data as pd
 from paceline.data.distributed import batch_sharing
 from paceline.data.distributed.batch_sharing import can_join, is_worth_it
 from paceline.errors import DataError, UsageError
-from paceline.script import api
+from paceline.script.seams import api
 
 LENGTH, BATCH = 23, 5  # the last batch has 3 rows: with 5 workers not one for each
 LOOPS = 3

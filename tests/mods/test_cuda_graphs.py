@@ -13,8 +13,8 @@ from torch import nn
 
 from paceline.errors import ScriptError
 from paceline.mods import catalog
-from paceline.script.graphed_step import GraphedStep
-from paceline.script.graphs import GraphedCall
+from paceline.mods.support.cuda_graph import GraphedCall
+from paceline.mods.support.graphed_step import GraphedStep
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 Script = Callable[[], list[float]]

@@ -16,8 +16,9 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError, UsageError
-from paceline.mods import catalog, scaling
-from paceline.script.stage import Stage
+from paceline.mods import catalog
+from paceline.mods.support import grad_scaler
+from paceline.script.seams.stage import Stage
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ class Net(nn.Module):
         return self.second(y)
 
 
-def put_in(stage: Stage, mods: list[str]) -> scaling.Scaler | None:
+def put_in(stage: Stage, mods: list[str]) -> grad_scaler.Scaler | None:
     for asked in catalog.parse(mods):
         mod = catalog.load(asked)
         mod.on_stage(stage)
@@ -81,7 +82,7 @@ def test_trains_with_the_plain_script_and_its_gradients_are_true(pool: Any, how:
         assert found[0] == pytest.approx(losses, rel=2e-2 if how == "AdamW" else 5e-3)
         assert found[1] == pytest.approx(norms, rel=3e-2 if how == "AdamW" else 1e-2)
         assert found[2] is torch.float16
-        assert found[3] == (scaling.FIRST, 0)
+        assert found[3] == (grad_scaler.FIRST, 0)
 
 
 def test_small_gradients_do_not_vanish() -> None:
@@ -135,7 +136,7 @@ def test_steps_with_infinite_gradients_are_left_out_until_the_scale_fits(pool: A
         assert all(finite)
         assert moved[0] == (False, False), "the loss is large: the first step is infinite"
         assert moved[-1] == (True, True)
-        assert scales[0] == scaling.FIRST / 2, "one backward halves it once, for all optimizers"
+        assert scales[0] == grad_scaler.FIRST / 2, "one backward halves it once, for all optimizers"
         assert all(before in (now, 2 * now) for before, now in pairwise(scales))
         assert adam == sum(move[0] for move in moved), "a step that is left out leaves no trace in the optimizer"
         assert skipped == sum(move.count(False) for move in moved)
@@ -145,15 +146,15 @@ def test_steps_with_infinite_gradients_are_left_out_until_the_scale_fits(pool: A
 
 
 def test_the_scale_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "GROWTH", 3)
-    assert trained(lone_group(), ["precision=fp16"], steps=7)[3] == (4 * scaling.FIRST, 0)
+    monkeypatch.setattr(grad_scaler, "GROWTH", 3)
+    assert trained(lone_group(), ["precision=fp16"], steps=7)[3] == (4 * grad_scaler.FIRST, 0)
 
 
 @settings(max_examples=20)
 @given(st.lists(st.sampled_from(["fine", "infinite"]), max_size=40))
 def test_the_rule_of_the_scale_is_torchs(steps: list[str]) -> None:
-    theirs = torch.amp.GradScaler("cpu", init_scale=scaling.FIRST, growth_interval=3)
-    growth, scaling.GROWTH = scaling.GROWTH, 3
+    theirs = torch.amp.GradScaler("cpu", init_scale=grad_scaler.FIRST, growth_interval=3)
+    growth, grad_scaler.GROWTH = grad_scaler.GROWTH, 3
     try:
         with staged(lone_group()) as stage:
             scaler = put_in(stage, ["precision=fp16"])
@@ -171,11 +172,11 @@ def test_the_rule_of_the_scale_is_torchs(steps: list[str]) -> None:
                 twin.grad = torch.full((2,), factor)
                 theirs.step(reference)
                 theirs.update()
-                assert scaler.scale == max(theirs.get_scale(), scaling.SMALLEST)
-                if theirs.get_scale() < scaling.SMALLEST:
+                assert scaler.scale == max(theirs.get_scale(), grad_scaler.SMALLEST)
+                if theirs.get_scale() < grad_scaler.SMALLEST:
                     return
     finally:
-        scaling.GROWTH = growth
+        grad_scaler.GROWTH = growth
 
 
 def test_what_is_infinite_without_a_scale_is_the_scripts_own() -> None:
@@ -188,7 +189,7 @@ def test_what_is_infinite_without_a_scale_is_the_scripts_own() -> None:
             optimizer.zero_grad()
             (weight * float("nan")).sum().backward()
             optimizer.step()
-        assert scaler.scale == scaling.SMALLEST
+        assert scaler.scale == grad_scaler.SMALLEST
         assert scaler.skipped == 16
         assert torch.isnan(weight).all()
 

@@ -18,7 +18,7 @@ from paceline.comm.group import Group
 from paceline.converge.ghost import GhostBatchNorm1d
 from paceline.errors import ScriptError, UsageError
 from paceline.mods import catalog
-from paceline.mods.choosing import Meter, choose
+from paceline.mods.support.noise_policy import Meter, choose
 
 STEPS = 6
 

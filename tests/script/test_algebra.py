@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from staged import lone_group
 
 from paceline.comm.group import Group
-from paceline.script import algebra
-from paceline.script.algebra import Split
+from paceline.script.slicing import crossings
+from paceline.script.slicing.crossings import Split
 
 WORLDS = (1, 2, 3, 5)
 
@@ -59,20 +59,20 @@ def crossed(group: Group, name: str) -> dict[str, torch.Tensor]:
     given_whole, given_local = numbers(5, 2, seed=1), numbers(split.mine, 2, seed=20 + group.rank)
     match name:
         case "cut":
-            source, given, cross = whole, given_local, lambda t: algebra.cut(t, 0, split)
+            source, given, cross = whole, given_local, lambda t: crossings.cut(t, 0, split)
         case "gather":
-            source, given, cross = mine, given_whole, lambda t: algebra.gather(t, 0, split)
+            source, given, cross = mine, given_whole, lambda t: crossings.gather(t, 0, split)
         case "blend":
-            source, given, cross = mine.sum(), given_whole.sum(), lambda t: algebra.blend(t, split.share, group)
+            source, given, cross = mine.sum(), given_whole.sum(), lambda t: crossings.blend(t, split.share, group)
         case "share":
-            source, given, cross = whole, given_local.sum().expand(5, 2), lambda t: algebra.share(t, group)
+            source, given, cross = whole, given_local.sum().expand(5, 2), lambda t: crossings.share(t, group)
         case "average":
-            source, given, cross = mine.sum().expand(3), given_whole[:3, 0], lambda t: algebra.average(t, group)
+            source, given, cross = mine.sum().expand(3), given_whole[:3, 0], lambda t: crossings.average(t, group)
         case "reduce_inside":
             source, given, cross = (
                 mine.sum().expand(3),
                 mine.sum() * numbers(3),
-                lambda t: algebra.reduce_inside(t, group),
+                lambda t: crossings.reduce_inside(t, group),
             )
     source = source.clone().requires_grad_()
     out = cross(source)
@@ -166,16 +166,16 @@ class Calls:
 
     def rows(self, function: Callable[..., Any], x: torch.Tensor, dim: int, *shared: torch.Tensor) -> torch.Tensor:
         split = Split.of(self.group, x.shape[dim])
-        local = function(algebra.cut(x, dim, split), *(algebra.share(s, self.group) for s in shared))
-        return algebra.gather(local, dim, split)
+        local = function(crossings.cut(x, dim, split), *(crossings.share(s, self.group) for s in shared))
+        return crossings.gather(local, dim, split)
 
     def value(self, function: Callable[..., Any], x: torch.Tensor, dim: int, kind: str) -> torch.Tensor:
         split = Split.of(self.group, x.shape[dim])
         weight = split.share if kind == "mean" else float(split.mine > 0)
-        return algebra.blend(function(algebra.cut(x, dim, split)), weight, self.group)
+        return crossings.blend(function(crossings.cut(x, dim, split)), weight, self.group)
 
     def gradient(self, grad: torch.Tensor) -> torch.Tensor:
-        return algebra.average(grad, self.group)
+        return crossings.average(grad, self.group)
 
 
 class Plain:
@@ -340,10 +340,10 @@ def borrowed(group: Group) -> dict[str, Any]:
     split = Split.of(group, 1)
     x = numbers(1, 2).requires_grad_()
     weight = numbers(2, 2, seed=1).requires_grad_()
-    rows = algebra.cut(x, 0, split)
-    y = algebra.gather(rows @ weight, 0, split)
+    rows = crossings.cut(x, 0, split)
+    y = crossings.gather(rows @ weight, 0, split)
     gx, gw = torch.autograd.grad((y**2).sum(), [x, weight])
-    return {"rows": rows.shape[0], "y": y.detach(), "gx": gx, "gw": algebra.average(gw, group)}
+    return {"rows": rows.shape[0], "y": y.detach(), "gx": gx, "gw": crossings.average(gw, group)}
 
 
 def test_a_borrowed_row_is_computed_and_dropped(pool: Any) -> None:
@@ -359,7 +359,7 @@ def test_a_borrowed_row_is_computed_and_dropped(pool: Any) -> None:
 
 def blended_nan(group: Group) -> float:
     value = torch.tensor(float("nan") if group.rank else 2.0, dtype=torch.float64)
-    return algebra.blend(value, 0.0 if group.rank else 1.0, group).item()
+    return crossings.blend(value, 0.0 if group.rank else 1.0, group).item()
 
 
 def test_a_worker_of_weight_zero_adds_nothing_whatever_its_value(pool: Any) -> None:
@@ -370,9 +370,9 @@ def empty(group: Group) -> tuple[Any, Any, Any]:
     split = Split.of(group, 0)
     x = torch.empty(0, 2, dtype=torch.float64, requires_grad=True)
     weight = numbers(2, 2).requires_grad_()
-    y = algebra.gather(algebra.cut(x, 0, split) @ weight, 0, split)
+    y = crossings.gather(crossings.cut(x, 0, split) @ weight, 0, split)
     gx, gw = torch.autograd.grad(y.sum(), [x, weight])
-    return y.shape, gx.shape, algebra.average(gw, group)
+    return y.shape, gx.shape, crossings.average(gw, group)
 
 
 def test_a_batch_of_nothing(pool: Any) -> None:
@@ -387,7 +387,7 @@ def test_a_batch_of_nothing(pool: Any) -> None:
 def gathered_of(group: Group, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
     split = Split.of(group, 5)
     whole = (torch.arange(10).view(5, 2) % 3).to(dtype)
-    found = algebra.gather(algebra.cut(whole, 0, split), 0, split)
+    found = crossings.gather(crossings.cut(whole, 0, split), 0, split)
     return found, found.requires_grad
 
 
@@ -402,9 +402,9 @@ def complex_gradient(group: Group) -> torch.Tensor:
     split = Split.of(group, 5)
     weight = torch.complex(numbers(2), numbers(2, seed=1)).requires_grad_()
     x = torch.complex(numbers(5, 2, seed=2), numbers(5, 2, seed=3))
-    y = algebra.gather(algebra.cut(x, 0, split) * weight, 0, split)
+    y = crossings.gather(crossings.cut(x, 0, split) * weight, 0, split)
     (grad,) = torch.autograd.grad((y.abs() ** 2).sum() + y.real.sum(), weight)
-    return algebra.average(grad, group)
+    return crossings.average(grad, group)
 
 
 def test_complex_numbers_cross_as_well(pool: Any) -> None:
@@ -416,7 +416,7 @@ def test_complex_numbers_cross_as_well(pool: Any) -> None:
 def counted(group: Group) -> tuple[int, torch.dtype, bool]:
     """A model that returns how many it got right: a sum of whole numbers."""
     split = Split.of(group, 5)
-    found = algebra.blend(torch.tensor(split.mine), 1.0, group)
+    found = crossings.blend(torch.tensor(split.mine), 1.0, group)
     return found.item(), found.dtype, found.requires_grad
 
 
@@ -429,11 +429,11 @@ def test_counts_are_summed_as_counts(pool: Any) -> None:
 
 def without_gradients(group: Group) -> tuple[bool, bool, bool]:
     split, whole = Split.of(group, 4), numbers(4, 2)
-    rows = algebra.cut(whole, 0, split)
+    rows = crossings.cut(whole, 0, split)
     in_place = rows.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    same = algebra.share(whole, group) is whole
+    same = crossings.share(whole, group) is whole
     with torch.no_grad():
-        free = algebra.cut(whole.requires_grad_(), 0, split).grad_fn is None
+        free = crossings.cut(whole.requires_grad_(), 0, split).grad_fn is None
     return in_place, same, free
 
 
@@ -445,12 +445,12 @@ def counted_crossings(group: Group) -> list[int]:
     """How often a gradient has gone from the whole into slices: what tells that work was split."""
     split, before, counts = Split.of(group, 4), group.crossed, []
     weight = numbers(2).requires_grad_()
-    loss = algebra.gather(algebra.cut(numbers(4, 2), 0, split) * weight, 0, split).sum()
+    loss = crossings.gather(crossings.cut(numbers(4, 2), 0, split) * weight, 0, split).sum()
     loss.backward()
     counts.append(group.crossed - before)
     (weight * 2).sum().backward()
     counts.append(group.crossed - before)
-    algebra.blend(weight.sum(), split.share, group).backward()
+    crossings.blend(weight.sum(), split.share, group).backward()
     counts.append(group.crossed - before)
     return counts
 

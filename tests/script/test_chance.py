@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from paceline.comm.group import Group
 from paceline.errors import PartedError
-from paceline.script import chance, streams
+from paceline.script import chance, rng
 
 # What a script draws numbers below 1 from. `clock()` is a clock that no two workers read alike.
 EQUAL = {
@@ -98,16 +98,16 @@ LIBRARY = "import random, uuid\ndef new_id(): return uuid.uuid4()\ndef new_rando
 @contextmanager
 def started(group: Group, seed: int = 3, **run: Any) -> Iterator[Any]:
     """A stage on which the script's streams and chances begin, as in a run; all is as before afterwards."""
-    before, dtype = streams.snapshot(), torch.get_default_dtype()
+    before, dtype = rng.snapshot(), torch.get_default_dtype()
     with staged(group, view="batch", **run) as stage:
-        undo = streams.start(seed)
+        undo = rng.start(seed)
         try:
             yield stage
         finally:
             undo()
             chance._source = None
             torch.set_default_dtype(dtype)
-            streams.restore(before)
+            rng.restore(before)
 
 
 def played(group: Group, folder: Path, text: str) -> tuple[str, list[float]]:
@@ -203,7 +203,7 @@ def test_ids_are_new_in_every_run_whatever_the_seed(pool: Any) -> None:
 
 def test_alone_the_operating_system_answers() -> None:
     before = uuid.uuid4, random.SystemRandom.random
-    undo = streams.start(3)
+    undo = rng.start(3)
     try:
         assert (uuid.uuid4, random.SystemRandom.random) == before
     finally:

@@ -8,7 +8,7 @@ import pytest
 from staged import lone_group
 
 from paceline.comm.group import Group
-from paceline.script.enough import FEWEST, Enough
+from paceline.script.stop_rule import FEWEST, Enough
 
 
 def stopped_at(group: Group, step_seconds: float, wanted: float, warm: int = 0, most: int = 2000) -> int | None:

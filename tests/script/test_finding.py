@@ -19,8 +19,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
 from paceline.errors import NotSplitError
-from paceline.script import finding
-from paceline.script.stage import SEAMS, Stage, call_site
+from paceline.script.seams import instrument
+from paceline.script.seams.stage import SEAMS, Stage, call_site
 from paceline.settings import RunSettings
 
 PATCHED: list[tuple[Any, str]] = [
@@ -343,7 +343,7 @@ def test_with_the_api_only_the_given_modules_are_distributed() -> None:
     diary, group = Diary(), lone_group()
     stage = Stage(RunSettings(script=""), group, only=[ours])
     stage.subscribe(diary)
-    lose = finding.find(stage)
+    lose = instrument.find(stage)
     try:
         theirs(torch.ones(1, 2))
         ours(torch.ones(1, 2))

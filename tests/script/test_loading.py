@@ -30,7 +30,8 @@ from torch.utils.data import (
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.script import streams, tree
+from paceline.script import rng as streams
+from paceline.script import tree
 from paceline.script.loading import keeps_generator
 
 SIZE = 11  # uneven for 2 and 3 workers and for batches of 4: the last batch has 3 rows

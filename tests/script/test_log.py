@@ -13,7 +13,7 @@ from staged import lone_group, staged
 import paceline as pl
 from paceline.comm.group import Group
 from paceline.record.logged import logged_path, read_logged
-from paceline.script import api
+from paceline.script.seams import api
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from pool import alone
 
 from paceline.comm.group import Group
-from paceline.script.play import play
+from paceline.script.run_script import play
 from paceline.settings import RunSettings
 
 LOOKS = """

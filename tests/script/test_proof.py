@@ -19,8 +19,8 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
-from paceline.script import streams, tree
-from paceline.script.rehearsal import undisturbed, woken
+from paceline.script import rng, tree
+from paceline.script.slicing.dry_run import undisturbed, woken
 
 
 def rows(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -433,7 +433,7 @@ def disturbed(group: Group) -> dict[str, Any]:
         module.dropout.eval()
         random.seed(0)
         np.random.seed(0)
-        streams_before = streams.snapshot()
+        streams_before = rng.snapshot()
         module(rows(4, 3).float())
         return {
             "count": module.count,

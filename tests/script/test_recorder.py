@@ -17,7 +17,7 @@ from paceline.record import read_steps
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
 from paceline.script.recorder import PHASES, EnoughSteps, Recorder
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 Script = Callable[[], None]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from paceline.comm.group import Group
-from paceline.script import streams
-from paceline.script.streams import OwnStream
+from paceline.script import rng
+from paceline.script.rng import OwnStream
 
 # What `start` puts something else in the place of.
 SEEDING: list[tuple[Any, str]] = [
@@ -29,13 +29,13 @@ SEEDING: list[tuple[Any, str]] = [
 
 @contextmanager
 def seeding_as_before() -> Iterator[None]:
-    plain, before = [getattr(owner, name) for owner, name in SEEDING], streams.snapshot()
+    plain, before = [getattr(owner, name) for owner, name in SEEDING], rng.snapshot()
     try:
         yield
     finally:
         for (owner, name), value in zip(SEEDING, plain, strict=True):
             setattr(owner, name, value)
-        streams.restore(before)
+        rng.restore(before)
 
 
 @pytest.fixture(autouse=True)
@@ -49,24 +49,24 @@ def draw() -> list[float]:
 
 
 def test_the_same_seed_starts_the_same_streams() -> None:
-    streams.start(7)
+    rng.start(7)
     first = draw()
-    streams.start(7)
+    rng.start(7)
     assert draw() == first
-    streams.start(8)
+    rng.start(8)
     assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**40])
 def test_any_seed_that_torch_takes_will_do(seed: int) -> None:
-    streams.start(seed)
+    rng.start(seed)
 
 
 def test_a_scripts_own_seed_overrides() -> None:
-    streams.start(7)
+    rng.start(7)
     torch.manual_seed(1)
     first = torch.rand(3)
-    streams.start(8)
+    rng.start(8)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(3), first)
 
@@ -74,7 +74,7 @@ def test_a_scripts_own_seed_overrides() -> None:
 def unseeded(seed: int) -> list[Any]:
     """What a script gets that asks the operating system for seeds."""
     with seeding_as_before():
-        streams.start(seed)
+        rng.start(seed)
         found = [np.random.default_rng().random() for _ in range(3)]
         for reseed in (random.seed, np.random.seed, torch.seed, torch.random.seed):
             reseed()
@@ -90,7 +90,7 @@ def test_seeds_that_the_system_would_give_come_from_the_run() -> None:
 
 
 def test_torch_says_which_seed_it_took() -> None:
-    streams.start(7)
+    rng.start(7)
     seed = torch.seed()
     assert torch.initial_seed() == seed
 
@@ -101,7 +101,7 @@ def test_seeds_of_the_scripts_own_are_kept() -> None:
         np.random.seed(3)
         torch.manual_seed(3)
         expected = draw()
-    streams.start(7)
+    rng.start(7)
     random.seed(3)
     np.random.seed(seed=3)
     torch.manual_seed(3)
@@ -110,7 +110,7 @@ def test_seeds_of_the_scripts_own_are_kept() -> None:
 
 def test_seeded_generators_of_numpy_stay_as_they_are() -> None:
     expected = np.random.default_rng(5).random()
-    streams.start(7)
+    rng.start(7)
     assert np.random.default_rng(5).random() == expected
     assert np.random.default_rng(seed=5).random() == expected
 
@@ -179,42 +179,42 @@ def test_an_exception_inside_still_puts_the_script_back() -> None:
     ids=["torch", "numpy", "random", "randperm", "shuffle"],
 )
 def test_a_draw_from_any_stream_is_noticed_and_can_be_taken_back(use: Any) -> None:
-    streams.start(0)
-    before = streams.snapshot()
-    assert not streams.drawn_since(before)
+    rng.start(0)
+    before = rng.snapshot()
+    assert not rng.drawn_since(before)
     use()
-    assert streams.drawn_since(before)
-    streams.restore(before)
-    assert not streams.drawn_since(before)
+    assert rng.drawn_since(before)
+    rng.restore(before)
+    assert not rng.drawn_since(before)
 
 
 def test_a_draw_that_fills_a_new_block_of_numpy_is_noticed() -> None:
     """Numpy draws blocks of 624 numbers: after as many the position is where it was."""
-    streams.start(0)
+    rng.start(0)
     np.random.random_sample(312)
-    before = streams.snapshot()
+    before = rng.snapshot()
     np.random.random_sample(312)
-    assert streams.drawn_since(before)
+    assert rng.drawn_since(before)
 
 
 def test_a_normal_number_that_was_kept_is_put_back() -> None:
     """Pairs of normal numbers are drawn: the second waits in the state."""
-    streams.start(0)
+    rng.start(0)
     np.random.randn()
-    before = streams.snapshot()
+    before = rng.snapshot()
     expected = [np.random.randn(), random.gauss(0, 1)]
-    assert streams.drawn_since(before)
-    streams.restore(before)
+    assert rng.drawn_since(before)
+    rng.restore(before)
     assert [np.random.randn(), random.gauss(0, 1)] == expected
 
 
 def test_nothing_drawn_is_nothing_drawn() -> None:
-    streams.start(0)
-    before = streams.snapshot()
+    rng.start(0)
+    before = rng.snapshot()
     torch.ones(3).sum()
     torch.rand(1, generator=torch.Generator().manual_seed(1))
     np.random.default_rng(1).random()
-    assert not streams.drawn_since(before)
+    assert not rng.drawn_since(before)
 
 
 def started(group: Group) -> list[Any]:
@@ -222,7 +222,7 @@ def started(group: Group) -> list[Any]:
     np.random.seed()
     torch.seed()
     with seeding_as_before():
-        streams.start(11)
+        rng.start(11)
         return [*draw(), *unseeded(11)]
 
 

@@ -35,7 +35,7 @@ from pool import Pool, alone
 from staged import staged
 
 from paceline.comm.group import Group
-from paceline.script.voice import Voice
+from paceline.script.output.rank0 import Voice
 
 _in_force: list[Any] = []  # the stage and the voice of this process, as long as it lives
 

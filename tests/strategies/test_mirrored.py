@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
 from paceline.comm.group import Group
-from paceline.script import api, finding
-from paceline.script.stage import Stage
+from paceline.script.seams import api, instrument
+from paceline.script.seams.stage import Stage
 from paceline.settings import RunSettings
 from paceline.strategies.mirrored import Mirrored, gather_sparse, leaves_of
 
@@ -142,7 +142,7 @@ def distributed_one_by_one(group: Group) -> list[bool]:
     first, second, other = (nn.Linear(3, 1).double() for _ in range(3))
     stage = Stage(RunSettings(script="", workers=group.world), group, only=[])
     Mirrored().on_stage(stage)
-    lose = finding.find(stage)
+    lose = instrument.find(stage)
     api.take_stage(stage)
     try:
         pl.Mirrored().distribute(first)

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from paceline.converge.critical import estimates
 from paceline.record.noise import Noise
 from paceline.record.writer import StepWriter
-from paceline.script.algebra import Split
 from paceline.script.losses import Losses, Ticket
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
+from paceline.script.slicing.crossings import Split
 from paceline.strategies.mirrored import Mirrored
 
 SHARE = 0.005  # of the time, at most

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
-from paceline.script import streams, tree
-from paceline.script.rehearsal import undisturbed
-from paceline.script.stage import Stage
+from paceline.script import rng, tree
+from paceline.script.seams.stage import Stage
+from paceline.script.slicing.dry_run import undisturbed
 
 MOST_CALLS = 10_000  # noted in a step: more are a loop that never comes to a backward
 EXACT = 1e-3  # how far the loss may be off when it is computed again …
@@ -174,7 +174,7 @@ class Replay:
                 self._give_up("the optimizer calls for the loss by itself (a closure)")
                 return plain(module, *args, **kwargs)
             self._open = True
-            self._streams = None if self._proven else streams.snapshot()
+            self._streams = None if self._proven else rng.snapshot()
             self._mode.__enter__()
         if "call" in vars(self.stage) or module._compiled_call_impl is not None:
             self._give_up("the model is compiled, and compiled code has no second derivative")
@@ -227,7 +227,7 @@ class Replay:
         """The notes of this step, computed again before its weights change, must give its loss."""
         self._proven = True
         expected = math.fsum(float(value) for value in self._values)
-        soft = self.stage.group.world > 1 or self._is_lowered() or streams.drawn_since(self._streams)
+        soft = self.stage.group.world > 1 or self._is_lowered() or rng.drawn_since(self._streams)
         try:
             with self._without_mode(), self.aside(), _as_it_was(self._now.models):
                 found = float(self._now.loss().detach())

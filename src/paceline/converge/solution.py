@@ -22,8 +22,8 @@ from paceline.converge.replay import Replay, Step, first_line
 from paceline.converge.sharpness import largest_eigenvalue, loss_along_line, perturbed_loss
 from paceline.record.private import create
 from paceline.record.sharpness import RunSharpness, solution_path, write_sharpness
-from paceline.script import streams
-from paceline.script.stage import Stage
+from paceline.script import rng
+from paceline.script.seams.stage import Stage
 from paceline.settings import SharpnessSettings
 
 RADIUS = 0.05  # of each tensor's norm
@@ -140,7 +140,7 @@ def finite(value: float) -> float | None:
 def _measurable(models: list[nn.Module]) -> Iterator[None]:
     """Eval mode; attention and recurrent layers by kernels that can be differentiated twice; streams put back."""
     modules = [module for model in models for module in model.modules()]
-    kept, before = [module.training for module in modules], streams.snapshot()
+    kept, before = [module.training for module in modules], rng.snapshot()
     with ExitStack() as stack:
         for enter in _differentiable(modules):
             stack.enter_context(enter())
@@ -151,7 +151,7 @@ def _measurable(models: list[nn.Module]) -> Iterator[None]:
         finally:
             for module, training in zip(modules, kept, strict=True):
                 module.__dict__["training"] = training
-            streams.restore(before)
+            rng.restore(before)
 
 
 def _differentiable(modules: list[nn.Module]) -> Iterator[Callable[[], Any]]:

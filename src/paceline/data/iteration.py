@@ -11,7 +11,7 @@ from paceline.data.metrics.record import keeper
 from paceline.data.planning.cursor import Cursor
 from paceline.data.planning.planner import Runtime
 from paceline.errors import UsageError
-from paceline.script.api import current
+from paceline.script.seams.api import current
 
 
 class Run:

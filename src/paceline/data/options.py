@@ -7,7 +7,7 @@ from typing import Any, Literal
 from paceline.data.error_policy import POLICIES
 from paceline.data.planning.stages import How, Kind
 from paceline.errors import UsageError
-from paceline.script.api import current
+from paceline.script.seams.api import current
 
 Number = int | Literal["auto"]
 KINDS = ("auto", "here", "threads", "processes")

@@ -36,7 +36,7 @@ from paceline.data.planning.planner import Plan, Runtime
 from paceline.data.planning.stages import How, Kind
 from paceline.data.sources.memory import Arrays, of_dataset
 from paceline.errors import UsageError
-from paceline.script import streams
+from paceline.script import rng
 from paceline.script.loading import keeps_generator
 
 # Their indices are drawn when they begin, so that reading ahead changes nothing.
@@ -163,9 +163,9 @@ class Feeder:
 
     def _look(self, first: Any) -> tuple[Any, bool]:
         """Loads the first batch here, and sees whether others may be loaded elsewhere."""
-        before, state = streams.snapshot(), _numbers_of(self._dataset)
+        before, state = rng.snapshot(), _numbers_of(self._dataset)
         batch = self._fetch(first)
-        if streams.drawn_since(before) or keeps_generator(self._dataset):
+        if rng.drawn_since(before) or keeps_generator(self._dataset):
             self.why = "its dataset draws random numbers"
         elif state != _numbers_of(self._dataset):
             self.why = "its dataset keeps count"

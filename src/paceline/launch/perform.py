@@ -11,12 +11,14 @@ from paceline.comm.stopwatch import Stopwatch
 from paceline.mods import catalog
 from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter, write_tuning
-from paceline.script import api, aside, batch_norm, finding, streams
+from paceline.script import rng
 from paceline.script.notices import Notices
-from paceline.script.play import play
+from paceline.script.output.rank0 import Voice
 from paceline.script.recorder import EnoughSteps, Recorder
-from paceline.script.stage import Stage
-from paceline.script.voice import Voice
+from paceline.script.run_script import play
+from paceline.script.seams import api, instrument, self_distributed
+from paceline.script.seams.stage import Stage
+from paceline.script.slicing import batch_norm
 from paceline.settings import WorkerSettings
 from paceline.strategies.mirrored import Mirrored
 
@@ -58,13 +60,13 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         solution = SolutionMeter(stage, folder, run.sharpness)
     if settings.rank:
         Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
-    finding.find(stage)
+    instrument.find(stage)
     if solution is not None:
         solution.install()
-    aside.watch(stage)
+    self_distributed.watch(stage)
     api.take_stage(stage, folder)
-    streams.start(run.seed + run.seed_shift)
-    streams.shift(run.seed_shift)
+    rng.start(run.seed + run.seed_shift)
+    rng.shift(run.seed_shift)
     pulse.view = stage.views.name
     try:
         play(run)

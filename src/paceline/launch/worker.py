@@ -25,7 +25,7 @@ from paceline.launch.control import Control
 from paceline.launch.perform import perform
 from paceline.launch.trimming import describe, whole_text
 from paceline.record.folder import open_log
-from paceline.script import ceiling
+from paceline.script import memory_limit
 from paceline.settings import WorkerSettings
 
 _PR_SET_PDEATHSIG = 1
@@ -69,7 +69,7 @@ def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: i
         _redirect(settings, pipes)
         os.chdir(spawn.folder)
         if settings.run.memory_limit:
-            ceiling.limit(settings.run.memory_limit)
+            memory_limit.limit(settings.run.memory_limit)
         control.pulse.on_failure = lambda error: control.failed(describe(error))
         perform(settings, control.pulse)
     except SystemExit as end:
@@ -146,7 +146,7 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
     # A DataLoader whose process was killed raises in a signal handler: not into this.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.run.memory_limit:
-        ceiling.lift()
+        memory_limit.lift()
     control.failed(describe(error))
     for stream in (sys.stdout, sys.stderr):
         try:

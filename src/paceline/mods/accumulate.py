@@ -22,11 +22,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.mods import micro_batches
-from paceline.mods.micro_batches import Plan
-from paceline.mods.recomputing import Recomputed
+from paceline.mods.support import micro_batches
+from paceline.mods.support.micro_batches import Plan
+from paceline.mods.support.recompute import Recomputed
 from paceline.script import tree
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 
 class Known:

@@ -22,9 +22,9 @@ import torch
 
 from paceline.converge.schedules import scale_rate
 from paceline.errors import ScriptError
-from paceline.mods import regrouping
-from paceline.mods.rates import Rates, usual_rule
-from paceline.script.stage import Stage
+from paceline.mods.support import batch_resize
+from paceline.mods.support.learning_rates import Rates, usual_rule
+from paceline.script.seams.stage import Stage
 
 ADVICE = "Change the batch in the script, or leave the mod out."
 
@@ -38,19 +38,19 @@ class Mod:
         self._told = ""
 
     def on_stage(self, stage: Stage) -> None:
-        self.stage, self.growth = stage, regrouping.Growth(stage, self.asked)
+        self.stage, self.growth = stage, batch_resize.Growth(stage, self.asked)
         self.rates = Rates.of(stage)
         stage.subscribe(self)
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
     def on_loader(self, loader: Any) -> None:
-        regrouping.regroup(loader, self.growth)
+        batch_resize.regroup(loader, self.growth)
 
     def around_length(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def length(loader: Any) -> int:
-            regrouping.regroup(loader, self.growth)
-            return regrouping.length(loader, plain, self.growth)
+            batch_resize.regroup(loader, self.growth)
+            return batch_resize.length(loader, plain, self.growth)
 
         return length
 
@@ -59,7 +59,7 @@ class Mod:
             batch = plain(iterator)
             if iterator._auto_collation or not self.growth.is_due(self.growth.known(iterator)):
                 return batch  # of the sampler's size
-            return regrouping.join_more(batch, lambda: plain(iterator), self.growth, self.stage.run.batch_dim)
+            return batch_resize.join_more(batch, lambda: plain(iterator), self.growth, self.stage.run.batch_dim)
 
         return following
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from paceline.script import tree
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 
 class Mod:

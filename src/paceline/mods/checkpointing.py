@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.mods.recomputing import Recomputed
-from paceline.script.stage import Stage
+from paceline.mods.support.recompute import Recomputed
+from paceline.script.seams.stage import Stage
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.mods import widened
-from paceline.script.stage import Stage
+from paceline.mods.support import fp32_outputs
+from paceline.script.seams.stage import Stage
 
 
 class Mod:
@@ -53,9 +53,9 @@ def compiled_where_large(
 
     def cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if inside or torch.compiler.is_compiling() or not widened.is_large(input):
+        if inside or torch.compiler.is_compiling() or not fp32_outputs.is_large(input):
             return plain(input, *args, **kwargs)
-        narrow = widened.original_of(input)
+        narrow = fp32_outputs.original_of(input)
         loss, read = (plain, input) if narrow is None else (widening, narrow)
         if loss not in compiled:
             compiled[loss] = compile(loss)

@@ -25,9 +25,9 @@ import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.script.graphed_step import GraphedStep
-from paceline.script.graphs import WITHOUT, GraphedCall, Layout, aside, kind_of, reason_against
-from paceline.script.stage import Stage
+from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, Layout, aside, kind_of, reason_against
+from paceline.mods.support.graphed_step import GraphedStep
+from paceline.script.seams.stage import Stage
 
 WARM_UP = 3  # calls of a kind that run as before: libraries choose kernels, compilers compile
 COMMON = 0.25  # the share of all calls that a kind needs, to be worth a graph

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 
 class Mod:

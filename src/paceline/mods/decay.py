@@ -15,8 +15,8 @@ from collections import Counter
 from typing import Any
 
 from paceline.converge.schedules import factor
-from paceline.mods.rates import Rates
-from paceline.script.stage import Stage
+from paceline.mods.support.learning_rates import Rates
+from paceline.script.seams.stage import Stage
 
 END = 0.01  # of the rate: what is left, also after the last step
 

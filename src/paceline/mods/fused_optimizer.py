@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
 

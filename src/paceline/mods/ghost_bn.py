@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.converge.ghost import KINDS, ghost
 from paceline.errors import ScriptError, UsageError
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 
 class Mod:

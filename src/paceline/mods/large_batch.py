@@ -25,12 +25,12 @@ from torch.optim import Optimizer
 from paceline.converge.ghost import KINDS as NORMS
 from paceline.converge.ghost import SIZE, ghost
 from paceline.converge.schedules import factor
-from paceline.mods.choosing import Choice, Meter, choose, growth
 from paceline.mods.decay import END, has_schedule
 from paceline.mods.optimizer import KINDS
-from paceline.mods.rates import Rates, usual_rule
-from paceline.mods.redirected import NAMES, Redirected
-from paceline.script.stage import Stage
+from paceline.mods.support.learning_rates import Rates, usual_rule
+from paceline.mods.support.noise_policy import Choice, Meter, choose, growth
+from paceline.mods.support.optimizer_swap import NAMES, Redirected
+from paceline.script.seams.stage import Stage
 
 
 class Mod:

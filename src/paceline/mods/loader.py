@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from paceline.mods.pinned import PinnedTensor
+from paceline.mods.support.pinned_batches import PinnedTensor
 from paceline.script import tree
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 AHEAD = 2  # batches of each process
 PLAIN = (bool, int, float, str, type(None))
@@ -54,7 +54,7 @@ class Mod:
 
     def on_loader(self, loader: Any) -> None:
         if self.fast:
-            from paceline.mods.fed import feeder_for
+            from paceline.mods.support.fast_loader import feeder_for
 
             self._feeders[loader] = feeder_for(loader) if self.alone else None
             return
@@ -67,7 +67,7 @@ class Mod:
     def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
             if (feeder := self._feeders.get(loader)) is not None:
-                from paceline.mods.fed import FedIter
+                from paceline.mods.support.fast_loader import FedIter
 
                 return FedIter(loader, feeder)
             if loader not in self._kept:

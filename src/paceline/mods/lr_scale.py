@@ -16,8 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.converge.schedules import scale_rate
-from paceline.mods.rates import Rates, usual_rule
-from paceline.script.stage import Stage
+from paceline.mods.support.learning_rates import Rates, usual_rule
+from paceline.script.seams.stage import Stage
 
 
 class Mod:

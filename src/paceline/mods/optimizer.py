@@ -22,8 +22,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from paceline.converge.layerwise import refuse_float16
 from paceline.errors import ScriptError, UsageError
-from paceline.mods.redirected import Redirected
-from paceline.script.stage import Stage
+from paceline.mods.support.optimizer_swap import Redirected
+from paceline.script.seams.stage import Stage
 
 KINDS = (SGD, Adam, AdamW)
 

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.mods import widened
-from paceline.mods.scaling import Scaler
+from paceline.mods.support import fp32_outputs
+from paceline.mods.support.grad_scaler import Scaler
 from paceline.script import tree
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -45,7 +45,7 @@ class Mod:
         self.stage = stage
         stage.subscribe(self)
         self.scaler = Scaler(stage) if self.dtype is torch.float16 else None
-        self.widen = widened.widen if widened.are_read(stage.run.mods) else torch.Tensor.float
+        self.widen = fp32_outputs.widen if fp32_outputs.are_read(stage.run.mods) else torch.Tensor.float
 
     def on_model(self, module: nn.Module) -> None:
         if self.scaler is not None and any(parameter.device.type == "cpu" for parameter in module.parameters()):

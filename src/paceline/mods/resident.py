@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset, TensorDataset, default_collate
 
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 SHARE = 0.5  # of a GPU's free memory that may be taken
 

@@ -18,7 +18,7 @@ import os
 
 import torch
 
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 from paceline.topology import discover
 
 TASKS = "/proc/self/task"

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from paceline.mods.rates import Rates
-from paceline.script.stage import Stage
+from paceline.mods.support.learning_rates import Rates
+from paceline.script.seams.stage import Stage
 
 
 class Mod:

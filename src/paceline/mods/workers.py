@@ -12,7 +12,7 @@ By hand:
 
 from __future__ import annotations
 
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 
 class Mod:

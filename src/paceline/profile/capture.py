@@ -23,7 +23,7 @@ from paceline.record.folder import unwritable
 from paceline.record.private import opened
 from paceline.record.settling import settle
 from paceline.script.recorder import EnoughSteps, Recorder
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 from paceline.settings import ProfileSettings
 
 LOOKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # after these steps rank 0 says whether the times have settled

@@ -20,7 +20,7 @@ from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
 from paceline.record.folder import unwritable
 from paceline.record.private import write_file
 from paceline.script.recorder import Recorder
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 MOST = 64  # of each kind: a script that makes a loader an epoch is not followed for ever
 

@@ -39,7 +39,7 @@ import torch
 from paceline.comm.places import script_line
 
 if TYPE_CHECKING:
-    from paceline.script.stage import Stage
+    from paceline.script.seams.stage import Stage
 
 PATIENCE = 10.0  # seconds that rank 0 may take to come to a line that this worker has come to
 SHARED = 32  # seeds that are rank 0's: those of a script's beginning. Later ones may be many, and are compared only

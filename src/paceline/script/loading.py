@@ -32,11 +32,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.comm.segments import Segments
 from paceline.errors import ScriptError
-from paceline.script import streams, tree
-from paceline.script.algebra import Split
+from paceline.script import rng, tree
+from paceline.script.slicing.crossings import Split
 
 if TYPE_CHECKING:
-    from paceline.script.stage import Stage
+    from paceline.script.seams.stage import Stage
 
 
 MAP, ITERABLE = 0, 1  # torch's kinds of dataset
@@ -150,24 +150,24 @@ def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
     if not isinstance(index, Dealt):
         return plain(fetcher, index)
     rows = list(index[index.start : index.stop])
-    before = streams.snapshot()
+    before = rng.snapshot()
     if index.use == "slice":
         data = plain(fetcher, rows or index[:1])
-        if streams.drawn_since(before):
-            streams.restore(before)
+        if rng.drawn_since(before):
+            rng.restore(before)
             data = tree.replace(plain(fetcher, list(index)), lambda leaf: _own_rows(leaf, index))
         return Part(data, index, whole=NO)
     if index.proves:
         state = _state_of(fetcher.dataset)
         data = plain(fetcher, list(index))
-        fine = not streams.drawn_since(before) and state == _state_of(fetcher.dataset)
+        fine = not rng.drawn_since(before) and state == _state_of(fetcher.dataset)
         if fine and all(map(_can_travel, tree.leaves(data))):
             return Part(data, index, whole=PROOF)
         return Part(data, index, whole=ALWAYS)
     data = plain(fetcher, rows) if rows else None
-    if not streams.drawn_since(before):
+    if not rng.drawn_since(before):
         return Part(data, index, whole=NO, before=None if get_worker_info() else before)
-    streams.restore(before)
+    rng.restore(before)
     return Part(plain(fetcher, list(index)), index, whole=ALWAYS)
 
 
@@ -274,7 +274,7 @@ class Dealer:
                 )
             if part.whole == NO:
                 # A peer's samples drew random numbers: so would one process, in the same order.
-                streams.restore(part.before)
+                rng.restore(part.before)
                 return self._fetch(iterator._dataset_fetcher, list(part.dealt))
         if part.whole:
             known_of(iterator).proven = True

@@ -15,10 +15,10 @@ import torch
 from paceline.comm.stopwatch import UNSPLIT, Lap
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
-from paceline.script import ceiling
-from paceline.script.enough import Enough
+from paceline.script import memory_limit
 from paceline.script.losses import Losses, Ticket
-from paceline.script.stage import Stage, call_site
+from paceline.script.seams.stage import Stage, call_site
+from paceline.script.stop_rule import Enough
 
 
 class EnoughSteps(SystemExit):
@@ -128,7 +128,7 @@ class Recorder:
     def _weigh(self, wait: bool) -> None:
         now = time.perf_counter()
         if wait or not self._memory or now - self._weighed > WEIGH:
-            self._memory, self._weighed = ceiling.most_taken(), now
+            self._memory, self._weighed = memory_limit.most_taken(), now
 
 
 FLUSH = 0.02  # seconds: steps shorter than this are written several at a time

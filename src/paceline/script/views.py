@@ -17,16 +17,17 @@ import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.script import algebra, tree
-from paceline.script.algebra import Split
-from paceline.script.averages import Averages
-from paceline.script.proof import Proof, initialise_lazy
-from paceline.script.sliced import SlicedCalls
-from paceline.script.streams import OwnStream
-from paceline.script.unfinished import equal_buffers, follow, sizes_of
+from paceline.script import tree
+from paceline.script.rng import OwnStream
+from paceline.script.slicing import crossings
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.proof import Proof, initialise_lazy
+from paceline.script.slicing.sliced import SlicedCalls
+from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 
 if TYPE_CHECKING:
-    from paceline.script.stage import Stage
+    from paceline.script.seams.stage import Stage
 
 MEASURED_STEPS = range(2, 4)  # of these steps the cost of gathering is taken: early, so that few batches are seen whole
 COSTLY = 0.05  # of a step spent gathering outputs
@@ -162,7 +163,7 @@ class Views:
             return tensor
         if tensor.dim() or tensor.grad_fn is None or getattr(tensor, "_paceline_whole", False):
             return tensor
-        return algebra.blend(tensor.detach(), self.share, self.group)
+        return crossings.blend(tensor.detach(), self.share, self.group)
 
     def refuse_gradients(self) -> None:
         if self.batch_is_cut:

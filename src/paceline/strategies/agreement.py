@@ -26,7 +26,7 @@ from torch import nn
 
 from paceline.comm.places import script_line
 from paceline.script import chance
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 from paceline.strategies.differing import Differing
 from paceline.strategies.digest import digest
 from paceline.strategies.ledger import Ledger

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PartedError
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 from paceline.strategies.digest import digest, parts
 from paceline.strategies.ledger import Entry, Ledger, signed
 

@@ -22,8 +22,9 @@ from paceline.comm.places import script_line
 from paceline.comm.sparse import sparse
 from paceline.comm.tuning import Tuner
 from paceline.errors import PartedError
-from paceline.script import algebra, chance
-from paceline.script.stage import Stage, call_site
+from paceline.script import chance
+from paceline.script.seams.stage import Stage, call_site
+from paceline.script.slicing import crossings
 from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
 from paceline.strategies.agreement import Agreement
@@ -50,7 +51,7 @@ class Mirrored:
         Every worker calls it, with the same objects. Under `paceline run` everything is distributed already; under
         another launcher (torchrun) this connects the workers; alone it changes nothing.
         """
-        from paceline.script.api import attach
+        from paceline.script.seams.api import attach
 
         attach(self, [thing for thing in objects if isinstance(thing, nn.Module)])
         return objects[0] if len(objects) == 1 else objects
@@ -195,7 +196,7 @@ class Mirrored:
     def _ready(self, parameter: torch.Tensor) -> None:
         if len(parameter._post_accumulate_grad_hooks) > 1 and parameter.grad is not None:
             # The script acts on this gradient inside backward: it must be the global one by then.
-            parameter.grad = algebra.average(parameter.grad, self.group)
+            parameter.grad = crossings.average(parameter.grad, self.group)
         else:
             self._buckets.ready(self._known[parameter], parameter)
 
@@ -211,13 +212,13 @@ class Mirrored:
             put_first(after, self._handles[parameter])
 
     def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
-        return algebra.average(grad, self.group)
+        return crossings.average(grad, self.group)
 
     def _average_odd(self, parameter: torch.Tensor) -> None:
         """A sparse gradient, or one that has a graph itself."""
         grad = parameter.grad
         if grad is not None and grad.requires_grad:
-            parameter.grad = algebra.average(grad, self.group)
+            parameter.grad = crossings.average(grad, self.group)
             return
         parameter.grad = gather_sparse(grad, parameter, self.group)
 
@@ -240,7 +241,7 @@ class Mirrored:
     def _make_whole(self, loss: torch.Tensor, tails: list[Tail] | None) -> None:
         """In the slice view the loss becomes the global one, for whoever prints it."""
         if tails is None:
-            whole = algebra.blend(loss.detach(), self.stage.views.share, self.group)
+            whole = crossings.blend(loss.detach(), self.stage.views.share, self.group)
             loss.data.copy_(whole)
         else:
             loss.data.fill_(sum(tail.loss * tail.share for tail in tails if tail.share))

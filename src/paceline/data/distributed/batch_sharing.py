@@ -23,9 +23,9 @@ from paceline.data.execution.parallel_map import Jobs, Rows
 from paceline.data.options import grows
 from paceline.errors import DataError, UsageError
 from paceline.script import tree
-from paceline.script.algebra import Split
-from paceline.script.api import current, in_own_process
 from paceline.script.loading import join
+from paceline.script.seams.api import current, in_own_process
+from paceline.script.slicing.crossings import Split
 
 PASSING = 0.5e-3  # seconds that it takes to put a batch together, whatever its size
 SPEED = 1e9  # bytes a second, there

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from paceline.data.metrics.report import report_of
 from paceline.record.pipelines import Reported, pipelines_path
 from paceline.record.writer import StepWriter
-from paceline.script import api
+from paceline.script.seams import api
 
 if TYPE_CHECKING:
     from paceline.data.planning.planner import Runtime
-    from paceline.script.stage import Stage
+    from paceline.script.seams.stage import Stage
 
 MOST = 64  # pipelines: a script that makes one an epoch is not followed for ever
 SPACING = 1.0  # seconds between two lines of a pipeline; the run's end writes what is new since

@@ -20,8 +20,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from paceline.script import leftovers, streams, tree
-from paceline.script.leftovers import Place
+from paceline.script import rng, tree
+from paceline.script.slicing import side_effects
+from paceline.script.slicing.side_effects import Place
 
 FAILED = object()  # in the place of an output
 
@@ -45,20 +46,20 @@ def rehearse(
     with _on_a_copy(module), undisturbed(module, all_eval=all_eval), torch.set_grad_enabled(graph):
         if shift:
             torch.rand(1)
-        before = streams.snapshot()
-        attributes = leftovers.look(module)
+        before = rng.snapshot()
+        attributes = side_effects.look(module)
         old = {key: buffer.clone() for key, buffer in own_buffers(module)}
         try:
             output = plain(module, *given[0], **given[1])
         except Exception as error:
             return Seen(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
-        states = leftovers.changed(module, attributes)
+        states = side_effects.changed(module, attributes)
         changes = {
             key: b - old[key] if key in old and old[key].shape == b.shape else b.clone()
             for key, b in own_buffers(module)
             if key not in old or not torch.equal(b, old[key])
         }
-        return Seen(output, states, changes, streams.drawn_since(before))
+        return Seen(output, states, changes, rng.drawn_since(before))
 
 
 @contextlib.contextmanager
@@ -81,8 +82,8 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
     modules = list(module.modules())
     attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
-    put_back = leftovers.keep(module)
-    before = streams.snapshot()
+    put_back = side_effects.keep(module)
+    before = rng.snapshot()
     # Weights are others for a while: autocast must neither take what it has cast before, nor keep what it casts now.
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -106,7 +107,7 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
         with torch.no_grad():
             for buffer, kept_value in buffers:
                 buffer.copy_(kept_value)
-        streams.restore(before)
+        rng.restore(before)
 
 
 def asleep(module: nn.Module) -> list[nn.Parameter]:

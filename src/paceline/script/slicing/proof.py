@@ -23,12 +23,21 @@ from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import tree
-from paceline.script.algebra import Split
-from paceline.script.averages import Averages
-from paceline.script.comparing import CLEAR, COMPARABLE, IN_DOUBLE, blend_role, close, is_float32, on_host, row_dim
-from paceline.script.leftovers import Place
-from paceline.script.rehearsal import FAILED, Seen, asleep, in_double, rehearse, woken
-from paceline.script.sliced import Plan, Role, cut_leaves, role_by_shape
+from paceline.script.slicing.comparing import (
+    CLEAR,
+    COMPARABLE,
+    IN_DOUBLE,
+    blend_role,
+    close,
+    is_float32,
+    on_host,
+    row_dim,
+)
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.dry_run import FAILED, Seen, asleep, in_double, rehearse, woken
+from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing.sliced import Plan, Role, cut_leaves, role_by_shape
 
 
 class Proof:

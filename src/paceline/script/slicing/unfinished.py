@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.comm.group import Group, as_bytes
-from paceline.script import leftovers
-from paceline.script.leftovers import Place
-from paceline.script.together import PLAIN, is_plain
+from paceline.script.slicing import side_effects
+from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing.together import PLAIN, is_plain
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Attribute:
 
     @classmethod
     def of(cls, module: nn.Module, place: Place) -> Attribute:
-        value = leftovers.get(module, place)
-        held = leftovers.get(module, place[:-1]) if len(place) > 2 else None
+        value = side_effects.get(module, place)
+        held = side_effects.get(module, place[:-1]) if len(place) > 2 else None
         return cls(place, value, value, len(held) if isinstance(held, list) else None)
 
     def has_changed(self, module: nn.Module) -> bool:
@@ -43,9 +43,9 @@ class Attribute:
     def put_back(self, module: nn.Module) -> None:
         now = Attribute.of(module, self.place)
         if now.length is not None and self.length is not None and now.length > self.length:
-            del leftovers.get(module, self.place[:-1])[self.length :]
+            del side_effects.get(module, self.place[:-1])[self.length :]
         elif now.value is not self.value and now.value is not None:
-            leftovers.put(module, self.place, self.value)
+            side_effects.put(module, self.place, self.value)
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def numbers_in(module: nn.Module, *, but: Any = ()) -> Iterator[list[Any]]:
     `but`."""
     for path, m in module.named_modules():
         for name, value in m.__dict__.items():
-            if name not in leftovers.OWN and type(value) in PLAIN and is_plain(value) and (path, name) not in but:
+            if name not in side_effects.OWN and type(value) in PLAIN and is_plain(value) and (path, name) not in but:
                 yield [path, name, value]
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from paceline.errors import ScriptError
 from paceline.script import loading, tree
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 CONSTANT = (bool, int, float, type(None))  # beside the tensors of a batch: taken from its first part
 

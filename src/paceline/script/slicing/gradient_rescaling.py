@@ -22,11 +22,11 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
-from paceline.script import algebra
-from paceline.script.algebra import Split
+from paceline.script.slicing import crossings
+from paceline.script.slicing.crossings import Split
 
 if TYPE_CHECKING:
-    from paceline.script.stage import Stage
+    from paceline.script.seams.stage import Stage
 
 NOT_THE_SCRIPTS = ("torch.", "paceline.")
 
@@ -71,14 +71,14 @@ def _seen_whole(
         return None if found is None else found * world
 
     def of_batch(grad: torch.Tensor) -> Any:
-        whole = algebra.gather(grad, 0, split) / world
+        whole = crossings.gather(grad, 0, split) / world
         try:
             found = hook(whole)
         except RuntimeError:  # it works on tensors of the slice, where they could not be seen: else it raises again
             return of_slice(grad)
         if found is None:
             return None
-        return algebra.cut(found, 0, split) * world if split.mine else torch.zeros_like(grad)
+        return crossings.cut(found, 0, split) * world if split.mine else torch.zeros_like(grad)
 
     if _holds_tensors(hook):
         return of_slice

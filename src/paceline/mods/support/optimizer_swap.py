@@ -26,8 +26,8 @@ import torch
 from paceline.converge.groups import no_decay
 from paceline.converge.lamb import LAMB
 from paceline.converge.lars import LARS
-from paceline.mods.rates import Rates
-from paceline.script.stage import Stage
+from paceline.mods.support.learning_rates import Rates
+from paceline.script.seams.stage import Stage
 
 NAMES: dict[str, Any] = {"lamb": LAMB, "lars": LARS}
 LEAST, MOST = 0.005, 0.02  # of a layer's norm, by which it moves at a step: where these optimizers are known to work

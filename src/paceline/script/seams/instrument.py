@@ -24,8 +24,9 @@ from torch import nn
 from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paceline.script import loading, true_gradients
-from paceline.script.stage import Stage
+from paceline.script import loading
+from paceline.script.seams.stage import Stage
+from paceline.script.slicing import gradient_rescaling
 
 
 def find(stage: Stage) -> Callable[[], None]:
@@ -58,7 +59,7 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         *_slice_view_readings(stage),
         stage.views.averages.find(),
-        true_gradients.find(stage),
+        gradient_rescaling.find(stage),
     ]
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.script import algebra
+from paceline.script.slicing import crossings
 
 
 class Averages:
@@ -76,4 +76,4 @@ def blend_average(value: torch.Tensor, divisor: torch.Tensor, counts: bool, grou
     total = own.clone()
     group.all_reduce(total, "what a loss is divided by")
     share = own / total
-    return algebra.blend(torch.where(own > 0, value, torch.zeros_like(value)), share.to(value.dtype), group)
+    return crossings.blend(torch.where(own > 0, value, torch.zeros_like(value)), share.to(value.dtype), group)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 
 @dataclass(slots=True)

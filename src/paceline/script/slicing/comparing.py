@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from paceline.script import tree
-from paceline.script.algebra import Split
-from paceline.script.sliced import Role
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.sliced import Role
 
 # Rounding of the same sum in another order, relative to the largest value; far below what mixed samples change.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.script import streams, tree
-from paceline.script.comparing import close
-from paceline.script.proof import ways_to_cut
-from paceline.script.rehearsal import undisturbed
-from paceline.script.sliced import Role
+from paceline.script import rng, tree
+from paceline.script.slicing.comparing import close
+from paceline.script.slicing.dry_run import undisturbed
+from paceline.script.slicing.proof import ways_to_cut
+from paceline.script.slicing.sliced import Role
 
 
 @dataclass(slots=True)
@@ -81,8 +81,8 @@ def prove(plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, 
         with undisturbed(subject):
             if shift:
                 torch.rand(1)
-            before = streams.snapshot()
-            return plain(subject, *given[0], **given[1]), streams.drawn_since(before)
+            before = rng.snapshot()
+            return plain(subject, *given[0], **given[1]), rng.drawn_since(before)
 
     whole, drew = observe(given)
     again = observe(given, shift=True)[0] if drew else whole

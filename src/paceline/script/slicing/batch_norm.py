@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.script import algebra
-from paceline.script.algebra import Split
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
+from paceline.script.slicing import crossings
+from paceline.script.slicing.crossings import Split
 
 
 def synchronise(stage: Stage) -> None:
@@ -39,11 +39,11 @@ def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     counted = float(split.mine > 0)  # a borrowed row has no part in the statistics
     count = wide.new_full((1,), counted * x.numel() / x.shape[1])
-    sums = algebra.reduce_inside(torch.cat([wide.sum(dims) * counted, count]), split.group)
+    sums = crossings.reduce_inside(torch.cat([wide.sum(dims) * counted, count]), split.group)
     total = sums[-1].detach()
     mean = sums[:-1] / total
     centred = wide - mean.view(shape)
-    variance = algebra.reduce_inside((centred * centred).sum(dims) * counted, split.group) / total
+    variance = crossings.reduce_inside((centred * centred).sum(dims) * counted, split.group) / total
     y = centred * torch.rsqrt(variance + norm.eps).view(shape)
     if norm.affine:
         y = y * norm.weight.view(shape) + norm.bias.view(shape)

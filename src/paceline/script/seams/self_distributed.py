@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.comm.link import LinkStore, link_of_this_process
-from paceline.script.stage import Stage
+from paceline.script.seams.stage import Stage
 
 
 def watch(stage: Stage) -> None:

@@ -41,8 +41,8 @@ from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.comm.places import script_line
 from paceline.errors import NotSplitError, PacelineError
-from paceline.script import algebra
-from paceline.script.together import Together
+from paceline.script.slicing import crossings
+from paceline.script.slicing.together import Together
 from paceline.settings import RunSettings
 
 SEAMS = (
@@ -216,7 +216,7 @@ class Stage:
         met = self.pulse.collectives
         # What reaches a leaf from inside a sliced call is local; what is whole already stays so under averaging.
         averaged = tuple(
-            algebra.average(g, self.group) if g is not None and tensor.is_leaf else g
+            crossings.average(g, self.group) if g is not None and tensor.is_leaf else g
             for g, tensor in zip(found, asked, strict=True)
         )
         self.together.meet_since(met)

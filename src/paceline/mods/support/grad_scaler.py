@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.errors import ScriptError
 from paceline.script import tree
-from paceline.script.stage import Stage, call_site
+from paceline.script.seams.stage import Stage, call_site
 from paceline.strategies.mirrored import leaves_of, put_first
 
 FIRST = 2.0**16

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from paceline.script.graphs import capturing
+from paceline.mods.support.cuda_graph import capturing
 
 KINDS = (SGD, Adam, AdamW)
 WARM_UP = 3  # steps with gradients in the same places, before they are relied upon

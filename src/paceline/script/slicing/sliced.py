@@ -18,12 +18,13 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.errors import PacelineError, PartedError
-from paceline.script import algebra, leftovers, tree
-from paceline.script.algebra import Split
-from paceline.script.averages import Averages, blend_average
-from paceline.script.leftovers import Place
-from paceline.script.together import Together
-from paceline.script.unfinished import (
+from paceline.script import tree
+from paceline.script.slicing import crossings, side_effects
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.loss_denominators import Averages, blend_average
+from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing.together import Together
+from paceline.script.slicing.unfinished import (
     Attribute,
     Unfinished,
     equal_buffers,
@@ -150,8 +151,8 @@ class SlicedCalls:
             value = attribute.value  # left by an earlier call, whole: this one may go on from it
             goes_on = role.kind == "rows" and len(place) == 2 and isinstance(value, torch.Tensor)
             if goes_on and value.shape[role.dim : role.dim + 1] == (split.batch,):
-                attribute.lent = algebra.cut(value, role.dim, split)
-                leftovers.put(subject, place, attribute.lent)
+                attribute.lent = crossings.cut(value, role.dim, split)
+                side_effects.put(subject, place, attribute.lent)
         self.split = split
         self.averages.begin()
         try:
@@ -171,9 +172,9 @@ class SlicedCalls:
         """Puts together what the call has left in an attribute or has added to a buffer."""
         if number < len(plan.states):
             place, role = plan.states[number]
-            value = leftovers.get(left.module, place)
+            value = side_effects.get(left.module, place)
             if role.kind != "same" and isinstance(value, (torch.Tensor, int, float)):
-                leftovers.put(left.module, place, self._join_leaf(value, role, split))
+                side_effects.put(left.module, place, self._join_leaf(value, role, split))
         else:
             *_, role = plan.buffers[number - len(plan.states)]
             buffer, old = left.buffers[number - len(plan.states)]
@@ -267,7 +268,7 @@ class SlicedCalls:
         if role.kind == "rows":
             began = time.perf_counter()
             split = split.times(piece.shape[role.dim] // max(split.mine, 1))
-            whole = algebra.gather(piece, role.dim, split)
+            whole = crossings.gather(piece, role.dim, split)
             self.seconds += time.perf_counter() - began
             self.gathered += whole.numel() * whole.element_size()
             if piece.grad_fn is not None and piece.retains_grad:
@@ -279,8 +280,8 @@ class SlicedCalls:
             self.averages.check_mean_over_rows()
         weight = float(split.mine > 0) if role.kind == "sum" else split.share
         if isinstance(piece, torch.Tensor):
-            return algebra.blend(piece, weight, self.group)
-        value = algebra.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()
+            return crossings.blend(piece, weight, self.group)
+        value = crossings.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()
         return type(piece)(round(value) if isinstance(piece, int) else value)
 
 
@@ -289,7 +290,7 @@ def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) ->
     whole.retain_grad()
 
     def keep(grad: torch.Tensor) -> None:
-        whole.grad = algebra.gather(grad, dim, split) / split.group.world
+        whole.grad = crossings.gather(grad, dim, split) / split.group.world
 
     piece.register_hook(keep)
 
@@ -311,7 +312,7 @@ def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
         for place in (m._parameters, m._buffers, m.__dict__):
             for name, value in place.items():
                 if isinstance(value, torch.Tensor) and value.grad_fn is not None and (id(m), name) not in own:
-                    lent.append((place, name, value, algebra.share(value, group)))
+                    lent.append((place, name, value, crossings.share(value, group)))
     for place, name, _, shared in lent:
         place[name] = shared
     try:
@@ -325,9 +326,9 @@ def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
     """The arguments for this worker: own rows of what has a batch, the rest shared."""
     local = [
-        algebra.cut(leaf, cuts[i], split)
+        crossings.cut(leaf, cuts[i], split)
         if i in cuts
-        else algebra.share(leaf, split.group)
+        else crossings.share(leaf, split.group)
         if isinstance(leaf, torch.Tensor)
         else leaf
         for i, leaf in enumerate(leaves)

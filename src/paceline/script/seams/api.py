@@ -14,8 +14,8 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.record.logged import Logged, logged_path
 from paceline.record.writer import StepWriter
-from paceline.script import finding
-from paceline.script.stage import Stage
+from paceline.script.seams import instrument
+from paceline.script.seams.stage import Stage
 from paceline.settings import from_environment
 
 _stage: Stage | None = None  # of this process, whoever made it
@@ -77,7 +77,7 @@ def attach(strategy: Any, modules: list[nn.Module]) -> None:
         settings = from_environment()
         stage = Stage(settings.run, Group(settings), only=modules)
         strategy.on_stage(stage)
-        finding.find(stage)
+        instrument.find(stage)
         take_stage(stage)
     elif _stage.only is not None:
         _stage.only.update(modules)

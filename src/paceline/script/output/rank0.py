@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.script.overlay import Listing, Overlay
-from paceline.script.stage import Stage
+from paceline.script.output.overlay import Listing, Overlay
+from paceline.script.seams.stage import Stage
 
 # Not the script's: devices, and the compilers' caches, whose files are handed to other processes.
 SYSTEM = ("/dev/", "/proc/", "/sys/")

@@ -1,0 +1,1 @@
+"""What several mods share, and the parts of large ones."""

@@ -1,0 +1,1 @@
+"""Whose output is seen: rank 0 writes, the other ranks' files are private."""

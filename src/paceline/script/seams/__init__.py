@@ -1,0 +1,1 @@
+"""The seams of a script, and how each is found."""

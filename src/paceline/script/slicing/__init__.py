@@ -1,0 +1,1 @@
+"""Calls computed in slices: the proof, the cuts, the gradients."""
