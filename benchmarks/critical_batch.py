@@ -34,7 +34,7 @@ import msgspec
 from in_parts import Kept, carry_out, unpacked
 from side_by_side import PACELINE, ROOT
 
-from paceline.converge.critical import critical_batch
+from paceline.converge.noise.critical_batch import critical_batch
 from paceline.launch import Zygote
 from paceline.record.folder import log_path
 from paceline.record.noise import Noise, read_noise

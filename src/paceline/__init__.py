@@ -16,11 +16,11 @@ from paceline.comm.registration import register
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.converge.critical import critical_batch
-    from paceline.converge.ghost import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, ghost
-    from paceline.converge.groups import no_decay
-    from paceline.converge.lamb import LAMB
-    from paceline.converge.lars import LARS
+    from paceline.converge.ghost_bn.module import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, ghost
+    from paceline.converge.noise.critical_batch import critical_batch
+    from paceline.converge.optimizers.lamb import LAMB
+    from paceline.converge.optimizers.lars import LARS
+    from paceline.converge.optimizers.param_groups import no_decay
     from paceline.converge.schedules import ScaledRate
     from paceline.errors import PacelineError
     from paceline.script.seams.api import log
@@ -43,18 +43,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "GhostBatchNorm1d": "paceline.converge.ghost",
-    "GhostBatchNorm2d": "paceline.converge.ghost",
-    "GhostBatchNorm3d": "paceline.converge.ghost",
-    "LAMB": "paceline.converge.lamb",
-    "LARS": "paceline.converge.lars",
+    "GhostBatchNorm1d": "paceline.converge.ghost_bn.module",
+    "GhostBatchNorm2d": "paceline.converge.ghost_bn.module",
+    "GhostBatchNorm3d": "paceline.converge.ghost_bn.module",
+    "LAMB": "paceline.converge.optimizers.lamb",
+    "LARS": "paceline.converge.optimizers.lars",
     "Mirrored": "paceline.strategies.mirrored",
     "PacelineError": "paceline.errors",
     "ScaledRate": "paceline.converge.schedules",
-    "critical_batch": "paceline.converge.critical",
-    "ghost": "paceline.converge.ghost",
+    "critical_batch": "paceline.converge.noise.critical_batch",
+    "ghost": "paceline.converge.ghost_bn.module",
     "log": "paceline.script.seams.api",
-    "no_decay": "paceline.converge.groups",
+    "no_decay": "paceline.converge.optimizers.param_groups",
 }
 
 

@@ -10,8 +10,8 @@ import os
 import pytest
 import torch
 
-from paceline.converge import fused
-from paceline.converge.ghost_norm import ghost_norm
+from paceline.converge.ghost_bn.functional import ghost_norm
+from paceline.converge.optimizers import tensor_tables
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -42,9 +42,9 @@ def test_kernels_compute_the_formula(
 ) -> None:
     if last and len(shape) not in (4, 5):
         pytest.skip("no such layout")
-    monkeypatch.setattr(fused, "DEVICES", (DEVICE,))
+    monkeypatch.setattr(tensor_tables, "DEVICES", (DEVICE,))
     if INTERPRETED:
-        from paceline.converge import ghost_fused
+        from paceline.converge.ghost_bn import fused as ghost_fused
 
         monkeypatch.setattr(ghost_fused, "_multiprocessors", lambda device: 8)
     torch.manual_seed(0)

@@ -18,7 +18,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.comm.group import Group
-from paceline.converge import fused
+from paceline.converge.optimizers import tensor_tables
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -31,7 +31,7 @@ SHAPES = [(70, 130), (64, 128), (130,), (3, 5, 3, 3), (0, 4), (), (2, 4096)]
 
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "DEVICES", (DEVICE,))
+    monkeypatch.setattr(tensor_tables, "DEVICES", (DEVICE,))
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -198,7 +198,7 @@ def sharded_and_whole(group: Group, meeting: str) -> list[float]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    fused.DEVICES = ("cpu",)
+    tensor_tables.DEVICES = ("cpu",)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=group.rank, world_size=group.world)
     mesh = init_device_mesh("cpu", (group.world,))
     found = []

@@ -19,7 +19,7 @@ import paceline as pl
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
-from paceline.converge.noise import NoiseMeter
+from paceline.converge.noise.measure import NoiseMeter
 from paceline.errors import RecordError
 from paceline.record.noise import Noise, read_noise
 from paceline.script.seams import instrument
@@ -195,7 +195,7 @@ def test_more_workers_and_more_steps_make_it_narrower() -> None:
 
 def test_quotients_of_single_steps_would_be_wrong() -> None:
     """Why numerator and denominator are averaged apart."""
-    from paceline.converge.critical import estimates
+    from paceline.converge.noise.critical_batch import estimates
 
     made = lines(400, small=1, large=8, truth=20.0)
     pairs = [estimates(line) for line in made]

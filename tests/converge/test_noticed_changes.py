@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.converge import layerwise
-from paceline.converge.fused import ADAPTED, DECAYED, Table
+from paceline.converge.optimizers import layerwise
+from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table
 from paceline.errors import UsageError
 
 SHAPES = [(6, 6), (3, 5), (7,), (4, 2, 3, 3), (3, 5), (0, 4), (4, 3, 1, 1), ()]

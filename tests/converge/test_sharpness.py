@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paceline.converge.sharpness import (
+from paceline.converge.sharpness.hessian import (
     hessian_vector,
     largest_eigenvalue,
     loss_along_line,

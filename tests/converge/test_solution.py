@@ -14,7 +14,7 @@ from staged import lone_group, staged
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from paceline.converge.solution import RADIUS, SolutionMeter
+from paceline.converge.sharpness.solution import RADIUS, SolutionMeter
 from paceline.record.sharpness import RunSharpness, read_sharpness, solution_path
 from paceline.script.seams import instrument
 from paceline.settings import SharpnessSettings

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
 from paceline.comm.group import Group
-from paceline.converge.ghost import GhostBatchNorm1d
+from paceline.converge.ghost_bn.module import GhostBatchNorm1d
 from paceline.errors import ScriptError, UsageError
 from paceline.mods import catalog
 from paceline.mods.support.noise_policy import Meter, choose

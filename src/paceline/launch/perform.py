@@ -41,7 +41,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     mirrored.on_stage(stage)
     meter = None
     if run.noise_scale:
-        from paceline.converge.noise import NoiseMeter
+        from paceline.converge.noise.measure import NoiseMeter
 
         meter = NoiseMeter(stage, folder, mirrored)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
@@ -55,7 +55,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         capture = Capture(stage, recorder, folder, run.profile)
     solution = None
     if run.sharpness is not None:
-        from paceline.converge.solution import SolutionMeter
+        from paceline.converge.sharpness.solution import SolutionMeter
 
         solution = SolutionMeter(stage, folder, run.sharpness)
     if settings.rank:

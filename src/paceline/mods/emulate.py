@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.converge.ghost import KINDS, ghost
+from paceline.converge.ghost_bn.module import KINDS, ghost
 from paceline.errors import UsageError
 from paceline.mods import batch
 from paceline.script.seams.stage import Stage

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paceline.converge.ghost import KINDS, ghost
+from paceline.converge.ghost_bn.module import KINDS, ghost
 from paceline.errors import ScriptError, UsageError
 from paceline.script.seams.stage import Stage
 

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.converge.ghost import KINDS as NORMS
-from paceline.converge.ghost import SIZE, ghost
+from paceline.converge.ghost_bn.module import KINDS as NORMS
+from paceline.converge.ghost_bn.module import SIZE, ghost
 from paceline.converge.schedules import factor
 from paceline.mods.decay import END, has_schedule
 from paceline.mods.optimizer import KINDS

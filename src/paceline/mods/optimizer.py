@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from paceline.converge.layerwise import refuse_float16
+from paceline.converge.optimizers.layerwise import refuse_float16
 from paceline.errors import ScriptError, UsageError
 from paceline.mods.support.optimizer_swap import Redirected
 from paceline.script.seams.stage import Stage

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from paceline.converge.groups import no_decay
-from paceline.converge.lamb import LAMB
-from paceline.converge.lars import LARS
+from paceline.converge.optimizers.lamb import LAMB
+from paceline.converge.optimizers.lars import LARS
+from paceline.converge.optimizers.param_groups import no_decay
 from paceline.mods.support.learning_rates import Rates
 from paceline.script.seams.stage import Stage
 

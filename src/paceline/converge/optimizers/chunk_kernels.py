@@ -98,7 +98,7 @@ def run(kernel: Any, table: Any, kind: str | None, *arguments: Any) -> None:
 
 def add_up_shards(table: Any) -> None:
     """Over the workers that hold other shards of the same tensors. Each of them calls it, and waits for the others."""
-    from paceline.converge.layerwise import add_up
+    from paceline.converge.optimizers.layerwise import add_up
 
     if table.sharded:
         add_up(table.sums, table.mesh, table.sharded)

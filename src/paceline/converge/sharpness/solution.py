@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.converge.replay import Replay, Step, first_line
-from paceline.converge.sharpness import largest_eigenvalue, loss_along_line, perturbed_loss
+from paceline.converge.sharpness.hessian import largest_eigenvalue, loss_along_line, perturbed_loss
+from paceline.converge.sharpness.replay import Replay, Step, first_line
 from paceline.record.private import create
 from paceline.record.sharpness import RunSharpness, solution_path, write_sharpness
 from paceline.script import rng

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.converge.fused import ADAPTED, DECAYED, Table
-from paceline.converge.layerwise import Batch, Layerwise, norms, wide
+from paceline.converge.optimizers.layerwise import Batch, Layerwise, norms, wide
+from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table
 from paceline.errors import UsageError
 
 
@@ -80,6 +80,6 @@ class LARS(Layerwise):
         torch._foreach_sub_(batch.parameters, updates)
 
     def _fused_step(self, group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-        from paceline.converge.lars_kernels import launch
+        from paceline.converge.optimizers.lars_kernels import launch
 
         launch(group, table, scale, found_inf)

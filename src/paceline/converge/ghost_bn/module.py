@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from paceline.converge.ghost_norm import Running, ghost_norm
+from paceline.converge.ghost_bn.functional import Running, ghost_norm
 from paceline.errors import UsageError
 
 SIZE = 32

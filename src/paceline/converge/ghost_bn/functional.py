@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from paceline.converge import fused
-from paceline.converge.ghosts import Ghosts
+from paceline.converge.ghost_bn.split import Ghosts
+from paceline.converge.optimizers import tensor_tables
 
 Running = tuple[Tensor, Tensor, float]  # mean, variance, momentum
 
@@ -41,9 +41,11 @@ class _GhostNorm(Function):
         ctx: Any, x: Tensor, weight: Any, bias: Any, running: Running | None, ghosts: Ghosts, eps: float
     ) -> Tensor:
         ctx.ghosts, ctx.eps = ghosts, eps
-        ctx.fused = x.device.type in fused.DEVICES and x.dtype in fused.DTYPES and fused.has_triton()
+        ctx.fused = (
+            x.device.type in tensor_tables.DEVICES and x.dtype in tensor_tables.DTYPES and tensor_tables.has_triton()
+        )
         if ctx.fused:
-            from paceline.converge.ghost_fused import forward
+            from paceline.converge.ghost_bn.fused import forward
 
             y, laid_out, (table, ctx.rows) = forward(x, weight, bias, running, ghosts, eps)
             # Where a copy was made it is what backward reads; the input is kept for gradients of gradients.
@@ -62,7 +64,7 @@ class _GhostNorm(Function):
         if torch.is_grad_enabled():  # gradients of gradients: by operations that have some
             return (*_again(ctx, dy, x, weight, bias), None, None, None)
         if ctx.fused:
-            from paceline.converge.ghost_fused import backward
+            from paceline.converge.ghost_bn.fused import backward
 
             dx, dw, db = backward(dy, x if second is None else second, (first, ctx.rows), ctx.ghosts)
         else:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.converge.chunk_kernels import (
+from paceline.converge.optimizers.chunk_kernels import (
     SPAN,
     TYPES,
     add_up_if_last,
@@ -26,7 +26,7 @@ from paceline.converge.chunk_kernels import (
     run,
     write,
 )
-from paceline.converge.fused import Table
+from paceline.converge.optimizers.tensor_tables import Table
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.converge.critical import estimates
+from paceline.converge.noise.critical_batch import estimates
 from paceline.record.noise import Noise
 from paceline.record.writer import StepWriter
 from paceline.script.losses import Losses, Ticket

@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from paceline.converge import ghost_kernels as kernels
-from paceline.converge.ghosts import Ghosts
+from paceline.converge.ghost_bn import kernels
+from paceline.converge.ghost_bn.split import Ghosts
 
 TILE = 4096  # elements that a program holds at a time
 PARTS = 64  # programs that make a ghost's sums, at most

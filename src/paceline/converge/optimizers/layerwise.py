@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from paceline.converge.fused import ADAPTED, DECAYED, Prepared, States, Table, can_fuse, is_capturing
+from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Prepared, States, Table, can_fuse, is_capturing
 from paceline.errors import PacelineError, UsageError
 
 HALF = (torch.float16, torch.bfloat16)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.converge.fused import ADAPTED, DECAYED, Table
-from paceline.converge.layerwise import Batch, Layerwise, norms, wide
+from paceline.converge.optimizers.layerwise import Batch, Layerwise, norms, wide
+from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table
 
 
 class LAMB(Layerwise):
@@ -80,7 +80,7 @@ class LAMB(Layerwise):
         torch._foreach_sub_(parameters, updates)
 
     def _fused_step(self, group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-        from paceline.converge.lamb_kernels import launch
+        from paceline.converge.optimizers.lamb_kernels import launch
 
         launch(group, table, scale, found_inf)
 

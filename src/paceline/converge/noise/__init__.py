@@ -1,0 +1,1 @@
+"""The gradient noise scale, and the critical batch size that follows from it."""

@@ -1,0 +1,1 @@
+"""Layer-wise optimizers: LARS and LAMB."""

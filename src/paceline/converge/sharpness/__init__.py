@@ -1,0 +1,1 @@
+"""How sharp a minimum is."""
