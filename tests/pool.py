@@ -28,7 +28,7 @@ import torch
 import torch._dynamo  # every optimizer imports it: once here, not once a worker
 
 from paceline.comm.group import Group
-from paceline.comm.link import Link
+from paceline.comm.link.client import Link
 from paceline.errors import PeerLostError
 from paceline.launch.store import LinkServer
 from paceline.settings import RunSettings, WorkerSettings

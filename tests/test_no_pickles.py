@@ -14,7 +14,7 @@ READS_CODE = re.compile(
 )
 MAY = {
     # Shared memory that only workers of the run hold (comm/memory/handover.py); a batch may hold anything.
-    "comm/segments.py",
+    "comm/shm_exchange.py",
     # Pipes and shared memory between a process and its own forks.
     "data/execution/process_pool.py",
     "data/execution/prefetch_process.py",

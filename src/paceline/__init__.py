@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.comm.registration import register
+from paceline.comm.torch_backend.registration import register
 
 __version__ = "0.1.0"
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.comm import frames
 from paceline.comm.group import Group
-from paceline.comm.link import Link, LinkStore, link_of_this_process, within
+from paceline.comm.link import frames
+from paceline.comm.link.client import Link, LinkStore, link_of_this_process, within
 from paceline.errors import PeerLostError
 from paceline.launch.store import LinkServer
 

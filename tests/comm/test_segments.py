@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.comm.group import Group
-from paceline.comm.segments import START, Segments
+from paceline.comm.shm_exchange import START, Segments
 from paceline.settings import RunSettings, WorkerSettings
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.comm import tuning
+from paceline.comm import bucket_tuning
+from paceline.comm.bucket_tuning import Tuner
 from paceline.comm.buckets import SIZE, Buckets
 from paceline.comm.group import Group
-from paceline.comm.tuning import Tuner
 
 Cost = Callable[[int, int], float]  # seconds of a step, by size of buckets and number of the step
 
@@ -53,7 +53,7 @@ def all_the_same(size: int, step: int) -> float:
 
 def faster_once(size: int, step: int) -> float:
     """In the first round only: a machine that was busy for a while."""
-    return 0.5 if size != SIZE and step < tuning.WARM_UP + 3 * tuning.BLOCK else 1.0
+    return 0.5 if size != SIZE and step < bucket_tuning.WARM_UP + 3 * bucket_tuning.BLOCK else 1.0
 
 
 def hardly_faster(size: int, step: int) -> float:
@@ -74,7 +74,7 @@ def test_another_size_is_kept_only_if_it_was_faster_every_time(pool: Any, cost: 
     for verdict, size in pool(2).run(tried, cost, 2 << 20, 0.5):
         assert size == verdict.chosen.bucket_bytes == chosen
         assert len(verdict.told()["tried"]) == 3
-        assert all(len(way["seconds"]) == tuning.ROUNDS for way in verdict.told()["tried"])
+        assert all(len(way["seconds"]) == bucket_tuning.ROUNDS for way in verdict.told()["tried"])
 
 
 @pytest.mark.parametrize(("numel", "waited", "why"), [(1000, 0.5, "too little"), (2 << 20, 0.001, "nothing to gain")])

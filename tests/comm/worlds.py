@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 import paceline
 from paceline.comm.group import Group
-from paceline.comm.memory import engine, mailbox, reductions, relay
+from paceline.comm.memory import engine, mailbox, pipelined_allreduce, reductions
 
 WORKERS = 4
 SUBSETS = ((0, 1, 2, 3), (0, 1), (1, 3), (3, 0, 2), (2,))
@@ -79,6 +79,6 @@ def join(group: Group, backend: str) -> None:
 
 def make_tiny() -> None:
     """Of this process: what fits into a slot, a buffer or a chunk. The pool's own group is not to be used after."""
-    engine.HALF, engine.SMALL, relay.PIECE = HALF, SMALL, HALF // 4
+    engine.HALF, engine.SMALL, pipelined_allreduce.PIECE = HALF, SMALL, HALF // 4
     mailbox.BUFFER, mailbox.PAIR = BUFFER, 4 * mailbox.LINE + 2 * BUFFER
     reductions.CHUNK = 256

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
-from paceline.comm.places import script_line
 from paceline.errors import NotSplitError
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import SEAMS, Stage, call_site

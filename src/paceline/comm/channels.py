@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from paceline.comm.called_off import CalledOff
 from paceline.comm.gloo import gloo_group
-from paceline.comm.link import within
+from paceline.comm.link.client import within
 from paceline.comm.memory.engine import Engine
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Reductions, Shared, Sum

@@ -24,11 +24,11 @@ from paceline.comm.called_off import CalledOff
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
 from paceline.comm.ending import Ending
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
-from paceline.comm.link import LinkStore, link_of_this_process, within
+from paceline.comm.link.client import LinkStore, link_of_this_process, within
 from paceline.comm.lost import from_backend, says_lost
-from paceline.comm.memory.meeting import Meeting
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
+from paceline.comm.memory.shm_rendezvous import Meeting
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError

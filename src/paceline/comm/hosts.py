@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.comm.channels import GlooChannel
-from paceline.comm.link import within
+from paceline.comm.link.client import within
 from paceline.comm.memory.engine import Engine
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.network import costs, hierarchy

@@ -2,7 +2,7 @@
 
 It has no address. A worker's end of its socket is made before the worker is forked and handed down to it, so there is
 nothing for anybody else to connect to. Addresses, ids and descriptors (of shared memory, of processes) travel through
-it; see comm/link.py for the worker's side.
+it; see comm/link/client.py for the worker's side.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Self
 
 import msgspec
 
-from paceline.comm import frames
-from paceline.comm import link_messages as say
+from paceline.comm.link import frames
+from paceline.comm.link import messages as say
 
 
 class LinkServer:

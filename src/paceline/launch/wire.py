@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm import frames
+from paceline.comm.link import frames
 from paceline.record.schema import Step
 from paceline.settings import WorkerSettings
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import torch
 
-from paceline.comm.link import Link
+from paceline.comm.link.client import Link
 from paceline.launch import offspring, wire
 from paceline.launch.control import Control
 from paceline.launch.perform import perform

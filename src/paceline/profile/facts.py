@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from paceline.comm.places import script_line
+from paceline.comm.call_site import script_line
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts, SaveFacts, facts_path
 from paceline.record.folder import unwritable
 from paceline.record.private import write_file

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
-from paceline.comm.places import script_line
+from paceline.comm.call_site import script_line
 from paceline.comm.stopwatch import Stopwatch
 
 PHASE = "paceline."

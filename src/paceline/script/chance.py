@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paceline.comm.places import script_line
+from paceline.comm.call_site import script_line
 
 if TYPE_CHECKING:
     from paceline.script.seams.stage import Stage

@@ -30,7 +30,7 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from paceline.comm.segments import Segments
+from paceline.comm.shm_exchange import Segments
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.slicing.crossings import Split

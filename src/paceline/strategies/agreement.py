@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.comm.places import script_line
+from paceline.comm.call_site import script_line
 from paceline.script import chance
 from paceline.script.seams.stage import Stage
 from paceline.strategies.differing import Differing

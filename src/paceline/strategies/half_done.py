@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from paceline.comm.buckets import Buckets
-from paceline.comm.places import script_line
+from paceline.comm.call_site import script_line
 from paceline.errors import ScriptError
 
 

@@ -16,11 +16,11 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.bucket import Tail
+from paceline.comm.bucket_tuning import Tuner
 from paceline.comm.buckets import Buckets, Watcher
+from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
-from paceline.comm.places import script_line
 from paceline.comm.sparse import sparse
-from paceline.comm.tuning import Tuner
 from paceline.errors import PartedError
 from paceline.script import chance
 from paceline.script.seams.stage import Stage, call_site

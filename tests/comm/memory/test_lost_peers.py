@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import PrefixStore
 from worlds import BUFFER, join, make_tiny
 
 from paceline.comm.group import Group
-from paceline.comm.memory.meeting import Meeting
 from paceline.comm.memory.reductions import Reductions
+from paceline.comm.memory.shm_rendezvous import Meeting
 from paceline.errors import PeerLostError
 
 VICTIM = 2

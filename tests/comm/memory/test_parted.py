@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from worlds import join
 
 from paceline.comm.group import Group
-from paceline.comm.memory import meeting
+from paceline.comm.memory import shm_rendezvous as meeting
 from paceline.comm.memory.engine import Engine
 from paceline.errors import PartedError, UsageError
 

@@ -12,9 +12,9 @@ from torch._C._distributed_c10d import PrefixStore
 from worlds import make_tiny
 
 from paceline.comm.group import Group
-from paceline.comm.memory import relay
+from paceline.comm.memory import pipelined_allreduce
 from paceline.comm.memory.engine import Engine
-from paceline.comm.memory.meeting import Meeting
+from paceline.comm.memory.shm_rendezvous import Meeting
 
 PIECE = 1024  # bytes, of a tiny one
 CALLS = 60
@@ -63,4 +63,4 @@ def test_sums_are_right_whoever_is_late(world: int, dtype: torch.dtype) -> None:
 
 
 def test_the_memory_for_it_does_not_grow_with_the_square_of_the_workers() -> None:
-    assert [relay.space_for(world) >> 20 for world in (2, 4, 8, 64)] == [6, 24, 48, 384]
+    assert [pipelined_allreduce.space_for(world) >> 20 for world in (2, 4, 8, 64)] == [6, 24, 48, 384]

@@ -19,8 +19,8 @@ from paceline.comm.group import Group
 from paceline.comm.network import costs
 from paceline.comm.network.algorithms import ALGORITHMS, all_reduce, broadcast
 from paceline.comm.network.costs import Costs, choose, estimate, measure
+from paceline.comm.network.messages import Wire
 from paceline.comm.network.parts import cut
-from paceline.comm.network.wire import Wire
 from paceline.errors import PeerLostError
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

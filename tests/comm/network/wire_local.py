@@ -6,8 +6,8 @@ import torch
 
 from paceline.comm.network import algorithms
 from paceline.comm.network.costs import CHUNK
+from paceline.comm.network.messages import Wire
 from paceline.comm.network.parts import chunks, cut
-from paceline.comm.network.wire import Wire
 
 
 class WireLocal:

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm.gloo import gloo_group
-from paceline.comm.link import within
+from paceline.comm.link.client import within
 from paceline.comm.measuring.plan import FLOAT, Collective, Plan, algorithms, elements
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import Engine
 from paceline.comm.memory.reductions import Reductions
 from paceline.comm.network import algorithms as network
-from paceline.comm.network.wire import connect
+from paceline.comm.network.messages import connect
 
 Ways = dict[str, Contender]  # by algorithm
 

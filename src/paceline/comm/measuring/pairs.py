@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from paceline.comm.gloo import gloo_group
-from paceline.comm.link import within
+from paceline.comm.link.client import within
 from paceline.comm.measuring.plan import FLOAT, Pair, Plan
 from paceline.comm.measuring.rounds import Contender, time_contenders
 from paceline.comm.memory.engine import Engine

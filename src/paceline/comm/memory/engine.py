@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from paceline.comm.memory.meeting import Meeting
-from paceline.comm.memory.relay import ALIGN, Reduce, Relay, add, space_for
+from paceline.comm.memory.pipelined_allreduce import ALIGN, Reduce, Relay, add, space_for
+from paceline.comm.memory.shm_rendezvous import Meeting
 
 HALF = 1 << 20  # bytes of a slot's half: what was written is still in the cache when it is read
 SMALL = 32 << 10  # bytes: below this everybody adds up everything, which needs one signal less

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm import frames
-from paceline.comm.link import LinkStore
+from paceline.comm.link import frames
+from paceline.comm.link.client import LinkStore
 from paceline.errors import LaunchError, PeerLostError
 
 _CREDENTIALS = struct.Struct("iII")  # process, user, group

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from paceline.comm.call_site import script_line
 from paceline.comm.memory import signals
-from paceline.comm.memory.meeting import LINE, Meeting
-from paceline.comm.places import script_line
+from paceline.comm.memory.shm_rendezvous import LINE, Meeting
 from paceline.errors import PartedError, PeerLostError
 
 BUFFER = 256 << 10  # bytes

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from paceline.comm.memory.relay import Reduce, add
+from paceline.comm.memory.pipelined_allreduce import Reduce, add
 
 Op = dist.ReduceOp
 REDUCTIONS: dict[Any, Reduce] = {

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from paceline.comm.link import within
-from paceline.comm.memory.meeting import LINE, Meeting
+from paceline.comm.call_site import script_line
+from paceline.comm.link.client import within
 from paceline.comm.memory.region import Region
-from paceline.comm.places import script_line
+from paceline.comm.memory.shm_rendezvous import LINE, Meeting
 
 CHUNK = 256 << 10  # bytes that are added and passed on while they are in the cache
 OPEN = 64  # sums that may be under way at once

@@ -22,8 +22,8 @@ import torch
 
 from paceline.comm.network.costs import CHUNK, Costs, choose
 from paceline.comm.network.direct import Cast, direct
+from paceline.comm.network.messages import Transfer, Wire
 from paceline.comm.network.parts import chunks, cut
-from paceline.comm.network.wire import Transfer, Wire
 
 AHEAD = 8  # messages that may arrive before they are added up
 HALVES = (torch.float16, torch.bfloat16)

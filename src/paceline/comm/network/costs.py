@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.comm.network.wire import Wire
+from paceline.comm.network.messages import Wire
 
 CHUNK = 1 << 19  # bytes: the largest message; what has arrived is added up while the next one travels
 PROBE = 4 << 20

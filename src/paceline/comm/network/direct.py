@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 
 from paceline.comm.network.costs import CHUNK
+from paceline.comm.network.messages import Transfer, Wire
 from paceline.comm.network.parts import chunks, cut
-from paceline.comm.network.wire import Transfer, Wire
 
 
 class Codec(Protocol):

@@ -23,8 +23,8 @@ import torch
 from paceline.comm.network import algorithms
 from paceline.comm.network.compression import Compressor
 from paceline.comm.network.costs import Costs
+from paceline.comm.network.messages import Wire, connect
 from paceline.comm.network.parts import chunks, cut
-from paceline.comm.network.wire import Wire, connect
 
 SLAB = 4 << 20  # bytes: while one slab is on the network, the next is added up within the host
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 
 from paceline.comm.memory.region import host_of_this_process
-from paceline.comm.segments import Segments
+from paceline.comm.shm_exchange import Segments
 from paceline.data.execution.parallel_map import Jobs, Rows
 from paceline.data.options import grows
 from paceline.errors import DataError, UsageError

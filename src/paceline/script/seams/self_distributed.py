@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.comm.link import LinkStore, link_of_this_process
+from paceline.comm.link.client import LinkStore, link_of_this_process
 from paceline.script.seams.stage import Stage
 
 

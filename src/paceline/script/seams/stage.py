@@ -37,9 +37,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.comm.call_site import script_line
 from paceline.comm.ending import Ending
 from paceline.comm.group import Group
-from paceline.comm.places import script_line
 from paceline.errors import NotSplitError, PacelineError
 from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together

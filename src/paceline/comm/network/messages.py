@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.comm.gloo import gloo_group
-from paceline.comm.link import within
+from paceline.comm.link.client import within
 from paceline.errors import PeerLostError
 
 AT_ONCE = datetime.timedelta(milliseconds=1)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.comm.places import script_line
+from paceline.comm.call_site import script_line
 from paceline.errors import PacelineError
 
 

@@ -27,7 +27,7 @@ def _tell(c10d: Any) -> None:
         return
 
     def create(options: Any, settings: Any) -> Any:
-        from paceline.comm.backend import Backend
+        from paceline.comm.torch_backend.backend import Backend
 
         return Backend(options)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.comm.memory.meeting import Meeting
+from paceline.comm.memory.shm_rendezvous import Meeting
 
 PIECE = 512 << 10  # bytes: what was written is still in the cache when it is read
 ROW = 2 << 20  # … of all workers' pieces together, at most

@@ -18,8 +18,8 @@ import msgspec
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.comm import frames
-from paceline.comm import link_messages as say
+from paceline.comm.link import frames
+from paceline.comm.link import messages as say
 from paceline.errors import PeerLostError
 
 _FOREVER = datetime.timedelta(days=30)  # the stall inspector decides when waiting is too long

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from paceline.comm.call_site import script_line
 from paceline.comm.called_off import CalledOff
 from paceline.comm.memory import signals
 from paceline.comm.memory.handover import forget, hand_over
 from paceline.comm.memory.region import Peers, Region
-from paceline.comm.places import script_line
 from paceline.errors import PacelineError, PartedError, PeerLostError
 
 SPIN = 300  # turns before sleeping: about a hundred microseconds

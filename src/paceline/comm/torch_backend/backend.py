@@ -24,10 +24,10 @@ from paceline.comm.memory.engine import Engine
 from paceline.comm.memory.flats import bytes_of, flat_of, write_back
 from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.operations import Operation, operation
+from paceline.comm.memory.pipelined_allreduce import add
 from paceline.comm.memory.region import host_of_this_process
-from paceline.comm.memory.relay import add
-from paceline.comm.memory.works import Lines, Queue, Work
 from paceline.comm.sparse import sparse
+from paceline.comm.torch_backend.works import Lines, Queue, Work
 from paceline.errors import UsageError
 
 _ProcessGroup: Any = dist.ProcessGroup  # its types are stricter than its callers

@@ -1,0 +1,1 @@
+"""A worker's authenticated link to its launcher."""
