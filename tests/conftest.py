@@ -33,7 +33,7 @@ settings.load_profile("paceline")
 def pytest_collection_finish() -> None:
     """Tests' own numbers are computed in this process, by several threads."""
     if "torch" in sys.modules:
-        from paceline.launch.worker import settle_mathematics
+        from paceline.launch.worker.process import settle_mathematics
 
         settle_mathematics()
 

@@ -55,7 +55,7 @@ def test_what_runs_in_a_worker_imports_little(path: Path) -> None:
 
 def test_a_worker_loads_nothing_of_the_command_line() -> None:
     heavy = "{'typer', 'rich', 'matplotlib', 'psutil', 'polars', 'plotly'}"
-    code = f"import sys, paceline.launch.perform; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, paceline.launch.worker.worker_main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

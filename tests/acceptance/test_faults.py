@@ -231,7 +231,7 @@ def parent_of(pid: int) -> int:
 # Imported by every Python process: in the zygote, the second worker stops itself as soon as it is forked.
 FREEZE = """
 import os, signal, sys
-if "paceline.launch.zygote_process" in sys.orig_argv:
+if "paceline.launch.zygote.process" in sys.orig_argv:
     forked = []
     def stop():
         if len(forked) == 2:

@@ -5,7 +5,7 @@ The first optimizer of a process imports torch._dynamo, which takes longer than 
 
 import torch._dynamo  # noqa: F401
 
-from paceline.launch.zygote_process import main
+from paceline.launch.zygote.process import main
 
 if __name__ == "__main__":
     main()

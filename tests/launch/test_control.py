@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from paceline.launch import wire
+from paceline.launch import messages
 from paceline.launch.control import Channel, Control
 from paceline.settings import RunSettings, WorkerSettings
 
@@ -53,36 +53,36 @@ def until(channel: Channel, wanted: Callable[[Any], bool]) -> Any:
 
 
 def test_heartbeats_carry_the_pulse(channel: Channel, control: Control) -> None:
-    assert until(channel, lambda m: isinstance(m, wire.Beat)).waiting == ""
+    assert until(channel, lambda m: isinstance(m, messages.Beat)).waiting == ""
     control.pulse.step, control.pulse.seam = 12, "before_step"
     control.pulse.enter("all_reduce of bucket 3")
-    beat = until(channel, lambda m: isinstance(m, wire.Beat) and m.waiting and m.waited > 0.2)
+    beat = until(channel, lambda m: isinstance(m, messages.Beat) and m.waiting and m.waited > 0.2)
     assert (beat.step, beat.seam, beat.waiting, beat.collectives) == (12, "before_step", "all_reduce of bucket 3", 1)
 
 
 def test_where_are_you_is_answered_with_the_main_threads_stack(channel: Channel, control: Control) -> None:
     assert not channel.ask_where(0), "rank 0 was never heard of"
-    until(channel, lambda m: isinstance(m, wire.Beat))
+    until(channel, lambda m: isinstance(m, messages.Beat))
     assert channel.ask_where(1)
-    assert "test_control.py" in until(channel, lambda m: isinstance(m, wire.Stack)).text
+    assert "test_control.py" in until(channel, lambda m: isinstance(m, messages.Stack)).text
 
 
 def test_notices_and_failures_come_at_once_and_in_order(channel: Channel, control: Control) -> None:
     control.pulse.notice("first")
-    control.failed(wire.Failed(name="ValueError", summary="ValueError: x", text="trace", consequence=False))
-    assert until(channel, lambda m: not isinstance(m, wire.Beat)) == wire.Said("first")
-    assert until(channel, lambda m: not isinstance(m, wire.Beat)).summary == "ValueError: x"
+    control.failed(messages.Failed(name="ValueError", summary="ValueError: x", text="trace", consequence=False))
+    assert until(channel, lambda m: not isinstance(m, messages.Beat)) == messages.Said("first")
+    assert until(channel, lambda m: not isinstance(m, messages.Beat)).summary == "ValueError: x"
 
 
 def test_texts_that_utf_8_cannot_say_and_endless_ones_arrive_all_the_same(channel: Channel, control: Control) -> None:
     control.pulse.notice("no such file: caf\udce9")
     control.pulse.notice("x" * (3 << 20) + " the end")
-    assert until(channel, lambda m: isinstance(m, wire.Said)).text == "no such file: caf\\udce9"
-    text = until(channel, lambda m: isinstance(m, wire.Said)).text
+    assert until(channel, lambda m: isinstance(m, messages.Said)).text == "no such file: caf\\udce9"
+    text = until(channel, lambda m: isinstance(m, messages.Said)).text
     assert text.endswith("the end")
     assert "characters are left out" in text
     control.pulse.seam = "\udce9"  # in a heartbeat: the thread that sends them must not end
-    assert until(channel, lambda m: isinstance(m, wire.Beat) and m.seam != "start").seam == "\\udce9"
+    assert until(channel, lambda m: isinstance(m, messages.Beat) and m.seam != "start").seam == "\\udce9"
 
 
 def test_the_last_heartbeat_says_so(channel: Channel, settings: WorkerSettings) -> None:
@@ -90,7 +90,7 @@ def test_the_last_heartbeat_says_so(channel: Channel, settings: WorkerSettings) 
     control.start()
     control.pulse.step = 99
     control.close()
-    assert until(channel, lambda m: isinstance(m, wire.Beat) and m.last).step == 99
+    assert until(channel, lambda m: isinstance(m, messages.Beat) and m.last).step == 99
 
 
 def test_a_stranger_is_not_heard(channel: Channel, settings: WorkerSettings) -> None:
@@ -102,7 +102,7 @@ def test_a_stranger_is_not_heard(channel: Channel, settings: WorkerSettings) -> 
     with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
         plain.setsockopt(zmq.LINGER, 0)
         plain.connect(channel.address)
-        plain.send(msgspec.json.encode(wire.FromWorker(channel.token, 1, wire.Said("plain text"))))
+        plain.send(msgspec.json.encode(messages.FromWorker(channel.token, 1, messages.Said("plain text"))))
         channel.socket.poll(300)
         assert list(channel.receive()) == []
 

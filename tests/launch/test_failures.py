@@ -9,8 +9,9 @@ import time
 import pytest
 from launched import Launched, Play
 
-from paceline.launch import Event, watch, zygote_process
-from paceline.launch.failure import _SETTLING, Kind
+from paceline.launch import Event, watch
+from paceline.launch.failures.failure import _SETTLING, Kind
+from paceline.launch.zygote import process as zygote_process
 from paceline.record import read_run
 
 GROUP = """

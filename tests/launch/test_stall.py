@@ -7,8 +7,8 @@ import pytest
 from launched import Play
 
 from paceline.launch import watch
-from paceline.launch.stall import Inspector, Standing, blame, report, why
-from paceline.launch.wire import Beat
+from paceline.launch.failures.stall import Inspector, Standing, blame, report, why
+from paceline.launch.messages import Beat
 from paceline.record import read_run
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import paceline
 from paceline.errors import PeerLostError, UsageError
-from paceline.launch.trimming import describe, stack_of
+from paceline.launch.failures.tracebacks import describe, stack_of
 
 OURS = str(Path(paceline.__file__).parent / "somewhere.py")
 

@@ -27,7 +27,7 @@ NEEDED = ("torch", "numpy", "msgspec", "pyzmq", "psutil", "typer", "rich", "matp
 MIB = 2**20
 SMALL_SHARED_MEMORY = 256 * MIB
 FEW_DESCRIPTORS = 1024
-ZYGOTE = "paceline.launch.zygote_process"
+ZYGOTE = "paceline.launch.zygote.process"
 SEGMENT = re.compile(r"(?:paceline|torch)[-_](\d+)[-_]")  # shared memory, named after the process that made it
 
 # In a process of its own: torch takes seconds, and a broken one must not take us with it.

@@ -21,8 +21,9 @@ import msgspec
 import zmq
 
 from paceline.comm.pulse import Pulse
-from paceline.launch import texts, wire
-from paceline.launch.trimming import stack_of
+from paceline.launch import messages
+from paceline.launch.failures import texts
+from paceline.launch.failures.tracebacks import stack_of
 from paceline.settings import WorkerSettings
 
 _BEAT = 0.5  # seconds between heartbeats
@@ -46,10 +47,10 @@ class Channel:
         self.socket.bind(self.address)
         self.key = public.decode()
         self.token = secrets.token_urlsafe(24)
-        self._decoder = msgspec.json.Decoder(wire.FromWorker)
+        self._decoder = msgspec.json.Decoder(messages.FromWorker)
         self._peers: dict[int, bytes] = {}
 
-    def receive(self) -> Iterator[tuple[int, wire.Beat | wire.Said | wire.Failed | wire.Stack]]:
+    def receive(self) -> Iterator[tuple[int, messages.Beat | messages.Said | messages.Failed | messages.Stack]]:
         """All that has come, with the rank it came from; never waits."""
         while True:
             try:
@@ -69,7 +70,7 @@ class Channel:
         peer = self._peers.get(rank)
         if peer is None:
             return False
-        question = msgspec.json.encode(wire.ToWorker(self.token, wire.Where()))
+        question = msgspec.json.encode(messages.ToWorker(self.token, messages.Where()))
         try:
             self.socket.send_multipart([peer, question], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -89,7 +90,7 @@ class Control:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self.pulse = Pulse(self.notice)
-        self._outbox: deque[wire.Said | wire.Failed] = deque()
+        self._outbox: deque[messages.Said | messages.Failed] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._over = False
         self._thread = threading.Thread(target=self._serve, name="paceline-control", daemon=True)
@@ -98,9 +99,9 @@ class Control:
         self._thread.start()
 
     def notice(self, text: str) -> None:
-        self._post(wire.Said(texts.shortened(text)))
+        self._post(messages.Said(texts.shortened(text)))
 
-    def failed(self, failure: wire.Failed) -> None:
+    def failed(self, failure: messages.Failed) -> None:
         self._post(failure)
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ class Control:
         if not self._thread.is_alive():
             os.close(self._bell)
 
-    def _post(self, message: wire.Said | wire.Failed) -> None:
+    def _post(self, message: messages.Said | messages.Failed) -> None:
         if not self._over:
             self._outbox.append(message)
             os.eventfd_write(self._bell, 1)
@@ -129,7 +130,7 @@ class Control:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._bell, zmq.POLLIN)
-        decoder = msgspec.json.Decoder(wire.ToWorker)
+        decoder = msgspec.json.Decoder(messages.ToWorker)
         next_beat = 0.0
         while True:
             while self._outbox:
@@ -149,7 +150,7 @@ class Control:
         socket.close()
         context.term()
 
-    def _answer(self, socket: zmq.Socket[bytes], decoder: msgspec.json.Decoder[wire.ToWorker]) -> None:
+    def _answer(self, socket: zmq.Socket[bytes], decoder: msgspec.json.Decoder[messages.ToWorker]) -> None:
         try:
             envelope = decoder.decode(socket.recv())
         except msgspec.DecodeError:
@@ -158,20 +159,22 @@ class Control:
             main = threading.main_thread().ident
             frame = sys._current_frames().get(main) if main is not None else None
             stack = stack_of(frame) if frame is not None else "its main thread has ended"
-            self._send(socket, wire.Stack(texts.shortened(stack)))
+            self._send(socket, messages.Stack(texts.shortened(stack)))
 
-    def _send(self, socket: zmq.Socket[bytes], message: wire.Beat | wire.Said | wire.Failed | wire.Stack) -> None:
-        envelope = wire.FromWorker(self._settings.token, self._settings.rank, message)
+    def _send(
+        self, socket: zmq.Socket[bytes], message: messages.Beat | messages.Said | messages.Failed | messages.Stack
+    ) -> None:
+        envelope = messages.FromWorker(self._settings.token, self._settings.rank, message)
         try:
             body = msgspec.json.encode(envelope)
         except UnicodeEncodeError:  # a lone surrogate: the name of a file that is no UTF-8, most often
             body = msgspec.json.encode(texts.cleaned(msgspec.to_builtins(envelope)))
         socket.send(body, zmq.NOBLOCK)
 
-    def _beat(self, *, last: bool = False) -> wire.Beat:
+    def _beat(self, *, last: bool = False) -> messages.Beat:
         pulse = self.pulse
         waiting, since = pulse.waiting, pulse.waiting_since
-        return wire.Beat(
+        return messages.Beat(
             step=pulse.step,
             seam=pulse.seam,
             waiting=waiting,

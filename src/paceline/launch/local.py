@@ -19,15 +19,16 @@ from typing import Literal
 
 import paceline
 from paceline.errors import LaunchError, PacelineError, RecordError, UsageError
-from paceline.launch import limits, placement, texts, wire
+from paceline.launch import messages, placement
 from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice
-from paceline.launch.failure import explain
+from paceline.launch.failures import limits, texts
+from paceline.launch.failures.failure import explain
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
 from paceline.launch.watch import Signals, Watch
-from paceline.launch.zygote import Zygote
+from paceline.launch.zygote.handle import Zygote
 from paceline.mods import catalog
 from paceline.record import Outcome, Run, WorkerInfo, last_step, prepare, write_run
 from paceline.settings import RunSettings
@@ -205,7 +206,7 @@ def _watched(
                 watch.until_ready()
                 if watch.interrupted is None and zygote.ready is not None:
                     orders = _orders(run, host, near, zygote.ready.threads, record, channel)
-                    spawn = wire.Spawn(orders, os.getcwd(), scratch)
+                    spawn = messages.Spawn(orders, os.getcwd(), scratch)
                     pids = watch.begin(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
                     entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=False)]
                     write_run(record, entry)
@@ -224,7 +225,7 @@ def _orders(
     own_threads: int,
     record: Path,
     channel: Channel,
-) -> list[wire.Order]:
+) -> list[messages.Order]:
     port, *ports = placement.free_ports(run.workers + 2)
     orders = []
     for worker in placement.place(run, host, own_threads=own_threads, near=near):
@@ -236,11 +237,11 @@ def _orders(
             control_key=channel.key,
             token=channel.token,
         )
-        orders.append(wire.Order(settings, placement.environment(settings, ports)))
+        orders.append(messages.Order(settings, placement.environment(settings, ports)))
     return orders
 
 
-def _info(order: wire.Order, pid: int) -> WorkerInfo:
+def _info(order: messages.Order, pid: int) -> WorkerInfo:
     worker = order.settings
     return WorkerInfo(
         rank=worker.rank,

@@ -18,12 +18,13 @@ from typing import Any, Literal, Self
 
 import zmq
 
-from paceline.launch import processes, stall, wire
+from paceline.launch import messages, processes
 from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
-from paceline.launch.failure import Failure, Failures, Kind, Left, killed_or_exited, raised
-from paceline.launch.patience import Patience
-from paceline.launch.zygote import Zygote
+from paceline.launch.failures import stall
+from paceline.launch.failures.failure import Failure, Failures, Kind, Left, killed_or_exited, raised
+from paceline.launch.zygote.handle import Zygote
+from paceline.launch.zygote.patience import Patience
 from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.settings import RunSettings
@@ -118,7 +119,7 @@ class Watch:
         while self._zygote.ready is None and self.interrupted is None:
             self._turn()
 
-    def begin(self, spawn: wire.Spawn, descriptors: list[int]) -> list[int]:
+    def begin(self, spawn: messages.Spawn, descriptors: list[int]) -> list[int]:
         """Has the workers forked; returns their process ids, none where it was interrupted before."""
         self._zygote.send(spawn, descriptors)
         self._swept, self._begun = False, time.monotonic()
@@ -139,11 +140,11 @@ class Watch:
         if self._swept:
             return
         self._zygote.wake()
-        self._zygote.send(wire.Signal(signal.SIGKILL))
+        self._zygote.send(messages.Signal(signal.SIGKILL))
         deadline = time.monotonic() + _SWEEPING
         while not self._swept and time.monotonic() < deadline:
             if select.select([self._zygote.fileno()], [], [], _TICK)[0]:
-                self._swept = isinstance(self._zygote.receive(), wire.Swept)
+                self._swept = isinstance(self._zygote.receive(), messages.Swept)
         if not self._swept:
             self._do_without_zygote()
 
@@ -168,12 +169,12 @@ class Watch:
         if self.interrupted is None and (said := self._patience.look(time.monotonic())):
             self._tell(Stall(said))
 
-    def _from_zygote(self, message: wire.Ready | wire.Forked | wire.Ended | wire.Swept) -> None:
-        if isinstance(message, wire.Forked):
+    def _from_zygote(self, message: messages.Ready | messages.Forked | messages.Ended | messages.Swept) -> None:
+        if isinstance(message, messages.Forked):
             self.pids = message.pids
             for standing, pid in zip(self.standings, message.pids, strict=True):
                 standing.pid, standing.born = pid, time.monotonic()
-        elif isinstance(message, wire.Ended):
+        elif isinstance(message, messages.Ended):
             now = time.monotonic()
             self._live.discard(message.rank)
             if message.code == 0:
@@ -185,7 +186,7 @@ class Watch:
                 self._leaves(message.rank)
             if message.code != 0 and self._kill_at is None:
                 self._failures.add(killed_or_exited(message.rank, message.code, now))
-        elif isinstance(message, wire.Swept):
+        elif isinstance(message, messages.Swept):
             self._swept = True
 
     def _said_farewell(self, rank: int) -> bool:
@@ -207,16 +208,16 @@ class Watch:
             now = time.monotonic()
             if not 0 <= rank < len(self.standings):
                 continue
-            if isinstance(message, wire.Beat):
+            if isinstance(message, messages.Beat):
                 standing = self.standings[rank]
                 self._fresh = self._fresh or message.latest is not None
                 standing.hear(message, now)
                 if message.last and self._farewell_by.pop(rank, None) is not None and rank in self._ended_well:
                     self._leaves(rank)
-            elif isinstance(message, wire.Failed):
+            elif isinstance(message, messages.Failed):
                 if self._kill_at is None:
                     self._failures.add(raised(rank, message, now))
-            elif isinstance(message, wire.Stack):
+            elif isinstance(message, messages.Stack):
                 self._stacks[rank] = message.text
             elif rank == 0 and message.text not in self.notices:
                 # All workers run the same lines and say the same: once is enough.
@@ -243,7 +244,7 @@ class Watch:
         self._signals.answered = True
         if self.interrupted is not None:  # asked twice: no more patience
             self._zygote.wake()
-            self._zygote.send(wire.Signal(signal.SIGKILL))
+            self._zygote.send(messages.Signal(signal.SIGKILL))
             insisted = now + _SWEEPING_INSISTED
             self._give_up_at = insisted if self._give_up_at is None else min(self._give_up_at, insisted)
             return
@@ -254,7 +255,7 @@ class Watch:
 
     def _stop(self, number: int, grace: float) -> None:
         self._zygote.wake()
-        self._zygote.send(wire.Signal(number))
+        self._zygote.send(messages.Signal(number))
         self._kill_at = time.monotonic() + grace
         self._give_up_at = self._kill_at + _SWEEPING
 
@@ -278,7 +279,7 @@ class Watch:
             self._do_without_zygote()
         if self._kill_at is not None:
             if self._live and now >= self._kill_at:
-                self._zygote.send(wire.Signal(signal.SIGKILL))
+                self._zygote.send(messages.Signal(signal.SIGKILL))
                 self._kill_at = now + _GRACE_FAILED
             return
         if self._failures and self._live and now >= self._failures.settled_at():

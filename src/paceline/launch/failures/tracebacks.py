@@ -11,20 +11,21 @@ from types import FrameType
 import paceline
 from paceline.comm.lost import innermost, says_lost
 from paceline.errors import PacelineError, PeerLostError, PeerRaisedError
-from paceline.launch import texts, wire
-from paceline.launch.diagnosis import diagnose
-from paceline.launch.limits import shortage
+from paceline.launch import messages
+from paceline.launch.failures import texts
+from paceline.launch.failures.diagnosis import diagnose
+from paceline.launch.failures.limits import shortage
 
 _OURS = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 _RUNNERS = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _LONGEST_SUMMARY = 1000  # characters
 
 
-def describe(error: BaseException) -> wire.Failed:
+def describe(error: BaseException) -> messages.Failed:
     """What the launcher has to know of the exception that ended a script."""
     name = type(error).__qualname__
     summary = f"{name}: {error.message}" if isinstance(error, PacelineError) else _in_a_line(error)
-    return wire.Failed(
+    return messages.Failed(
         name=texts.plain(name),
         summary=texts.plain(texts.shortened(summary, _LONGEST_SUMMARY)),
         text=texts.plain(texts.shortened(whole_text(error))),

@@ -10,7 +10,7 @@ import traceback
 from multiprocessing import process
 from typing import Any
 
-from paceline.launch import limits
+from paceline.launch.failures import limits
 
 _LOADERS = f"{os.sep}torch{os.sep}utils{os.sep}data{os.sep}"
 _PIDS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")

@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from paceline.errors import LaunchError
-from paceline.launch import limits, processes, wire
+from paceline.launch import messages, processes
+from paceline.launch.failures import limits
 
 _PATIENCE = 10.0  # seconds for the zygote to end by itself
 
@@ -26,7 +27,7 @@ class Zygote:
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self._process = process
         self._connection = connection
-        self.ready: wire.Ready | None = None
+        self.ready: messages.Ready | None = None
 
     @classmethod
     def start(cls) -> Zygote:
@@ -37,7 +38,7 @@ class Zygote:
         # A session of its own: Ctrl-C reaches the launcher only, which then decides. -P: the folder we are in
         # must not shadow torch.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "paceline.launch.zygote_process", str(its.fileno())],
+            [sys.executable, "-P", "-m", "paceline.launch.zygote.process", str(its.fileno())],
             pass_fds=[its.fileno()],
             start_new_session=True,
         )
@@ -51,30 +52,32 @@ class Zygote:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: wire.Spawn | wire.Signal, descriptors: list[int] | None = None) -> None:
+    def send(self, message: messages.Spawn | messages.Signal, descriptors: list[int] | None = None) -> None:
         """LaunchError where the zygote is gone."""
         try:
-            wire.send(self._connection, message, descriptors)
+            messages.send(self._connection, message, descriptors)
         except OSError as error:
             raise self._gone() from error
 
-    def receive(self) -> wire.Ready | wire.Forked | wire.Ended | wire.Swept:
+    def receive(self) -> messages.Ready | messages.Forked | messages.Ended | messages.Swept:
         """Waits for the zygote's next message. LaunchError where it is gone or could not import torch."""
         try:
-            types = wire.Ready | wire.Broken | wire.Forked | wire.Unforked | wire.Ended | wire.Swept
-            message, _ = wire.receive(self._connection, types)
+            types = (
+                messages.Ready | messages.Broken | messages.Forked | messages.Unforked | messages.Ended | messages.Swept
+            )
+            message, _ = messages.receive(self._connection, types)
         except (OSError, EOFError) as error:
             raise self._gone() from error
-        if isinstance(message, wire.Broken):
+        if isinstance(message, messages.Broken):
             raise LaunchError(
                 f"Workers cannot be started with {sys.executable}: {message.reason}",
                 advice="To see what is missing, type: paceline doctor",
             )
-        if isinstance(message, wire.Unforked):
+        if isinstance(message, messages.Unforked):
             raise limits.unforked(message.rank, message.number)
-        if isinstance(message, wire.Ready):
+        if isinstance(message, messages.Ready):
             self.ready = message
-        assert isinstance(message, wire.Ready | wire.Forked | wire.Ended | wire.Swept)
+        assert isinstance(message, messages.Ready | messages.Forked | messages.Ended | messages.Swept)
         return message
 
     @property

@@ -20,10 +20,11 @@ from typing import NoReturn
 import torch
 
 from paceline.comm.link.client import Link
-from paceline.launch import offspring, wire
+from paceline.launch import messages
 from paceline.launch.control import Control
-from paceline.launch.perform import perform
-from paceline.launch.trimming import describe, whole_text
+from paceline.launch.failures.tracebacks import describe, whole_text
+from paceline.launch.worker import offspring
+from paceline.launch.worker.worker_main import perform
 from paceline.record.folder import open_log
 from paceline.script import memory_limit
 from paceline.settings import WorkerSettings
@@ -44,7 +45,7 @@ def settle_mathematics() -> None:
     torch.sqrt(torch.ones(1))
 
 
-def work(spawn: wire.Spawn, order: wire.Order, descriptors: list[int], parent: int) -> int | str | None:
+def work(spawn: messages.Spawn, order: messages.Order, descriptors: list[int], parent: int) -> int | str | None:
     """Runs the script as one worker; returns what to give to sys.exit. `descriptors` are its end of the link to the
     launcher's store and, of rank 0, the pipes for its standard output and error."""
     _leave_the_zygote(parent)

@@ -1,4 +1,4 @@
-"""The zygote itself: `python -m paceline.launch.zygote_process FD`, started by `zygote.Zygote` and nobody
+"""The zygote itself: `python -m paceline.launch.zygote.process FD`, started by `zygote.Zygote` and nobody
 else.
 
 It imports what workers need, then forks one whenever the launcher says so, tells the launcher how each
@@ -23,7 +23,10 @@ import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
-from paceline.launch import scratch, wire  # noqa: E402
+from paceline.launch import (
+    messages,
+    scratch,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 0.5  # seconds between asking what a worker left behind to end, and killing it
@@ -43,7 +46,7 @@ class Nursery:
         self._sweep_at = 0.0  # when what they left behind is killed
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(self) -> tuple[wire.Spawn, wire.Order, list[int]]:
+    def serve(self) -> tuple[messages.Spawn, messages.Order, list[int]]:
         """Serves the launcher until it is gone. Returns only in a fork, with what that worker has to do, so
         that a worker's stack is as short as a script's own."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -60,8 +63,8 @@ class Nursery:
             self._sweep()
             if self._launcher.fileno() in ready:
                 try:
-                    message, descriptors = wire.receive(self._launcher, wire.Spawn | wire.Signal)
-                    if isinstance(message, wire.Spawn):
+                    message, descriptors = messages.receive(self._launcher, messages.Spawn | messages.Signal)
+                    if isinstance(message, messages.Spawn):
                         fork = self._spawn(message, descriptors)
                         if fork is not None:
                             return fork
@@ -70,7 +73,9 @@ class Nursery:
                 except (EOFError, OSError):
                     self._abandon()
 
-    def _spawn(self, spawn: wire.Spawn, descriptors: list[int]) -> tuple[wire.Spawn, wire.Order, list[int]] | None:
+    def _spawn(
+        self, spawn: messages.Spawn, descriptors: list[int]
+    ) -> tuple[messages.Spawn, messages.Order, list[int]] | None:
         if self._served:
             _import_what_comes_late()
         self._served, self._scratch = True, spawn.scratch
@@ -104,7 +109,7 @@ class Nursery:
         for fd in descriptors:
             os.close(fd)
         self._running = True
-        wire.send(self._launcher, wire.Forked(pids))
+        messages.send(self._launcher, messages.Forked(pids))
         return None
 
     def _take_back(self, rank: int, error: OSError, descriptors: list[int]) -> None:
@@ -113,7 +118,7 @@ class Nursery:
             os.close(fd)
         self._signal(signal.SIGKILL)
         self._running = True
-        wire.send(self._launcher, wire.Unforked(rank, error.errno or 0))
+        messages.send(self._launcher, messages.Unforked(rank, error.errno or 0))
 
     def _signal(self, number: int) -> None:
         for pid in self._workers:
@@ -135,7 +140,7 @@ class Nursery:
             rank = self._workers.pop(pid, None)
             if rank is None:
                 continue
-            wire.send(self._launcher, wire.Ended(rank, os.waitstatus_to_exitcode(status)))
+            messages.send(self._launcher, messages.Ended(rank, os.waitstatus_to_exitcode(status)))
             # Its loader processes and the like. Those that tidy up after it (multiprocessing's resource
             # tracker unlinks shared memory) ignore SIGTERM and end by themselves.
             if _quietly(os.killpg, pid, signal.SIGTERM):
@@ -157,7 +162,7 @@ class Nursery:
         if not orphans:
             self._running = False
             self._groups.clear()
-            wire.send(self._launcher, wire.Swept())
+            messages.send(self._launcher, messages.Swept())
 
     def _abandon(self) -> None:
         """The launcher is gone: everything below us goes too, and what the launcher would have tidied up."""
@@ -212,9 +217,9 @@ def main() -> None:
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
     try:
-        from paceline.launch import worker
+        from paceline.launch.worker import process as worker
     except ImportError as error:
-        wire.send(launcher, wire.Broken(f"{type(error).__name__}: {error}"))
+        messages.send(launcher, messages.Broken(f"{type(error).__name__}: {error}"))
         os._exit(1)
     worker.settle_mathematics()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -222,7 +227,7 @@ def main() -> None:
     gc.freeze()
     parent = os.getpid()
     try:
-        wire.send(launcher, wire.Ready(worker.default_threads()))
+        messages.send(launcher, messages.Ready(worker.default_threads()))
     except OSError:
         os._exit(0)
     spawn, order, descriptors = Nursery(launcher).serve()

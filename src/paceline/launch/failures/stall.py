@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.launch import wire
+from paceline.launch import messages
 from paceline.launch.processes import is_frozen
 
 _SILENT = 5.0  # seconds without a heartbeat after which a worker is called silent
@@ -34,7 +34,7 @@ class Standing:
     """What the launcher knows of one worker."""
 
     rank: int
-    beat: wire.Beat | None = None
+    beat: messages.Beat | None = None
     heard: float = 0.0  # when the beat came, on the launcher's clock
     ended: bool = False
     pid: int = 0
@@ -42,7 +42,7 @@ class Standing:
     state: str = ""  # the kernel's letter for it, where it was asked
     moved: float = 0.0  # when a heartbeat last told of something new
 
-    def hear(self, beat: wire.Beat, now: float) -> None:
+    def hear(self, beat: messages.Beat, now: float) -> None:
         """Takes a heartbeat in."""
         known = self.beat
         if known is None or _place(known) != _place(beat):
@@ -170,7 +170,7 @@ def _stalled(standings: list[Standing], now: float) -> Stalled | None:
     return Stalled(longest, waiting, missing)
 
 
-def _place(beat: wire.Beat) -> tuple[int, int, int, str]:
+def _place(beat: messages.Beat) -> tuple[int, int, int, str]:
     return beat.step, beat.passed, beat.collectives, beat.waiting
 
 

@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.launch import wire
+from paceline.launch import messages
 from paceline.record.folder import last_lines, log_path
 
 _SHOWN = 10  # lines of a log
@@ -79,7 +79,7 @@ def killed_or_exited(rank: int, code: int, at: float) -> Failure:
     return Failure(rank=rank, kind=Kind.EXITED, at=at, cause=f"exited with code {code}", exit_code=code)
 
 
-def raised(rank: int, message: wire.Failed, at: float) -> Failure:
+def raised(rank: int, message: messages.Failed, at: float) -> Failure:
     """A worker whose script ended with an exception."""
     return Failure(
         rank=rank,

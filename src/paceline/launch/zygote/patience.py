@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import LaunchError
-from paceline.launch.zygote import Zygote
+from paceline.launch.zygote.handle import Zygote
 
 _EVERY = 1.0  # seconds between looks
 

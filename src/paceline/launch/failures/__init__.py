@@ -1,0 +1,1 @@
+"""Which failure ended a run, and what a person reads about it."""

@@ -1,0 +1,1 @@
+"""A worker process, from the fork to the end of its script."""

@@ -1,0 +1,1 @@
+"""The zygote: a process that has imported torch, and forks workers."""
