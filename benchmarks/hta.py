@@ -46,11 +46,11 @@ AGREE = 0.01
 OURS = """
 import json, sys, time
 from pathlib import Path
-from paceline.tables.intervals import Spans
+from paceline.tables.trace.intervals import Spans
 from paceline.tables.overlap import overlap
 from paceline.tables.streams import streams
 from paceline.tables.timeline import work
-from paceline.tables.together import read_together
+from paceline.tables.trace.parallel import read_together
 
 begun = time.perf_counter()
 traces = read_together(sorted(Path(sys.argv[1]).glob("*.json.gz")))

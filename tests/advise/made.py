@@ -13,8 +13,8 @@ from paceline.advise import Evidence, Finding
 from paceline.record import Outcome, Run, Step, StepWriter, WorkerInfo, write_run
 from paceline.record.facts import Facts, facts_path
 from paceline.record.samples import Sample, samples_path
-from paceline.tables.trace import read_trace
-from paceline.tables.windows import breakdown, windows
+from paceline.tables.trace.columns import read_trace
+from paceline.tables.trace.steps import breakdown, windows
 
 MS, US = 1_000_000, 1_000  # nanoseconds
 SGEMM = "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_nn_align1>"

@@ -71,7 +71,7 @@ def test_unused_devices_is_silent(tmp_path, workers):
 
 
 def test_no_gpu_is_no_finding(tmp_path):
-    from paceline.tables import trace as traces
+    from paceline.tables.trace import columns as traces
 
     found = evidence(tmp_path, lambda m: m.work(MS))
     for one in found.traces:

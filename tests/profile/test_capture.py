@@ -12,8 +12,8 @@ import pytest
 
 from paceline.record.samples import read_samples
 from paceline.tables.records import read_record
+from paceline.tables.trace.steps import breakdown, windows
 from paceline.tables.waits import waits
-from paceline.tables.windows import breakdown, windows
 
 SCRIPT = """
 import time, torch

@@ -18,8 +18,8 @@ from paceline.tables.launches import launches
 from paceline.tables.overlap import overlap
 from paceline.tables.streams import streams
 from paceline.tables.timeline import CAUSES, timeline
-from paceline.tables.trace import read_trace
-from paceline.tables.windows import PHASES, breakdown
+from paceline.tables.trace.columns import read_trace
+from paceline.tables.trace.steps import PHASES, breakdown
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 SPAN = st.tuples(st.integers(0, 80), st.integers(1, 25))

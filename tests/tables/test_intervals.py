@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.tables.intervals import EMPTY, Spans
+from paceline.tables.trace.intervals import EMPTY, Spans
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from paceline.tables.memory import CATEGORIES, memory, memory_peaks
 from paceline.tables.modules import modules
-from paceline.tables.trace import read_trace, read_traces
+from paceline.tables.trace.columns import read_trace, read_traces
 from paceline.tables.waits import waits
 
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from paceline.tables.kernels import kernels, kernels_by_op
 from paceline.tables.op_types import op_types
 from paceline.tables.ops import ops
-from paceline.tables.trace import read_trace
+from paceline.tables.trace.columns import read_trace
 
 KINDS = {False: "op", True: "mark"}
 

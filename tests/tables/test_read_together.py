@@ -9,13 +9,13 @@ import pytest
 from cuda_trace import Machine
 
 from paceline.errors import TraceError
-from paceline.tables import together
 from paceline.tables.memory import memory
 from paceline.tables.ops import ops
 from paceline.tables.records import read_files
 from paceline.tables.timeline import timeline
-from paceline.tables.together import read_together
-from paceline.tables.trace import read_traces
+from paceline.tables.trace import parallel as together
+from paceline.tables.trace.columns import read_traces
+from paceline.tables.trace.parallel import read_together
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import TraceError
-from paceline.tables import stream
-from paceline.tables.stream import Stream
-from paceline.tables.trace import read_trace
+from paceline.tables.trace import json_reader
+from paceline.tables.trace.columns import read_trace
+from paceline.tables.trace.json_reader import Stream
 
 TEXT = st.text(max_size=8) | st.sampled_from(
     ['"', "\\", "}, {", '"},{"ph":"X"', "]", "traceEvents", '\\"', "é", "\u2028"]
@@ -42,8 +42,8 @@ def names(path: Path) -> list[tuple[str, float]]:
 def test_events_are_the_same_however_they_are_cut_and_written(
     tmp_path, monkeypatch, events, before, after, indent, chunk, bare, packed
 ):
-    monkeypatch.setattr(stream, "CHUNK", chunk)
-    monkeypatch.setattr(stream, "GUESSED", chunk // 2)
+    monkeypatch.setattr(json_reader, "CHUNK", chunk)
+    monkeypatch.setattr(json_reader, "GUESSED", chunk // 2)
     document = events if bare else {**before, "traceEvents": events, **{f"z{k}": v for k, v in after.items()}}
     text = json.dumps(document, indent=indent).encode()
     path = tmp_path / "trace"
@@ -144,7 +144,7 @@ def test_a_file_that_unpacks_to_gigabytes_takes_little_memory(tmp_path, kind):
     member = gzip.compress(block * ((8 << 20) // len(block)))
     path.write_bytes(gzip.compress(b'{"traceEvents": [') + member * 400)
     code = (
-        "import resource, sys; from pathlib import Path; import paceline.tables.trace as t\n"
+        "import resource, sys; from pathlib import Path; import paceline.tables.trace.columns as t\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: t.read_trace(Path(sys.argv[1]))\n"
         "except t.TraceError as error: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error)"

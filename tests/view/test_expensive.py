@@ -12,11 +12,11 @@ import pytest
 from view_records import TRAIN, make_run, trace
 
 from paceline.errors import TraceError
-from paceline.tables import intervals
-from paceline.tables import trace as traces
-from paceline.tables.effort import PIECE, go_on, paced, within
-from paceline.tables.trace import read_trace
-from paceline.tables.windows import phases
+from paceline.tables.trace import columns as traces
+from paceline.tables.trace import intervals
+from paceline.tables.trace.columns import read_trace
+from paceline.tables.trace.steps import phases
+from paceline.tables.trace.time_limit import PIECE, go_on, paced, within
 from paceline.view.records import record as opened
 from paceline.view.records import spans
 from paceline.view.records.library import Library
@@ -199,7 +199,7 @@ def test_a_loop_over_very_many_rows_is_left_in_the_middle():
 
 def test_time_inside_a_block_does_not_count_for_the_outer_one(monkeypatch):
     clock = iter([0.0, 0.0, 100.0, 100.0, 109.0, 111.0])
-    monkeypatch.setattr("paceline.tables.effort.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("paceline.tables.trace.time_limit.time.monotonic", lambda: next(clock))
     with within(10, "all of it"):
         with within(200, "a part"):
             go_on()  # at 100

@@ -29,9 +29,9 @@ from paceline.tables.ops import ops
 from paceline.tables.records import Tables, read_files, read_record
 from paceline.tables.stragglers import stragglers
 from paceline.tables.timeline import timeline
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.steps import breakdown, synchronising, windows
 from paceline.tables.waits import waits
-from paceline.tables.windows import breakdown, synchronising, windows
 
 TRIAL = 1  # step under the profiler before those that are kept
 WRITTEN = 1  # step after them, in which the trace is written

@@ -17,8 +17,8 @@ from paceline.tables.kernels import kernels
 from paceline.tables.ops import ops
 from paceline.tables.records import Tables
 from paceline.tables.timeline import CAUSES, timeline
+from paceline.tables.trace.steps import PHASES, breakdown
 from paceline.tables.waits import waits
-from paceline.tables.windows import PHASES, breakdown
 
 DEVICE = ("compute", "communication", "copy", *(f"idle_{cause}" for cause in CAUSES))
 Row = dict[str, Any]

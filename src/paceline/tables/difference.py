@@ -7,7 +7,7 @@ import polars as pl
 from paceline.tables.iterations import PARTS, warm_up
 from paceline.tables.ops import ops
 from paceline.tables.records import Tables
-from paceline.tables.windows import windows
+from paceline.tables.trace.steps import windows
 
 
 def difference(before: Tables, after: Tables) -> pl.DataFrame:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.tables.timeline import timeline
-from paceline.tables.trace import Trace
-from paceline.tables.windows import waiting_for_input, windows
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.steps import waiting_for_input, windows
 
 
 def input_wait(trace: Trace) -> pl.DataFrame:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from paceline.tables.kinds import of_communication, uses_tensor_cores
-from paceline.tables.nesting import owners
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.kinds import of_communication, uses_tensor_cores
+from paceline.tables.trace.nesting import owners
 
 
 def kernels(trace: Trace) -> pl.DataFrame:

@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 
 from paceline.tables.timeline import launch_times, timeline
-from paceline.tables.trace import Trace
-from paceline.tables.windows import covered, windows
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.steps import covered, windows
 
 SMALL = 10_000  # nanoseconds: launching takes the host 4 to 10 µs, so a kernel shorter than that cannot keep up
 

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 
 from paceline.errors import TraceError
-from paceline.tables.effort import paced
-from paceline.tables.intervals import Integers
-from paceline.tables.nesting import in_order, parents
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.intervals import Integers
+from paceline.tables.trace.nesting import in_order, parents
+from paceline.tables.trace.time_limit import paced
 
 MODULE = "nn.Module: "
 LONGEST = 16 << 20  # characters of all paths together

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.tables.ops import ops
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
 
 # In this order: the first that fits. Names are those of torch's operators, with their backward.
 TYPES = {

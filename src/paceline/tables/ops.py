@@ -6,8 +6,8 @@ from typing import Literal
 
 import polars as pl
 
-from paceline.tables.kinds import could_use_tensor_cores
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.kinds import could_use_tensor_cores
 
 By = Literal["name", "shapes"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.tables.timeline import work
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
 
 
 def overlap(trace: Trace) -> pl.DataFrame:

@@ -17,9 +17,9 @@ import polars as pl
 from paceline.errors import RecordError
 from paceline.record import Run, Step, read_run, read_steps
 from paceline.record.inside import File, Folder
-from paceline.tables.effort import go_on
-from paceline.tables.together import read_together
-from paceline.tables.trace import Trace, rank_in
+from paceline.tables.trace.columns import Trace, rank_in
+from paceline.tables.trace.parallel import read_together
+from paceline.tables.trace.time_limit import go_on
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.tables.timeline import launch_times
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
 
 SHORT = 10_000  # nanoseconds between two kernels of a stream: they follow each other as fast as they can
 

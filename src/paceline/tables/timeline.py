@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from paceline.tables.intervals import EMPTY, Integers, Spans
-from paceline.tables.kinds import of_communication, uses_tensor_cores
-from paceline.tables.trace import Trace
-from paceline.tables.windows import covered, synchronising, waiting_for_input, waiting_for_peers, windows
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.intervals import EMPTY, Integers, Spans
+from paceline.tables.trace.kinds import of_communication, uses_tensor_cores
+from paceline.tables.trace.steps import covered, synchronising, waiting_for_input, waiting_for_peers, windows
 
 LATE = 10_000  # nanoseconds: the host learns so much later that the device has finished; clocks agree no better
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from paceline.tables.intervals import Spans
-from paceline.tables.kinds import SYNCHRONISING, says
-from paceline.tables.trace import Trace
-from paceline.tables.windows import windows
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.intervals import Spans
+from paceline.tables.trace.kinds import SYNCHRONISING, says
+from paceline.tables.trace.steps import windows
 
 # The capture puts such a mark round each call that reads a tensor's value: file, line and call.
 LINE = r"^paceline\.line#(.*):(\d+)#(.*)$"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from paceline.tables.difference import difference, difference_of_ops
-from paceline.tables.effort import within
 from paceline.tables.iterations import PARTS
+from paceline.tables.trace.time_limit import within
 from paceline.view.pages.dashboard import command
 from paceline.view.pages.runs import href
 from paceline.view.records.measures import Measures, measure

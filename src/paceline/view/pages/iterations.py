@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.tables.iterations import PARTS, iterations
-from paceline.tables.windows import PHASES
+from paceline.tables.trace.steps import PHASES
 from paceline.view.pages.dashboard import step_charts
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened

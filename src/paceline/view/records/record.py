@@ -17,10 +17,10 @@ from paceline.record import Run, read_run
 from paceline.record.inside import File, Folder
 from paceline.record.samples import FILE as SAMPLES
 from paceline.record.samples import LARGEST as MOST_SAMPLES
-from paceline.tables.effort import within
 from paceline.tables.records import Tables, trace_files
-from paceline.tables.trace import Trace, rank_in, read_trace
-from paceline.tables.windows import windows
+from paceline.tables.trace.columns import Trace, rank_in, read_trace
+from paceline.tables.trace.steps import windows
+from paceline.tables.trace.time_limit import within
 from paceline.view.records.steps import Steps, read_steps
 from paceline.view.server.limits import Limits
 

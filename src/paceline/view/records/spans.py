@@ -17,11 +17,11 @@ import polars as pl
 from paceline.errors import RecordError
 from paceline.record.inside import File
 from paceline.record.timeline import read_spans
-from paceline.tables.effort import go_on
-from paceline.tables.kinds import STEP, of_communication, says
-from paceline.tables.trace import Trace, rank_in
+from paceline.tables.trace.columns import Trace, rank_in
+from paceline.tables.trace.kinds import STEP, of_communication, says
+from paceline.tables.trace.steps import windows
+from paceline.tables.trace.time_limit import go_on
 from paceline.tables.waits import LINE
-from paceline.tables.windows import windows
 from paceline.view.records.record import Opened
 
 MOST = 100_000  # spans of a step: the shortest are left out where there are more

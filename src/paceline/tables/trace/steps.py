@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from paceline.tables.effort import paced
-from paceline.tables.intervals import EMPTY, Spans
-from paceline.tables.kinds import INPUT, PEERS, STEP, SYNCHRONISING, says
-from paceline.tables.nesting import in_order
-from paceline.tables.trace import Trace
+from paceline.tables.trace.columns import Trace
+from paceline.tables.trace.intervals import EMPTY, Spans
+from paceline.tables.trace.kinds import INPUT, PEERS, STEP, SYNCHRONISING, says
+from paceline.tables.trace.nesting import in_order
+from paceline.tables.trace.time_limit import paced
 
 PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 MARK = "paceline."

@@ -24,8 +24,8 @@ import polars as pl
 
 from paceline.errors import PacelineError, TraceError
 from paceline.record.inside import File, Folder
-from paceline.tables.stream import Head
-from paceline.tables.trace import Trace, arrange, read_trace
+from paceline.tables.trace.columns import Trace, arrange, read_trace
+from paceline.tables.trace.json_reader import Head
 
 WORTH_IT = 6 << 20  # bytes of compressed files: with less there is nothing left to do when a child is ready
 READY = b"!"  # a child's first byte
@@ -91,7 +91,7 @@ class _Child:
 
     def __init__(self) -> None:
         # Where this package is, a child finds it, whatever the current folder is.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from paceline.tables.together import main; main()"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from paceline.tables.trace.parallel import main; main()"
         pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
         self.process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=nowhere)
         self._begun = False

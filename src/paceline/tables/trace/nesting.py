@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from paceline.tables.effort import paced
-from paceline.tables.kinds import uses_tensor_cores
+from paceline.tables.trace.kinds import uses_tensor_cores
+from paceline.tables.trace.time_limit import paced
 
 Integers = NDArray[np.int64]
 

@@ -21,9 +21,9 @@ import polars as pl
 
 from paceline.errors import TraceError
 from paceline.record.inside import File
-from paceline.tables.intervals import Integers
-from paceline.tables.nesting import calls
-from paceline.tables.stream import NOTHING, Args, Event, Head, Number, Stream
+from paceline.tables.trace.intervals import Integers
+from paceline.tables.trace.json_reader import NOTHING, Args, Event, Head, Number, Stream
+from paceline.tables.trace.nesting import calls
 
 # What torch calls the kinds of events, today and in older versions.
 KINDS = {

@@ -21,7 +21,7 @@ import msgspec
 
 from paceline.errors import TraceError
 from paceline.record.inside import File
-from paceline.tables.effort import go_on
+from paceline.tables.trace.time_limit import go_on
 
 CHUNK = 1 << 20  # bytes of text decoded at a time: what is made of them stays in a core's cache (8 MiB: 1.4 × the time)
 LONGEST = 32 << 20  # bytes of text that may come without a whole event, or before and after the events

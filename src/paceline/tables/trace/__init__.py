@@ -1,0 +1,1 @@
+"""A torch trace, read into columns: what the tables are made of."""
