@@ -6,7 +6,7 @@ import pytest
 from cuda_trace import Machine
 from made import FLOATS, HALF, HALVES, MS, TF32, US, evidence, figures, loading, products, reading, small
 
-from paceline.advise import input_bound, mixed_precision, small_kernels, tf32, waiting_lines
+from paceline.advise.rules import input_bound, mixed_precision, small_kernels, tf32, waiting_lines
 from paceline.record.facts import Facts, LoaderFacts
 
 TENSORS = Facts(threads=1, loaders=[LoaderFacts(batch=64, samples=1000, dataset="TensorDataset", tensors=True)])

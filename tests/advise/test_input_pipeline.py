@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from made import evidence, figures, step
 
-from paceline.advise import input_bound
+from paceline.advise.rules import input_bound
 from paceline.record.facts import Facts, LoaderFacts
 from paceline.record.pipelines import (
     PipelineReport,

@@ -8,7 +8,7 @@ import pytest
 from cuda_trace import Machine
 from made import FLOATS, MS, SMALL, US, evidence, figures, loading, products, small
 
-from paceline.advise import (
+from paceline.advise.rules import (
     channels_last,
     cudnn_benchmark,
     optimizer_step,

@@ -14,7 +14,7 @@ from made import HALF, MS, SGEMM, TF32, US, evidence, loading, products, reading
 
 from paceline.advise import RULES, Evidence, Finding, find_all, findings, mods_of, read_findings
 from paceline.advise.book import page, thresholds
-from paceline.advise.rules import MODULES
+from paceline.advise.registry import MODULES
 from paceline.errors import RecordError
 from paceline.mods import catalog
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts

@@ -8,7 +8,7 @@ import pytest
 from cuda_trace import COMMUNICATION, Machine
 from made import MS, US, evidence, figures, loading, products, small, step
 
-from paceline.advise import (
+from paceline.advise.rules import (
     channels_last,
     checkpoints,
     data_parallel,

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from played import CLOCK
 
-from paceline.advise import Evidence, Finding, imbalance
+from paceline.advise import Evidence, Finding
+from paceline.advise.rules import imbalance
 from paceline.errors import RecordError
 from paceline.launch import Zygote, launch
 from paceline.record import read_run

@@ -7,7 +7,7 @@ mods_of(findings)     the mods that they ask for, most gain first
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding, read_findings, write_findings
-from paceline.advise.rules import RULES, Rule, find_all, findings, mods_of
+from paceline.advise.registry import RULES, Rule, find_all, findings, mods_of
 
 __all__ = [
     "RULES",

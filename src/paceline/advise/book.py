@@ -11,7 +11,7 @@ import re
 import tokenize
 from types import ModuleType
 
-from paceline.advise.rules import MODULES, RULES, Rule
+from paceline.advise.registry import MODULES, RULES, Rule
 
 HEAD = """\
 # What the rules say

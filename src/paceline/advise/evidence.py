@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from paceline.advise.clock import Clock, clock
+from paceline.advise.step_clock import Clock, clock
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
 from paceline.record.inside import Folder
 from paceline.record.pipelines import PipelineReport, most_waited_for, read_pipelines

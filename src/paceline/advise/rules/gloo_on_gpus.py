@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
-from paceline.advise.exposed_communication import waiting_for_bytes
 from paceline.advise.finding import Figure, Finding
+from paceline.advise.rules.exposed_communication import waiting_for_bytes
 from paceline.advise.wording import percent
 
 FASTER = 8.0  # times: Gloo copies through the host, at some GB/s at best

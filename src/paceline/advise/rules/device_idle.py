@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.advise import input_bound, small_kernels
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
+from paceline.advise.rules import input_bound, small_kernels
 from paceline.advise.wording import percent
 
 USED = 0.5  # of a step that the device works: with less, the field speaks of under-use

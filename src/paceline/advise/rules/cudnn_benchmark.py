@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.advise.convolutions import convolution_shapes, convolution_time
+from paceline.advise.conv_cost import convolution_shapes, convolution_time
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.products import products, tensor_cores_for
+from paceline.advise.matmul_cost import products, tensor_cores_for
 from paceline.advise.wording import command, percent
 
 SHARE = 0.1  # of the device's compute: with less, a step gets hardly shorter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.input_bound import gain_of_processes, pageable_copies, processes_for
+from paceline.advise.rules.input_bound import gain_of_processes, pageable_copies, processes_for
 from paceline.advise.wording import command, percent
 
 SHARE = 0.02  # of a step: with less there is nothing to gain

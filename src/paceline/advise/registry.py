@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from paceline.advise import (
+from paceline.advise.evidence import Evidence
+from paceline.advise.finding import Finding, write_findings
+from paceline.advise.rules import (
     channels_last,
     checkpoints,
     cudnn_benchmark,
@@ -33,8 +35,6 @@ from paceline.advise import (
     varying_steps,
     waiting_lines,
 )
-from paceline.advise.evidence import Evidence
-from paceline.advise.finding import Finding, write_findings
 
 MODULES: tuple[ModuleType, ...] = (
     mixed_precision,
