@@ -28,7 +28,7 @@ import msgspec
 from in_parts import ABOUT, Kept, carry_out, unpacked
 from side_by_side import ROOT
 
-from paceline.cli.converge_tables import accuracy
+from paceline.cli.tables.converge import accuracy
 from paceline.launch import Zygote
 from paceline.settings import RunSettings
 from paceline.trials.converge.series import ALONE, NAIVE, WARM_UP, Converge, Trial, Verdict, judge, parse_techniques

@@ -10,7 +10,7 @@ import pytest
 from fake_launch import one_step
 from rich.console import Console
 
-from paceline.cli.live import LiveLine
+from paceline.cli.shared.live import LiveLine
 
 
 class Terminal(io.TextIOWrapper):

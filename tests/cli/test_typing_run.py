@@ -215,7 +215,7 @@ def test_notices_and_stalls_are_shown_even_when_quiet(launched, paceline_):
 
 
 def test_progress_without_a_terminal_comes_in_plain_lines(launched, paceline_, monkeypatch):
-    monkeypatch.setattr("paceline.cli.live.PLAIN_EVERY", 0.0)
+    monkeypatch.setattr("paceline.cli.shared.live.PLAIN_EVERY", 0.0)
     launched.events = [
         Progress({0: one_step(1), 1: one_step(1)}),
         Progress({0: one_step(11), 1: one_step(11)}),

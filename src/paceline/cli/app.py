@@ -12,8 +12,8 @@ import typer
 
 from paceline import __version__
 from paceline.cli import bandwidth, converge, data, doctor, mods, profile, run, scale, sweep, topo, tune, view
-from paceline.cli.example_first import program
-from paceline.cli.session import Session
+from paceline.cli.shared.example_first import program
+from paceline.cli.shared.session import Session
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import Zygote
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm

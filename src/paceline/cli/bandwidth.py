@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from paceline import __version__
-from paceline.cli import bandwidth_tables, options
-from paceline.cli.example_first import verb
-from paceline.cli.session import Session
-from paceline.cli.terminal import count, stderr
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.terminal import count, stderr
+from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
 from paceline.launch.interrupts import exit_code_of

@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli import options
-from paceline.cli.example_first import verb
-from paceline.cli.session import Session
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.session import Session
 from paceline.doctor.checks import Check, examine
 
 

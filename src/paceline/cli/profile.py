@@ -10,14 +10,15 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli import options, prove, series
-from paceline.cli.asked import AskedWithView, runs_scripts
-from paceline.cli.example_first import verb
-from paceline.cli.findings_table import show_findings
-from paceline.cli.live import LiveLine
-from paceline.cli.profile_tables import show
-from paceline.cli.session import Session
-from paceline.cli.terminal import stderr
+from paceline.cli import prove
+from paceline.cli.shared import options, series
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.live import LiveLine
+from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.terminal import stderr
+from paceline.cli.tables.findings import show_findings
+from paceline.cli.tables.profile import show
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import check, launch
 from paceline.launch.tensorboard import prove_board, showing

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli import series
-from paceline.cli.session import Session
+from paceline.cli.shared import series
+from paceline.cli.shared.session import Session
 from paceline.launch.interrupts import exit_code_of
 from paceline.settings import RunSettings
 from paceline.trials.core.bench import Bench, Budget

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from paceline.cli import options
-from paceline.cli.asked import AskedWithView, runs_scripts
-from paceline.cli.example_first import verb
-from paceline.cli.live import LiveLine
-from paceline.cli.noise import find_noise, noise_document, show_noise
-from paceline.cli.session import Session
-from paceline.cli.terminal import count, percent, rate, seconds, stderr, time_table
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.live import LiveLine
+from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.terminal import count, percent, rate, seconds, stderr, time_table
+from paceline.cli.tables.noise import find_noise, noise_document, show_noise
 from paceline.errors import UsageError
 from paceline.launch import check, launch
 from paceline.launch.tensorboard import prove_board, showing

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from paceline import __version__
-from paceline.cli import options
-from paceline.cli.asked import AskedWithView, runs_scripts
-from paceline.cli.example_first import verb
-from paceline.cli.scale_tables import show_verdict
-from paceline.cli.session import Session
-from paceline.cli.terminal import count, plotted, rate, stderr
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.terminal import count, plotted, rate, stderr
+from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events

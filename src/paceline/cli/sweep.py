@@ -10,12 +10,12 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli import options, series
-from paceline.cli.asked import AskedWithView, runs_scripts
-from paceline.cli.example_first import verb
-from paceline.cli.session import Session
-from paceline.cli.sweep_tables import advice, complaint, show_verdict
-from paceline.cli.terminal import plotted, rate, stderr
+from paceline.cli.shared import options, series
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.terminal import plotted, rate, stderr
+from paceline.cli.tables.sweep import advice, complaint, show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, check
 from paceline.mods import catalog

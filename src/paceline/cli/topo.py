@@ -9,10 +9,10 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli import options
-from paceline.cli.example_first import verb
-from paceline.cli.session import Session
-from paceline.cli.topo_tables import show
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.session import Session
+from paceline.cli.tables.topo import show
 from paceline.errors import UsageError
 from paceline.topology import discover
 from paceline.topology.choosing import Choice, choose

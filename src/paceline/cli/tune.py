@@ -11,11 +11,12 @@ import msgspec
 import typer
 from rich.console import Console
 
-from paceline.cli import options, series, tune_tables
-from paceline.cli.asked import AskedWithView, runs_scripts
-from paceline.cli.example_first import verb
-from paceline.cli.session import Session
-from paceline.cli.terminal import plotted, rate, stderr
+from paceline.cli.shared import options, series
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.terminal import plotted, rate, stderr
+from paceline.cli.tables import tune as tune_tables
 from paceline.errors import UsageError
 from paceline.launch import check
 from paceline.mods import catalog

@@ -13,9 +13,9 @@ from urllib.parse import quote
 import typer
 from rich.console import Console
 
-from paceline.cli import options
-from paceline.cli.example_first import verb
-from paceline.cli.session import Session
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.session import Session
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.terminal import count, percent, rate, seconds
+from paceline.cli.shared.terminal import count, percent, rate, seconds
 from paceline.trials.core.same_numbers import SameNumbers
 from paceline.trials.scale import series as trials
 from paceline.trials.scale.why import CAUSES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.terminal import percent, rate, seconds
+from paceline.cli.shared.terminal import percent, rate, seconds
 from paceline.trials.converge.series import ALONE, Row, Sharp, Verdict
 
 WIDE = 100  # columns

@@ -19,7 +19,7 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
-from paceline.cli.terminal import count, percent, rate
+from paceline.cli.shared.terminal import count, percent, rate
 from paceline.launch import Event, Notice, Output, Progress, Stall
 from paceline.record.schema import Step
 

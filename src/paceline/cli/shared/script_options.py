@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
-from paceline.cli import options
+from paceline.cli.shared import options
 from paceline.settings import RunSettings
 
 

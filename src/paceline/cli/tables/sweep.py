@@ -7,7 +7,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.terminal import count, percent, rate, seconds
+from paceline.cli.shared.terminal import count, percent, rate, seconds
 from paceline.trials.bandwidth.series import size_name
 from paceline.trials.sweep.search import Verdict
 

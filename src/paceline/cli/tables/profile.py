@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.terminal import BAR, bar, count, percent, seconds, time_table
+from paceline.cli.shared.terminal import BAR, bar, count, percent, seconds, time_table
 
 if TYPE_CHECKING:
     from paceline.advise.profile import Profile

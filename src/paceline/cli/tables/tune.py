@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.terminal import count, percent, rate
+from paceline.cli.shared.terminal import count, percent, rate
 from paceline.settings import RunSettings
 from paceline.trials.tune.candidates import MORE, name_of, settings_of
 from paceline.trials.tune.patch import Patch

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.terminal import count
+from paceline.cli.shared.terminal import count
 from paceline.topology import links as kinds
 from paceline.topology.choosing import Choice
 from paceline.topology.host import format_list, parse_list

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline import __version__
-from paceline.cli import options
+from paceline.cli.shared import options
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, Notice, Stall
 from paceline.launch import events as launch_events

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.cli.terminal import percent
+from paceline.cli.shared.terminal import percent
 from paceline.converge.noise.critical_batch import CriticalBatch, critical_batch
 from paceline.errors import RecordError
 

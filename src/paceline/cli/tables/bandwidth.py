@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.terminal import count, percent, seconds
+from paceline.cli.shared.terminal import count, percent, seconds
 from paceline.topology.links import in_words
 from paceline.trials.bandwidth.series import size_name
 from paceline.trials.bandwidth.verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, spread
