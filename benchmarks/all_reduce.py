@@ -29,11 +29,11 @@ Figures, 2 cores of a virtual machine whose speed changes by the minute, 7 round
     64 MB         2.1 (1.6 – 2.2)      3.9 (3.7 – 4.2)     1.80        3.4
 
 In place a sum is nearly as fast as this machine copies memory: there is little left to gain. An ordinary tensor is
-passed on in rows (comm/memory/pipelined_allreduce.py): every byte is read and written once, and every second one must reach the other
-core besides; beside the form before, which met twice a row, it saved 15 to 28 % of the time. Rows of 32 KB to 2 MB
-and three forms of signals were tried, and reading the peer's memory through the kernel instead (process_vm_readv),
-which was slower. MPI, which does the same in C, in pieces of some kilobytes that stay in the nearest cache, is faster
-up to 4 MB, and about as fast at 25 MB.
+passed on in rows (comm/memory/pipelined_allreduce.py): every byte is read and written once, and every second one must
+reach the other core besides; beside the form before, which met twice a row, it saved 15 to 28 % of the time. Rows of 32
+KB to 2 MB and three forms of signals were tried, and reading the peer's memory through the kernel instead
+(process_vm_readv), which was slower. MPI, which does the same in C, in pieces of some kilobytes that stay in the
+nearest cache, is faster up to 4 MB, and about as fast at 25 MB.
 """
 
 from __future__ import annotations

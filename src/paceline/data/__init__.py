@@ -69,16 +69,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    **{name: f"augment.{name}" for name in ("ColorJitter", "Crop", "Cutout", "Flip", "Mixup", "Normalize")},
+    **{name: f"stages.augment.{name}" for name in ("ColorJitter", "Crop", "Cutout", "Flip", "Mixup", "Normalize")},
     "Pipeline": "pipeline.Pipeline",
-    "Writer": "tfrecord.Writer",
-    "drop_in": "dropping_in.drop_in",
-    "decode_example": "example.decode_example",
-    "encode_example": "example.encode_example",
-    "decode_image": "pictures.decode_image",
-    "decode_sample": "nests.decode",
-    "pack": "packing.pack",
-    "encode_sample": "nests.encode",
+    "Writer": "formats.tfrecord.Writer",
+    "drop_in": "torch_loader.drop_in",
+    "decode_example": "formats.tf_example.decode_example",
+    "encode_example": "formats.tf_example.encode_example",
+    "decode_image": "formats.images.decode_image",
+    "decode_sample": "formats.sample.decode",
+    "pack": "formats.pack.pack",
+    "encode_sample": "formats.sample.encode",
 }
 
 
@@ -88,6 +88,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'paceline.data' has no attribute {name!r}")
     import importlib
 
-    module, _, own = _HOMES.get(name, f"making.{name}").partition(".")
+    module, _, own = _HOMES.get(name, f"sources.factories.{name}").rpartition(".")
     found = globals()[name] = getattr(importlib.import_module(f"paceline.data.{module}"), own)
     return found  # … and from then on without a detour: decoders look their names up for every record

@@ -29,7 +29,8 @@ from paceline.data.metrics.report import Report, report_of
 from paceline.data.options import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.planning import stages as s
 from paceline.data.planning.cursor import Context, Mark
-from paceline.data.planning.planner import Plan, Planner, Runtime
+from paceline.data.planning.planner import Plan, Planner
+from paceline.data.planning.runtime import Runtime
 from paceline.data.size_limits import LINE
 from paceline.data.sources.memory import Source
 from paceline.data.stages.augment import Augment, Operation

@@ -32,7 +32,8 @@ from paceline.data.metrics.record import keeper
 from paceline.data.metrics.report import Report, report_of
 from paceline.data.planning.cursor import Context, Cursor, Mark
 from paceline.data.planning.nodes import Through
-from paceline.data.planning.planner import Plan, Runtime
+from paceline.data.planning.planner import Plan
+from paceline.data.planning.runtime import Runtime
 from paceline.data.planning.stages import How, Kind
 from paceline.data.sources.memory import Arrays, of_dataset
 from paceline.errors import UsageError

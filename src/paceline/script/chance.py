@@ -31,15 +31,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from multiprocessing import current_process
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from paceline.comm.call_site import script_line
-
-if TYPE_CHECKING:
-    from paceline.script.seams.stage import Stage
+from paceline.script.seams.state import StageState
 
 PATIENCE = 10.0  # seconds that rank 0 may take to come to a line that this worker has come to
 SHARED = 32  # seeds that are rank 0's: those of a script's beginning. Later ones may be many, and are compared only
@@ -49,7 +47,7 @@ HERE = os.path.dirname(__file__)
 # Files whose lines come between a question and who asked it.
 BETWEEN = {
     *(m.__file__ for m in (random, secrets, uuid)),
-    *(os.path.join(HERE, n) for n in ("streams.py", "chance.py")),
+    *(os.path.join(HERE, n) for n in ("rng.py", "chance.py")),
 }
 IDS = ("uuid1", "uuid4", "uuid6", "uuid7")
 
@@ -66,7 +64,7 @@ class Stream(random.Random):
 class Source:
     """What the workers of a run share: bytes from the operating system, and the seeds that the script has set."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: StageState) -> None:
         """Every worker makes one before the script begins; waits for rank 0's bytes."""
         self.stage, self.group = stage, stage.group
         entropy = torch.frombuffer(bytearray(os.urandom(ENTROPY)), dtype=torch.uint8)
@@ -119,7 +117,7 @@ class Source:
         )
 
 
-def share(stage: Stage) -> None:
+def share(stage: StageState) -> None:
     """Every worker of several calls it, before the script begins: `install` then makes its chances equal."""
     global _source, _shares
     _shares += 1

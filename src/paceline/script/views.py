@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,15 +19,13 @@ from torch import nn
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.rng import OwnStream
+from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.proof import Proof, initialise_lazy
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
-
-if TYPE_CHECKING:
-    from paceline.script.seams.stage import Stage
 
 MEASURED_STEPS = range(2, 4)  # of these steps the cost of gathering is taken: early, so that few batches are seen whole
 COSTLY = 0.05  # of a step spent gathering outputs
@@ -37,7 +35,7 @@ LARGE = 1 << 20  # bytes gathered in a step: below this it is waiting and latenc
 class Views:
     """Chooses and applies the view. Every worker makes the same choice at the same batch."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: StageState) -> None:
         self.stage, self.group = stage, stage.group
         self.name = "batch"
         self.rows = 0  # of the outermost call under way

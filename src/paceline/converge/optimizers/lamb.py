@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.converge.optimizers.layerwise import Batch, Layerwise, norms, wide
+from paceline.converge.optimizers.layerwise import Layerwise, norms, wide
+from paceline.converge.optimizers.tensor_batch import TensorBatch
 from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table
 
 
@@ -56,7 +57,7 @@ class LAMB(Layerwise):
         }
         super().__init__(params, defaults)
 
-    def _foreach_step(self, group: dict[str, Any], batch: Batch) -> None:
+    def _foreach_step(self, group: dict[str, Any], batch: TensorBatch) -> None:
         beta1, beta2 = group["betas"]
         parameters, first, second = batch.parameters, batch.state("exp_avg"), batch.state("exp_avg_sq")
         grads = list(torch._foreach_neg(batch.grads)) if group["maximize"] else batch.grads

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.converge.optimizers.layerwise import Batch, Layerwise, norms, wide
+from paceline.converge.optimizers.layerwise import Layerwise, norms, wide
+from paceline.converge.optimizers.tensor_batch import TensorBatch
 from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table
 from paceline.errors import UsageError
 
@@ -57,7 +58,7 @@ class LARS(Layerwise):
         }
         super().__init__(params, defaults)
 
-    def _foreach_step(self, group: dict[str, Any], batch: Batch) -> None:
+    def _foreach_step(self, group: dict[str, Any], batch: TensorBatch) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]
         weights, buffers = wide(batch.parameters), batch.state("momentum_buffer")
         # Scaled in place below, and the gradients are the script's: never the same tensors.

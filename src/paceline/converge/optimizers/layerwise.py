@@ -7,10 +7,8 @@ that hold its shards, in one all-reduce a group.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, cast
 
@@ -18,30 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from paceline.converge.optimizers.tensor_batch import TensorBatch, is_dtensor, local
 from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Prepared, States, Table, can_fuse, is_capturing
 from paceline.errors import PacelineError, UsageError
 
 HALF = (torch.float16, torch.bfloat16)
 _grad = attrgetter("grad")
-
-
-@dataclass(slots=True)
-class Batch:
-    """Tensors of one group that make their step together: of one device and dtype, and sharded alike."""
-
-    numbers: list[int] = field(default_factory=list)  # among those of the group that have gradients
-    parameters: list[Tensor] = field(default_factory=list)  # this worker's part of each
-    grads: list[Tensor] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
-    treatment: list[int] = field(default_factory=list)  # bits: ADAPTED, DECAYED
-    mesh: Any = None  # of a DTensor, and the dimensions of it over which the tensors are sharded
-    sharded: tuple[int, ...] = ()
-
-    def state(self, name: str) -> list[Tensor]:
-        return [local(state[name]) for state in self.states]
-
-    def treated(self, bit: int, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensor for tensor, bits in zip(tensors, self.treatment, strict=True) if bits & bit]
 
 
 class Layerwise(Optimizer):
@@ -159,9 +139,9 @@ class Layerwise(Optimizer):
                     if unscaled is not grad:
                         grad.copy_(unscaled)
 
-    def _batches(self, group: dict[str, Any], parameters: list[Tensor]) -> dict[tuple[Any, ...], Batch]:
+    def _batches(self, group: dict[str, Any], parameters: list[Tensor]) -> dict[tuple[Any, ...], TensorBatch]:
         """Parameters that have gradients, by what has to be alike; their state, made where there is none yet."""
-        found: dict[tuple[Any, ...], Batch] = {}
+        found: dict[tuple[Any, ...], TensorBatch] = {}
         for number, parameter in enumerate(parameters):
             grad = cast(Tensor, parameter.grad)
             if grad.layout != torch.strided:
@@ -179,7 +159,7 @@ class Layerwise(Optimizer):
             # A model that was cast after a step has moments of the type that it had.
             kept = local(state[self.moments[0]]).dtype
             key = (fused, own.device, own.dtype, own_grad.dtype, kept, mesh, sharded)
-            batch = found.setdefault(key, Batch(mesh=mesh, sharded=sharded))
+            batch = found.setdefault(key, TensorBatch(mesh=mesh, sharded=sharded))
             batch.numbers.append(number)
             batch.parameters.append(own)
             batch.grads.append(own_grad)
@@ -209,7 +189,7 @@ class Layerwise(Optimizer):
                 state["step"] = step.to(home)
         return state
 
-    def _foreach_step(self, group: dict[str, Any], batch: Batch) -> None:
+    def _foreach_step(self, group: dict[str, Any], batch: TensorBatch) -> None:
         raise NotImplementedError
 
     def _fused_step(self, group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
@@ -241,7 +221,7 @@ def refuse_float16(name: str, parameters: Iterable[Tensor]) -> None:
         )
 
 
-def norms(batch: Batch, *sides: list[Tensor]) -> list[Tensor]:
+def norms(batch: TensorBatch, *sides: list[Tensor]) -> list[Tensor]:
     """The norms of whole tensors, a vector for each side. Waits for the workers that hold other shards."""
     found = [torch.stack(torch._foreach_norm(side, 2.0)) for side in sides]
     if not batch.sharded:
@@ -262,12 +242,6 @@ def wide(tensors: list[Tensor]) -> list[Tensor]:
     return [tensor.float() for tensor in tensors] if tensors[0].dtype in HALF else tensors
 
 
-def local(tensor: Any) -> Tensor:
-    """This worker's part of a tensor, with real numbers in it."""
-    own: Tensor = tensor._local_tensor if _is_dtensor(tensor) else tensor
-    return torch.view_as_real(own) if own.is_complex() else own
-
-
 def _treatment(adapt: bool | None, parameter: Tensor) -> int:
     if adapt is None:
         return ADAPTED | DECAYED if parameter.dim() > 1 else 0
@@ -278,14 +252,8 @@ def _is_fused(group: dict[str, Any], parameter: Tensor) -> bool:
     return group["fused"] is not False and can_fuse(parameter)
 
 
-def _is_dtensor(tensor: Any) -> bool:
-    # Importing DTensor takes long, and whoever has one has imported it.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
-
-
 def _sharding(parameter: Any) -> tuple[Any, tuple[int, ...]]:
-    if not _is_dtensor(parameter):
+    if not is_dtensor(parameter):
         return None, ()
     if any(placement.is_partial() for placement in parameter.placements):
         raise UsageError("A parameter holds partial sums: its norm is not known before they are added up.")

@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection
 from functools import cache
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from paceline.converge.optimizers.layerwise import Batch
+from paceline.converge.optimizers.tensor_batch import TensorBatch
 
 DEVICES = ("cuda",)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,7 +46,7 @@ class Table:
     """The tensors of one batch, in its order. `rows` is what kernels read, in int64; a row for each of: length, number
     of the first chunk, treatment; address of the gradient, of the step count, of the parameter, of each moment."""
 
-    def __init__(self, batch: Batch, moments: tuple[str, ...]) -> None:
+    def __init__(self, batch: TensorBatch, moments: tuple[str, ...]) -> None:
         parameters = batch.parameters
         self.device, self.block, self.tensors = parameters[0].device, BLOCK, len(parameters)
         self.mesh, self.sharded = batch.mesh, batch.sharded

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,10 +39,8 @@ from paceline.data.execution.process_pool import (
 )
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
+from paceline.data.planning.runtime import Runtime
 from paceline.errors import DataError
-
-if TYPE_CHECKING:
-    from paceline.data.planning.planner import Runtime
 
 SLOTS = 8  # results that lie ready, or that the consumer has
 SPARE = 3  # … of which so many are never the consumer's: it gets copies before

@@ -14,7 +14,7 @@ from paceline.record.writer import StepWriter
 from paceline.script.seams import api
 
 if TYPE_CHECKING:
-    from paceline.data.planning.planner import Runtime
+    from paceline.data.planning.runtime import Runtime
     from paceline.script.seams.stage import Stage
 
 MOST = 64  # pipelines: a script that makes one an epoch is not followed for ever

@@ -9,7 +9,7 @@ from paceline.data.metrics.meters import Meter
 from paceline.record.pipelines import PipelineReport, StageReport
 
 if TYPE_CHECKING:
-    from paceline.data.planning.planner import Runtime
+    from paceline.data.planning.runtime import Runtime
 
 BY_NUMPY = "checksums are computed by numpy; google-crc32c is many times as fast: pip install 'paceline[data]'"
 KEEPS_UP = 0.05  # of the consumer's time that it may wait for the pipeline

@@ -8,7 +8,7 @@ batch after them become one job.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +16,16 @@ import torch
 from paceline.data.device.copy import Moved
 from paceline.data.distributed.sharding import Deal
 from paceline.data.error_policy import Losses
-from paceline.data.execution.engines import Chooser, cores
+from paceline.data.execution.engines import cores
 from paceline.data.execution.job import NOTHING, Step, Work
 from paceline.data.execution.parallel_map import Jobs
 from paceline.data.execution.prefetch import Ahead
 from paceline.data.execution.prefetch_process import Apart
-from paceline.data.metrics.meters import Clock, Meter, Pace
 from paceline.data.planning import order as orders
 from paceline.data.planning import stages as s
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Keys, Node, Settled
+from paceline.data.planning.runtime import Runtime
 from paceline.data.sources.memory import Source
 from paceline.data.stages.cache import Cached, Memo
 from paceline.data.stages.combine import Mixed, Zipped
@@ -36,35 +36,6 @@ from paceline.errors import UsageError
 
 WINDOW = 10_000  # samples, where a stream is to be shuffled and nobody says how far
 REORDERING = (Windows, Rounds, Limited)  # nodes that change which samples come when, and nothing else
-
-
-@dataclass(slots=True)
-class Runtime:
-    """What the cursors of one pipeline share."""
-
-    losses: Losses = field(default_factory=Losses)
-    meters: list[Meter] = field(default_factory=list)
-    clock: Clock = field(default_factory=Clock)
-    pace: Pace = field(default_factory=Pace)
-    choosers: list[Chooser] = field(default_factory=list)
-    aparts: list[Apart] = field(default_factory=list)
-
-    def meter(self, name: str) -> Meter:
-        meter = Meter(name)
-        self.meters.append(meter)
-        return meter
-
-    def chooser(self, how: s.How) -> Chooser:
-        chooser = Chooser(how, self.pace)
-        self.choosers.append(chooser)
-        return chooser
-
-    def close(self, *, wait: bool) -> None:
-        """Ends threads and processes that outlive an epoch."""
-        for apart in self.aparts:
-            apart.close(wait=wait)
-        for chooser in self.choosers:
-            chooser.close(wait=wait)
 
 
 class Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,16 +12,25 @@ from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Settle, Settled
 from paceline.errors import UsageError
 
-if TYPE_CHECKING:
-    from paceline.data.planning.planner import Plan
-
 BLOCK = 1024  # draws that are made at once
+
+
+class Branch(Protocol):
+    """One of the pipelines that are combined: its plan."""
+
+    @property
+    def even(self) -> bool: ...
+    @property
+    def gives_batches(self) -> bool: ...
+    def length(self, context: Context, mark: Mark | None = None) -> int | None: ...
+    def open(self, context: Context, mark: Mark | None) -> Cursor: ...
+    def settle(self, marks: Sequence[Mark | None]) -> Settled: ...
 
 
 class Zipped:
     """Tuples of one sample of each, until one of them ends."""
 
-    def __init__(self, plans: Sequence[Plan]) -> None:
+    def __init__(self, plans: Sequence[Branch]) -> None:
         self.plans = list(plans)
         self.even = all(plan.even for plan in plans)
 
@@ -59,7 +68,7 @@ class Mixed:
 
     even = False
 
-    def __init__(self, plans: Sequence[Plan], weights: Sequence[float], seed: int) -> None:
+    def __init__(self, plans: Sequence[Branch], weights: Sequence[float], seed: int) -> None:
         self.plans, self.seed = list(plans), seed
         self.weights = np.asarray(weights, np.float64)
 
@@ -116,11 +125,11 @@ class MixedCursor(Cursor):
             cursor.close(wait=wait)
 
 
-def _each(mark: Mark | None, plans: Sequence[Plan]) -> list[Mark | None]:
+def _each(mark: Mark | None, plans: Sequence[Branch]) -> list[Mark | None]:
     return [None] * len(plans) if mark is None else list(mark["each"])
 
 
-def _settle_each(plans: Sequence[Plan], marks: Sequence[Mark | None], more: Mark) -> Settled:
+def _settle_each(plans: Sequence[Branch], marks: Sequence[Mark | None], more: Mark) -> Settled:
     settled = [
         plan.settle([mark if mark is None or "end" in mark else mark["each"][number] for mark in marks])
         for number, plan in enumerate(plans)

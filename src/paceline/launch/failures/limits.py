@@ -27,7 +27,13 @@ _MORE_TASKS = (
     "ask for fewer workers."
 )
 _MORE_MEMORY = "Free some memory, ask for fewer workers, or lift the limit in this shell: ulimit -v unlimited"
-_FORKING = ("popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py", "subprocess.py", "zygote_process.py")
+_FORKING = (
+    "popen_fork.py",
+    "popen_spawn_posix.py",
+    "popen_forkserver.py",
+    "subprocess.py",
+    os.path.join("zygote", "process.py"),
+)
 
 
 def prove(workers: int) -> None:
@@ -55,7 +61,7 @@ def shortage(error: BaseException) -> tuple[str, str] | None:
     if number in (errno.EMFILE, errno.ENFILE) or (isinstance(error, RuntimeError) and "Too many open files" in text):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"No more files can be opened: {text} (the limit is {limit}: ulimit -n).", _MORE_FILES
-    forking = number == errno.EAGAIN and os.path.basename(innermost(error.__traceback__)) in _FORKING
+    forking = number == errno.EAGAIN and (innermost(error.__traceback__) or "").endswith(_FORKING)
     if forking or (isinstance(error, RuntimeError) and "can't start new thread" in text):
         return f"No more processes or threads can be started: {text} ({_of_tasks()}).", _MORE_TASKS
     if number == errno.ENOMEM:

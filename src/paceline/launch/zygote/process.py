@@ -23,10 +23,7 @@ import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 
-from paceline.launch import (
-    messages,
-    scratch,
-)
+from paceline.launch import messages, scratch  # noqa: E402
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 0.5  # seconds between asking what a worker left behind to end, and killing it

@@ -43,6 +43,7 @@ from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError
 from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together
+from paceline.script.views import Views
 from paceline.settings import RunSettings
 
 SEAMS = (
@@ -72,8 +73,6 @@ class Stage:
     """One per worker. `only`, where given, holds the root modules to distribute (the API); else all are found."""
 
     def __init__(self, run: RunSettings, group: Group, *, only: Sequence[nn.Module] | None = None) -> None:
-        from paceline.script.views import Views  # a view calls back into the stage
-
         self.run, self.group = run, group
         self.watch, self.pulse = group.watch, group.pulse
         self.only = None if only is None else weakref.WeakSet(only)

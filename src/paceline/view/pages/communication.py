@@ -22,10 +22,6 @@ WORKERS = Column(key="workers", title="workers", how="Taking part.", kind="count
 BYTES = Column(key="bytes", title="size", how="Of the message, on each worker.", kind="bytes")
 
 
-def there(record: Opened) -> bool:
-    return record.run.verb == "bandwidth" and record.folder.file("verdict.json").exists()
-
-
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     told = as_verdict(record, Verdict)
     blocks: list[Block] = [

@@ -9,13 +9,13 @@ import polars as pl
 from paceline.tables.difference import difference, difference_of_ops
 from paceline.tables.iterations import PARTS
 from paceline.tables.trace.time_limit import within
-from paceline.view.pages.dashboard import command
-from paceline.view.pages.runs import href
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.links import href
+from paceline.view.ui.run_parts import command
 from paceline.view.ui.wording import rate, say
 
 MOST = 5000  # ops

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 
-import polars as pl
-
-from paceline.tables.iterations import PARTS, iterations
+from paceline.tables.iterations import PARTS
 from paceline.tables.stragglers import stragglers
-from paceline.view.pages.findings import read_findings
-from paceline.view.pages.runs import href
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Facts, Findings, Note, Page, Split, Tile, Tiles
+from paceline.view.ui.blocks import Block, Facts, Findings, Note, Page, Split, Tile, Tiles
+from paceline.view.ui.findings import read_findings
+from paceline.view.ui.links import href
+from paceline.view.ui.run_parts import SLOWEST, command, step_charts, trials
 from paceline.view.ui.utilisation import utilisation
 from paceline.view.ui.wording import rate, say, seconds, size
 
@@ -48,15 +45,6 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if record.steps.partly:
         blocks.append(Note(text="The run is long: its first steps are left out of these figures.", tone="warn"))
     return Page(title=record.name.rpartition("/")[2], lead=command(record), blocks=blocks)
-
-
-def command(record: Opened) -> str:
-    """About what was typed."""
-    run = record.run
-    workers = run.settings.get("workers")
-    number = f" -n {workers}" if isinstance(workers, int) and run.verb in ("run", "profile") else ""
-    mods = "".join(f" --mod {shlex.quote(mod)}" for mod in run.mods)
-    return f"paceline {run.verb}{number}{mods} {shlex.join([run.script, *run.arguments])}"
 
 
 def _outcome(record: Opened) -> Sequence[Block]:
@@ -150,86 +138,6 @@ def _slowest(record: Opened) -> list[Tile]:
             tone="warn",
         )
     ]
-
-
-SLOWEST = (
-    "A worker's own time is its step without the time in which it waited for others. One is named where that is more "
-    "than 5 % of a step above the median of the others, in most steps up to the end."
-)
-
-
-def step_charts(record: Opened, told: Measures) -> list[Block]:
-    """Step times, throughput and loss over the steps of the first worker."""
-    steps = record.steps.frame
-    first = steps.filter(pl.col("rank") == pl.col("rank").min())
-    table = iterations(steps).filter(pl.col("rank") == first["rank"][0])
-    odd = table.filter("outlier").sort("excess", descending=True).head(200)
-    number, total = first["step"].to_list(), first["total"].to_list()
-    usual = told.median_step or 0.0
-    ceiling = max([usual * 3, *(odd["total"].head(20).to_list()), 1e-9])
-    settled = charts.shade(number[0] - 0.5, number[0] + told.warm_up - 0.5)
-    shapes = [settled] if told.warm_up else []
-    blocks: list[Block] = [
-        Chart(
-            name="step-times",
-            title="Time of a step",
-            how="Rank 0, wall time. Shaded: warm-up, until times have settled. Marked: more than five times the usual "
-            "scatter and a fifth above the median; the part that grew most is named.",
-            data=[
-                charts.line(number, total, name="step", colour="accent"),
-                charts.points(
-                    odd["step"].to_list(), odd["total"].to_list(), name="outlier", colour="bad",
-                    text=[f"mostly {why}" if why else "" for why in odd["why"]],
-                    hovertemplate="step %{x}: %{y:.4s}s %{text}<extra></extra>",
-                ),
-            ],
-            layout=charts.axes("step", "seconds", yaxis={"range": [0, ceiling * 1.1]}, shapes=shapes),
-        ),
-        Chart(
-            name="throughput",
-            title="Throughput",
-            how="Rank 0: samples of the whole batch by the time of the step.",
-            data=[
-                charts.line(
-                    number,
-                    [s / t if t > 0 else None for s, t in zip(first["samples"], total, strict=True)],
-                    name="samples/s",
-                    colour="optimizer",
-                )
-            ],
-            layout=charts.axes("step", "samples/s", shapes=shapes),
-        ),
-    ]  # fmt: skip
-    losses = first.filter(pl.col("loss").is_not_null())
-    if losses.height:
-        broken = first.filter(~pl.col("finite"))["step"].to_list()
-        blocks.append(
-            Chart(
-                name="loss",
-                title="Loss",
-                how="As the script computed it, for the whole batch. Steps whose loss was not finite are marked.",
-                data=[
-                    charts.line(
-                        losses["step"].to_list(), losses["loss"].to_list(), name="loss", colour="communication"
-                    ),
-                    *(
-                        [charts.points(broken[:500], [0] * len(broken[:500]), name="not finite", colour="bad")]
-                        if broken
-                        else []
-                    ),
-                ],
-                layout=charts.axes("step", "loss", yaxis={"rangemode": "normal"}),
-            )
-        )
-    return blocks
-
-
-def trials(record: Opened) -> list[Block]:
-    """The way to the records of its trials."""
-    if not record.trials:
-        return []
-    links = [(name.rpartition("/")[2], href("run", name)) for name in record.trials[:200]]
-    return [Note(text=f"Its {len(record.trials)} trials have records of their own:", links=links)]
 
 
 def _facts(record: Opened) -> list[tuple[str, str]]:

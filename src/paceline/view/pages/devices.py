@@ -9,16 +9,13 @@ import polars as pl
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.overlap import overlap
 from paceline.tables.timeline import CAUSES, timeline
+from paceline.view.records.contents import has_traces
 from paceline.view.records.record import Opened
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Page
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.traced import IDLE, device_split, has_traces, profile_of
+from paceline.view.ui.traced import IDLE, device_split, profile_of
 from paceline.view.ui.utilisation import COLOURS, SAMPLED, gpu_chart, utilisation
-
-
-def there(record: Opened) -> bool:
-    return record.has_samples or has_traces(record)
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

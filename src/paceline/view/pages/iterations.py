@@ -8,13 +8,14 @@ import polars as pl
 
 from paceline.tables.iterations import PARTS, iterations
 from paceline.tables.trace.steps import PHASES
-from paceline.view.pages.dashboard import step_charts
+from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.traced import has_traces, profile_of
+from paceline.view.ui.run_parts import step_charts
+from paceline.view.ui.traced import profile_of
 from paceline.view.ui.wording import say, share
 
 MOST = 50_000  # rows: the last steps

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.view.pages.runs import href
+from paceline.view.records.contents import shows
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Live, Note, Page
-
-
-def there(record: Opened) -> bool:
-    return record.state == "running"
+from paceline.view.ui.links import href
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    if not there(record):
+    if not shows(record, "live"):
         ended = Note(
             text=f"This run is not in progress: {record.state}.", links=[("Dashboard", href("run", record.name))]
         )

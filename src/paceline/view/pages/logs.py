@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.errors import RecordError
-from paceline.view.pages.runs import href
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Text
+from paceline.view.ui.links import href
 
 TAIL = 64 << 10  # bytes
-
-
-def there(record: Opened) -> bool:
-    return any(record.folder.file(f"log.rank{rank}.txt").exists() for rank in record.ranks[:1])
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

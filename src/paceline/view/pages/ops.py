@@ -8,11 +8,11 @@ import polars as pl
 
 from paceline.tables.op_types import op_types
 from paceline.tables.ops import ops
-from paceline.view.pages.runs import href
 from paceline.view.records.record import Opened
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Note, Page
 from paceline.view.ui.grid import Column, Grid, Row
+from paceline.view.ui.links import href
 from paceline.view.ui.traced import DEVICE, HOST, STEP, device_split, head, name_column, profile_of
 
 TOP = 12  # ops in the chart

@@ -7,19 +7,15 @@ from collections.abc import Mapping
 from paceline.trials.scale import series as scale
 from paceline.trials.sweep import search as sweep
 from paceline.trials.tune import verdict as tune_verdict
-from paceline.view.pages.dashboard import command, trials
 from paceline.view.pages.scale import scaling
 from paceline.view.pages.sweep import sweeping
 from paceline.view.pages.tune import tuning
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Page
+from paceline.view.ui.run_parts import command, trials
 from paceline.view.ui.verdicts import as_verdict
 
 TITLES = {"scale": "Scaling", "sweep": "Sweep", "tune": "Tuning"}
-
-
-def there(record: Opened) -> bool:
-    return record.run.verb in TITLES and record.folder.file("verdict.json").exists()
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePath
-from urllib.parse import quote
 
 from paceline.view.records.library import MOST_RUNS, Entry, Library
 from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid, Row
-
-
-def href(page: str, name: str) -> str:
-    """The address of a record's page."""
-    return f"/{page}/{quote(name)}"
+from paceline.view.ui.links import href
 
 
 def _open(row: Row) -> str | None:

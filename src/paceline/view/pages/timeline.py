@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.view.pages.runs import href
 from paceline.view.records.record import Opened
 from paceline.view.records.spans import MOST, Spans, spans_of, steps_of
 from paceline.view.ui.blocks import Block, Note, Page, TimeLine
 from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.links import href
 
 IN_REPORT = 20_000  # spans
 LONGEST = 200  # spans in the table
-
-
-def there(record: Opened) -> bool:
-    return bool(record.trace_paths or record.spans_paths)
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

@@ -37,10 +37,6 @@ class _Recorded(msgspec.Struct):
     links: tuple[Link, ...] = ()
 
 
-def there(record: Opened) -> bool:
-    return bool(record.run.topology)
-
-
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     try:
         told = msgspec.convert(record.run.topology, _Recorded)

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from paceline.errors import PacelineError, RecordError
 from paceline.view.pages import compare, runs, topology
+from paceline.view.records.contents import shows
 from paceline.view.records.library import Library
 from paceline.view.records.record import Opened
 from paceline.view.records.spans import spans_of
@@ -133,7 +134,7 @@ def _page(shelf: Shelf, kind: Kind) -> Callable[[Request], Any]:
 
 def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
     """RecordError where this record has no such page."""
-    if not kind.listed_only and not kind.there(record):
+    if not kind.listed_only and not shows(record, kind.key):
         raise RecordError(
             f"{record.name} has nothing for the page “{kind.title}”.", advice="Its other pages are named at the side."
         )

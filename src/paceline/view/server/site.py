@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from paceline.errors import RecordError
 from paceline.view.pages import (
     communication,
     dashboard,
@@ -22,50 +21,42 @@ from paceline.view.pages import (
     topology,
     waits,
 )
+from paceline.view.records.contents import shows
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Page
-from paceline.view.ui.traced import has_traces
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`key` is the first part of its address. `there` says whether a record has what the page shows."""
+    """`key` is the first part of its address."""
 
     key: str
     title: str
     build: Callable[[Opened, Mapping[str, str]], Page]
-    there: Callable[[Opened], bool] = lambda record: True
     in_report: bool = True
     traced: bool = False  # made of traces or time lines, where there are some: it may take long
-    listed_only: bool = False  # `there` only says whether it is named at the side: it can be asked for at any time
-
-
-def _has_steps(record: Opened) -> bool:
-    try:
-        return record.steps.frame.height > 0
-    except RecordError:
-        return True  # its page says what is wrong with them; the others do without
+    listed_only: bool = False  # can be asked for at any time; named at the side where it shows something
 
 
 PAGES = (
     Kind("run", "Dashboard", dashboard.build),
-    Kind("live", "Live", live.build, live.there, in_report=False, listed_only=True),
-    Kind("results", "Results", results.build, results.there),
-    Kind("communication", "Communication", communication.build, communication.there),
-    Kind("iterations", "Iterations", iterations.build, _has_steps),
-    Kind("ranks", "Ranks", ranks.build, lambda record: len(record.ranks) > 1 and _has_steps(record)),
-    Kind("timeline", "Time line", timeline.build, timeline.there, traced=True),
-    Kind("ops", "Ops", ops.build, has_traces, traced=True),
-    Kind("op-types", "Op types", ops.build_types, has_traces, traced=True),
-    Kind("kernels", "Kernels", kernels.build, has_traces, traced=True),
-    Kind("waits", "Waits", waits.build, has_traces, traced=True),
-    Kind("memory", "Memory", memory.build, has_traces, traced=True),
-    Kind("devices", "Devices", devices.build, devices.there, traced=True),
-    Kind("topology", "Topology", topology.build, topology.there),
-    Kind("logs", "Logs", logs.build, logs.there),
+    Kind("live", "Live", live.build, in_report=False, listed_only=True),
+    Kind("results", "Results", results.build),
+    Kind("communication", "Communication", communication.build),
+    Kind("iterations", "Iterations", iterations.build),
+    Kind("ranks", "Ranks", ranks.build),
+    Kind("timeline", "Time line", timeline.build, traced=True),
+    Kind("ops", "Ops", ops.build, traced=True),
+    Kind("op-types", "Op types", ops.build_types, traced=True),
+    Kind("kernels", "Kernels", kernels.build, traced=True),
+    Kind("waits", "Waits", waits.build, traced=True),
+    Kind("memory", "Memory", memory.build, traced=True),
+    Kind("devices", "Devices", devices.build, traced=True),
+    Kind("topology", "Topology", topology.build),
+    Kind("logs", "Logs", logs.build),
 )
 
 
 def pages_of(record: Opened) -> list[Kind]:
     """Those that have something to show."""
-    return [page for page in PAGES if page.there(record)]
+    return [page for page in PAGES if shows(record, page.key)]

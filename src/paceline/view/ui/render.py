@@ -13,14 +13,14 @@ import msgspec
 from markupsafe import Markup
 
 from paceline import __version__
-from paceline.view.pages.runs import href
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui.blocks import Page, Picture
 from paceline.view.ui.grid import Grid
+from paceline.view.ui.links import href
 from paceline.view.ui.wording import say
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
 
 

@@ -22,10 +22,6 @@ IDLE = {
 }
 
 
-def has_traces(record: Opened) -> bool:
-    return bool(record.trace_paths)
-
-
 def profile_of(record: Opened) -> Profile:
     """The same figures as `paceline profile` prints. RecordError where no step was traced."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.view.pages.runs import href
+from paceline.view.records.contents import shows
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Finding
+from paceline.view.ui.links import href
 from paceline.view.ui.wording import say
 
 MOST = 200
@@ -56,11 +57,8 @@ def _finding(told: Mapping[str, Any], record: Opened) -> Finding:
 
 
 def _page(rule: str, record: Opened) -> str:
-    # Late: the list of pages has this one's dashboard in it.
-    from paceline.view.server.site import pages_of
-
-    there = {page.key for page in pages_of(record)}
-    return next((page for page in (PAGE_OF.get(rule, ""), *OTHERWISE) if page in there), "")
+    pages = (PAGE_OF[rule], *OTHERWISE) if rule in PAGE_OF else OTHERWISE
+    return next((page for page in pages if shows(record, page)), "")
 
 
 def _figures(evidence: Any) -> list[tuple[str, str]]:

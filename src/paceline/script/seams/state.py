@@ -1,0 +1,30 @@
+"""What a stage tells the parts that it is made of. A protocol, so that the parts need not import the stage."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.comm.pulse import Pulse
+from paceline.comm.stopwatch import Stopwatch
+from paceline.script.slicing.together import Together
+from paceline.settings import RunSettings
+
+
+class StageState(Protocol):
+    """See `Stage.__init__` for each of them."""
+
+    run: RunSettings
+    group: Group
+    watch: Stopwatch
+    pulse: Pulse
+    together: Together
+    aside: bool
+    depth: int
+    backward_depth: int
+    roots: weakref.WeakSet[nn.Module]
+    trained: weakref.WeakSet[nn.Module]
+    has_loader: bool

@@ -1,0 +1,102 @@
+"""What several pages show of a run: its command, the charts over its steps, the way to its trials."""
+
+from __future__ import annotations
+
+import shlex
+
+import polars as pl
+
+from paceline.tables.iterations import iterations
+from paceline.view.records.measures import Measures
+from paceline.view.records.record import Opened
+from paceline.view.ui import charts
+from paceline.view.ui.blocks import Block, Chart, Note
+from paceline.view.ui.links import href
+
+SLOWEST = (
+    "A worker's own time is its step without the time in which it waited for others. One is named where that is more "
+    "than 5 % of a step above the median of the others, in most steps up to the end."
+)
+
+
+def command(record: Opened) -> str:
+    """About what was typed."""
+    run = record.run
+    workers = run.settings.get("workers")
+    number = f" -n {workers}" if isinstance(workers, int) and run.verb in ("run", "profile") else ""
+    mods = "".join(f" --mod {shlex.quote(mod)}" for mod in run.mods)
+    return f"paceline {run.verb}{number}{mods} {shlex.join([run.script, *run.arguments])}"
+
+
+def step_charts(record: Opened, told: Measures) -> list[Block]:
+    """Step times, throughput and loss over the steps of the first worker."""
+    steps = record.steps.frame
+    first = steps.filter(pl.col("rank") == pl.col("rank").min())
+    table = iterations(steps).filter(pl.col("rank") == first["rank"][0])
+    odd = table.filter("outlier").sort("excess", descending=True).head(200)
+    number, total = first["step"].to_list(), first["total"].to_list()
+    usual = told.median_step or 0.0
+    ceiling = max([usual * 3, *(odd["total"].head(20).to_list()), 1e-9])
+    settled = charts.shade(number[0] - 0.5, number[0] + told.warm_up - 0.5)
+    shapes = [settled] if told.warm_up else []
+    blocks: list[Block] = [
+        Chart(
+            name="step-times",
+            title="Time of a step",
+            how="Rank 0, wall time. Shaded: warm-up, until times have settled. Marked: more than five times the usual "
+            "scatter and a fifth above the median; the part that grew most is named.",
+            data=[
+                charts.line(number, total, name="step", colour="accent"),
+                charts.points(
+                    odd["step"].to_list(), odd["total"].to_list(), name="outlier", colour="bad",
+                    text=[f"mostly {why}" if why else "" for why in odd["why"]],
+                    hovertemplate="step %{x}: %{y:.4s}s %{text}<extra></extra>",
+                ),
+            ],
+            layout=charts.axes("step", "seconds", yaxis={"range": [0, ceiling * 1.1]}, shapes=shapes),
+        ),
+        Chart(
+            name="throughput",
+            title="Throughput",
+            how="Rank 0: samples of the whole batch by the time of the step.",
+            data=[
+                charts.line(
+                    number,
+                    [s / t if t > 0 else None for s, t in zip(first["samples"], total, strict=True)],
+                    name="samples/s",
+                    colour="optimizer",
+                )
+            ],
+            layout=charts.axes("step", "samples/s", shapes=shapes),
+        ),
+    ]  # fmt: skip
+    losses = first.filter(pl.col("loss").is_not_null())
+    if losses.height:
+        broken = first.filter(~pl.col("finite"))["step"].to_list()
+        blocks.append(
+            Chart(
+                name="loss",
+                title="Loss",
+                how="As the script computed it, for the whole batch. Steps whose loss was not finite are marked.",
+                data=[
+                    charts.line(
+                        losses["step"].to_list(), losses["loss"].to_list(), name="loss", colour="communication"
+                    ),
+                    *(
+                        [charts.points(broken[:500], [0] * len(broken[:500]), name="not finite", colour="bad")]
+                        if broken
+                        else []
+                    ),
+                ],
+                layout=charts.axes("step", "loss", yaxis={"rangemode": "normal"}),
+            )
+        )
+    return blocks
+
+
+def trials(record: Opened) -> list[Block]:
+    """The way to the records of its trials."""
+    if not record.trials:
+        return []
+    links = [(name.rpartition("/")[2], href("run", name)) for name in record.trials[:200]]
+    return [Note(text=f"Its {len(record.trials)} trials have records of their own:", links=links)]
