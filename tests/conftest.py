@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from shm import shared_memory
 
 if TYPE_CHECKING:
     from pool import Pools
 
 WITH_WORKERS = ("comm", "script", "strategies")
 
-# The same examples on every machine; a busy machine is slow, which is no fault.
-settings.register_profile(
-    "paceline",
-    max_examples=50,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
-settings.load_profile("paceline")
+# The same examples on every machine; a busy machine is slow, which is no fault. `make test-all` tries many more.
+for name, examples in (("default", 20), ("large", 100)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+settings.load_profile("default")
 
 
 def pytest_collection_finish() -> None:
@@ -55,11 +57,11 @@ def no_worker_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     pools: Pools = request.getfixturevalue("pool")
-    before = _children(), _shared_memory()
+    before = _children(), shared_memory()
     yield
     deadline = time.monotonic() + 60
     while True:
-        left = _children() - before[0] - pools.pids, _shared_memory() - before[1]
+        left = _children() - before[0] - pools.pids, shared_memory() - before[1]
         if not any(left) or time.monotonic() > deadline:
             break
         time.sleep(0.02)
@@ -75,7 +77,3 @@ def _children() -> set[int]:
         except OSError:
             continue  # a thread that has ended just now
     return found
-
-
-def _shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))

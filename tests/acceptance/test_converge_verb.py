@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,17 @@ for epoch in range(args.epochs):
 """
 
 
-def converge(folder: Path, *options: str, script: tuple[str, ...] = ("train.py",)) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "paceline", "converge", "--seed", "3", *options, *script]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
+@pytest.fixture
+def converge(tmp_path: Path, typist: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def type_it(*options: str, script: tuple[str, ...] = ("train.py",)) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(TRAIN)
+        return typist.type(tmp_path, "converge", "--seed", "3", *options, *script)
+
+    return type_it
 
 
-def test_the_table_of_all_techniques(tmp_path: Path) -> None:
-    done = converge(tmp_path, "--workers", "8", "--seeds", "1", "--json")
+def test_the_table_of_all_techniques(tmp_path: Path, converge: Any) -> None:
+    done = converge("--workers", "8", "--seeds", "1", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     rows = {row["technique"]: row for row in document["rows"]}
@@ -80,8 +84,8 @@ def test_the_table_of_all_techniques(tmp_path: Path) -> None:
         assert word in done.stderr
 
 
-def test_how_sharp_the_solutions_are(tmp_path: Path) -> None:
-    done = converge(tmp_path, "--workers", "4", "--seeds", "1", "--techniques", "lamb", "--sharpness", "--json")
+def test_how_sharp_the_solutions_are(tmp_path: Path, converge: Any) -> None:
+    done = converge("--workers", "4", "--seeds", "1", "--techniques", "lamb", "--sharpness", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     alone, *others = document["rows"]
@@ -102,7 +106,7 @@ def test_how_sharp_the_solutions_are(tmp_path: Path) -> None:
     assert all(word in done.stderr for word in ("curvature", "moved", "line.svg"))
 
 
-def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path) -> None:
+def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path, converge: Any) -> None:
     """The rest of the table is there all the same."""
     (tmp_path / "closure.py").write_text(
         TRAIN.replace(
@@ -120,7 +124,7 @@ def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path) -> None:
         )
     )
     options = ("--workers", "4", "--seeds", "1", "--techniques", "lr_scale", "--sharpness")
-    done = converge(tmp_path, *options, script=("closure.py", "--epochs", "1"))
+    done = converge(*options, script=("closure.py", "--epochs", "1"))
     assert done.returncode == 0, done.stderr
     assert "sharpness of one worker, naive, lr_scale: not measured:" in done.stderr
     assert "closure" in done.stderr
@@ -129,13 +133,13 @@ def test_sharpness_that_cannot_be_measured_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_order_of_techniques_on_drawn_pictures(tmp_path: Path) -> None:
+def test_the_order_of_techniques_on_drawn_pictures(tmp_path: Path, converge: Any) -> None:
     """A minute or two on two cores. Eight workers learn least when nothing is done about it; a higher rate helps, LAMB
     helps most, and what is chosen by itself is near it. (At the script's own default rate, eight times as much is too
     high: it diverges, warm-up or not.)"""
     sizes = ("--train-size", "2048", "--test-size", "500", "--batch-size", "32", "--epochs", "4", "--lr", "0.005")
     options = ("--workers", "8", "--seeds", "1", "--techniques", "lr_scale,warmup,lamb,auto")
-    done = converge(tmp_path, *options, "--json", script=(str(EXAMPLES / "cnn.py"), *sizes))
+    done = converge(*options, "--json", script=(str(EXAMPLES / "cnn.py"), *sizes))
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     means = {row["technique"]: row["accuracy"]["mean"] for row in document["rows"]}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shm import shared_memory
 
 from paceline.record import read_run, read_steps
 from paceline.record.schema import Run
@@ -95,7 +96,7 @@ class Typed:
 def type_it(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
     """Types `paceline run -n 2 ...`, and checks afterwards that nothing is left of it."""
     commands: list[Typed] = []
-    shared_memory = set(os.listdir("/dev/shm"))
+    before = shared_memory()
 
     def type_it(*arguments: str, verb: str = "run", fault: str = "pass", loaders: int = 0, path: str = "") -> Typed:
         (tmp_path / "train.py").write_text(TRAIN.format(fault=fault, loaders=loaders))
@@ -120,7 +121,7 @@ def type_it(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
         command.end(kill=True)
         command.until(lambda command=command: not command.processes())
     deadline = time.monotonic() + 60
-    while (left := set(os.listdir("/dev/shm")) - shared_memory) and time.monotonic() < deadline:
+    while (left := shared_memory() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left
     assert not [path for path in tmp_path.rglob("*") if path.is_socket() or path.is_fifo()]

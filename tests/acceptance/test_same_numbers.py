@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,23 @@ from paceline.record.schema import Outcome
 from paceline.settings import RunSettings
 
 HERE = Path(__file__).parent
+CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`
 TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    script: Script
+    workers: int
+    view: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.script.name}-{self.workers}-{self.view}"
+
+    @property
+    def slow(self) -> bool:
+        return self.script.slow or (self.view, self.workers) == ("slice", 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +88,22 @@ class PlainPython:
         self._server.stdout.close()
 
 
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+@contextmanager
+def started_zygote(*arguments: str) -> Iterator[Zygote]:
     ours, its = socket.socketpair()
     with its:
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "warm_zygote.py"), str(its.fileno())],
+            [sys.executable, str(HERE / "warm_zygote.py"), str(its.fileno()), *arguments],
             pass_fds=[its.fileno()],
             start_new_session=True,
         )
     with Zygote(process, ours) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    with started_zygote() as it:
         yield it
 
 
@@ -98,7 +121,7 @@ class Paceline:
         self._zygote, self.record, self.folder = zygote, folder / "record", folder / "work"
         self._monkeypatch = monkeypatch
 
-    def play(self, script: Script, workers: int, view: str) -> tuple[Played, Outcome]:
+    def play(self, case: Case) -> tuple[Played, Outcome]:
         self.folder.mkdir()
         self._monkeypatch.chdir(self.folder)
         streams = {"stdout": b"", "stderr": b""}
@@ -107,17 +130,7 @@ class Paceline:
             if isinstance(event, Output):
                 streams[event.stream] += event.data
 
-        settings = RunSettings(
-            script=str(script.path),
-            arguments=script.arguments,
-            workers=workers,
-            view=view,
-            threads=1,
-            stall_warning=80.0,  # longer than a busy machine keeps a worker from starting
-            stall_abort=90.0,
-            **_options(script.options),
-        )
-        outcome = launch(settings, zygote=self._zygote, record=self.record, on_event=on_event)
+        outcome = launch(settings_of(case), zygote=self._zygote, record=self.record, on_event=on_event)
         out, err = (streams[name].decode() for name in ("stdout", "stderr"))
         return Played(outcome.exit_code, out, err, self.folder), outcome
 
@@ -128,6 +141,19 @@ class Paceline:
 @pytest.fixture
 def paceline(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paceline:
     return Paceline(zygote, tmp_path, monkeypatch)
+
+
+def settings_of(case: Case) -> RunSettings:
+    return RunSettings(
+        script=str(case.script.path),
+        arguments=case.script.arguments,
+        workers=case.workers,
+        view=case.view,
+        threads=1,
+        stall_warning=80.0,  # longer than a busy machine keeps a worker from starting
+        stall_abort=90.0,
+        **_options(case.script.options),
+    )
 
 
 def _options(words: tuple[str, ...]) -> dict[str, object]:
@@ -147,26 +173,27 @@ def _options(words: tuple[str, ...]) -> dict[str, object]:
     return found
 
 
-def _cases() -> Iterator[object]:
-    for number, script in enumerate(scripts()):
+def cases() -> Iterator[Case]:
+    for script in scripts():
         for view in script.views:
             for workers in script.workers:
-                name = "auto" if view == "batch" and workers == 2 else view
-                # Every script runs on two workers by default; a third worker and the slice view take turns, so that
-                # the default run stays short. `make test-all` runs everything.
-                turn = number % (5 if view == "batch" else 3) == 0
-                slow = script.slow or (not turn and (workers, view) != (2, "batch")) or (view, workers) == ("slice", 3)
-                marks = [pytest.mark.slow] if slow else []
-                yield pytest.param(script, workers, name, id=f"{script.name}-{workers}-{name}", marks=marks)
+                yield Case(script, workers, "auto" if view == "batch" and workers == 2 else view)
 
 
-@pytest.mark.parametrize(("script", "workers", "view"), _cases())
-def test_prints_what_plain_python_prints(
-    script: Script, workers: int, view: str, plain: PlainPython, paceline: Paceline
-) -> None:
+def _parameters() -> Iterator[object]:
+    """The default run takes the chosen ones; `make test-all` runs everything."""
+    chosen = set(CHOSEN.read_text().split())
+    for case in cases():
+        marks = [] if case.name in chosen else [pytest.mark.slow]
+        yield pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("case", _parameters())
+def test_prints_what_plain_python_prints(case: Case, plain: PlainPython, paceline: Paceline) -> None:
+    script, workers, view = case.script, case.workers, case.view
     expected = plain.play(script)
     assert expected.code == 0, f"plain python fails: {expected.err}"
-    found, outcome = paceline.play(script, workers, view)
+    found, outcome = paceline.play(case)
     if outcome.exit_code and script.expects.endswith("refused"):
         _check_refusal(script, expected, found, outcome)
         return
@@ -221,7 +248,7 @@ def _check_agreement(found: Played, paceline: Paceline, workers: int) -> None:
 
 def test_a_script_without_a_loader_does_not_take_the_slice_view_in_silence(paceline: Paceline) -> None:
     script = next(s for s in scripts() if s.path == FOLDER / "no_loader.py")
-    _, outcome = paceline.play(script, 2, "slice")
+    _, outcome = paceline.play(Case(script, 2, "slice"))
     said = "\n".join([outcome.message, *outcome.notices])
     assert "slice" in said
     assert "DataLoader" in said

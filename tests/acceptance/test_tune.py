@@ -79,19 +79,12 @@ for step in range(10_000):
 
 
 @pytest.fixture
-def tune(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def tune(tmp_path, typist) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Types `paceline tune ... train.py`, with this script."""
 
     def type_it(script: str, *options: str, verb: str = "tune") -> subprocess.CompletedProcess[str]:
         (tmp_path / "train.py").write_text(script)
-        return subprocess.run(
-            [sys.executable, "-m", "paceline", verb, *options, "train.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=220,
-            check=False,
-        )
+        return typist.type(tmp_path, verb, *options, "train.py")
 
     return type_it
 

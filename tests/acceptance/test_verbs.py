@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -53,20 +54,9 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.fixture
-def paceline_(folder) -> Callable[..., subprocess.CompletedProcess[str]]:
+def paceline_(folder, typist) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Types `paceline ...` in that folder."""
-
-    def type_it(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "paceline", *arguments],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-
-    return type_it
+    return partial(typist.type, folder)
 
 
 def plain_python(folder: Path, *arguments: str) -> str:

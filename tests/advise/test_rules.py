@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cuda_trace import Machine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made import HALF, MS, SGEMM, TF32, US, evidence, loading, products, reading, small, step
 
@@ -77,7 +77,6 @@ def check(found: list[Finding]) -> None:
         assert mod in {finding.mod for finding in found}
 
 
-@settings(max_examples=25)
 @given(DOINGS, st.sampled_from([None, FACTS]), st.sampled_from([1, 2]))
 def test_rules_hold_whatever_a_step_does(tmp_path_factory, doings, facts, workers):
     made = evidence(tmp_path_factory.mktemp("run"), lambda m: play(m, doings), facts=facts, workers=workers)

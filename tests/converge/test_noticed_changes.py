@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -248,7 +248,6 @@ def test_a_gradient_whose_strides_mean_nothing_is_read_where_it_lies() -> None:
     noted.step()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from([pl.LAMB, pl.LARS]), st.lists(st.sampled_from([*NOTICED, *TAKEN]), max_size=8))
 def test_kernels_are_told_the_truth_after_any_changes(kind: Any, changes: list[str]) -> None:
     noted = Noted(kind)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import paceline.data as pd
@@ -70,7 +70,6 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-@settings(max_examples=150, deadline=None)
 @given(many=samples())
 @example(many=[(np.zeros((3, 4), np.uint8), 7), (np.ones((3, 4), np.uint8), 3)])
 @example(many=[(5, "ab"), (200, "c")])  # of one length, and not alike
@@ -105,7 +104,6 @@ def test_sets_of_one_length_and_several_layouts_are_told_apart() -> None:
         assert tuple(made.shape) == (2, *sample[0].shape)
 
 
-@settings(max_examples=150, deadline=None)
 @given(raw=st.binary(min_size=1, max_size=60), times=st.integers(1, 3))
 def test_what_is_no_sample_is_left_to_the_one_that_names_it(raw: bytes, times: int) -> None:
     made = sample_batch.decode_together([raw] * times, empty)

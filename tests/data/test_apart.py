@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
@@ -97,7 +97,6 @@ def test_it_is_the_same_from_a_process_in_this_epoch_and_the_next(
     assert numbers(made) == epochs[2]  # by a new one
 
 
-@settings(max_examples=12, deadline=None)
 @given(after=st.integers(1, 28), size=st.integers(1, 9), stop=st.integers(0, 12))
 def test_nothing_is_lost_whenever_it_is_begun_and_wherever_it_is_left(
     shards: str, after: int, size: int, stop: int

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data.formats import protobuf, tf_example_layouts
@@ -119,7 +119,6 @@ def outcome(function: Any, raw: bytes) -> Any:
 
 
 @given(any_examples())
-@settings(max_examples=200)
 def test_all_that_the_wire_format_allows_is_read(example: tuple[bytes, dict[str, Any]]) -> None:
     raw, expected = example
     assert same(decode_any(raw), expected)
@@ -127,7 +126,6 @@ def test_all_that_the_wire_format_allows_is_read(example: tuple[bytes, dict[str,
 
 
 @given(st.lists(usual_examples, min_size=1, max_size=6))
-@settings(max_examples=200)
 def test_what_is_known_is_read_as_if_it_were_new(examples: list[dict[str, Any]]) -> None:
     known = Layouts()
     for features in (*examples, *reversed(examples)):
@@ -140,7 +138,6 @@ def test_what_is_known_is_read_as_if_it_were_new(examples: list[dict[str, Any]])
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3),
     st.integers(0, 400),
 )
-@settings(max_examples=400)
 def test_hostile_bytes_after_known_ones(
     examples: list[dict[str, Any]], changes: list[tuple[int, int]], cut: int
 ) -> None:
@@ -241,7 +238,6 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(any_examples(in_entries=st.just(b"")))  # an entry with a field that it does not know, it leaves out as a whole
-@settings(max_examples=200, deadline=None)
 def test_tensorflow_reads_the_same(example: tuple[bytes, dict[str, Any]]) -> None:
     tf = pytest.importorskip("tensorflow")
     raw, expected = example

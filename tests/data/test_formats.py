@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
@@ -74,7 +74,6 @@ def test_a_shard_that_ends_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), max_size=4), st.integers(0, 9000))
-@settings(max_examples=80)
 def test_fuzzed_shards_never_crash(tmp_path: Path, changes: list[tuple[int, int]], cut: int) -> None:
     raw = bytearray(tarred(MEMBERS, format=tarfile.GNU_FORMAT))
     for at, value in changes:

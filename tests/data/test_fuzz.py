@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
@@ -110,7 +110,6 @@ def read(path: Path, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", FILES)
 @given(changes=damages)
-@settings(max_examples=60)
 def test_files_of_records(tmp_path: Path, name: str, changes: list[Damage]) -> None:
     path = tmp_path / name
     path.write_bytes(FILES[name])
@@ -158,7 +157,6 @@ def picture(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "gif", "bmp", "tiff", "ppm"])
 @given(changes=damages, how=st.sampled_from([{}, {"shorter": 20}, {"shorter": 20, "crop": 10}, {"at_least": 10}]))
-@settings(max_examples=40)
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of much that it then reads
 def test_pictures(kind: str, changes: list[Damage], how: dict[str, Any]) -> None:
     whole = picture(kind)
@@ -173,7 +171,6 @@ EXAMPLE = {"image": b"123", "labels": [1, 2, 300], "x": [0.5], "many": list(rang
 
 
 @given(changes=damages)
-@settings(max_examples=200)
 def test_records_that_are_decoded(changes: list[Damage]) -> None:
     sample, example = pd.encode_sample(SAMPLE), pd.encode_example(EXAMPLE)
     bounded(lambda: pd.decode_sample(damaged(sample, changes)))

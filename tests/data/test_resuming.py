@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
@@ -75,7 +75,6 @@ def saved(pipeline: pd.Pipeline) -> Any:
 
 @each_pipeline
 @given(data=st.data())
-@settings(max_examples=25)
 def test_a_killed_worker_goes_on_with_the_next_batch(name: str, data: Any) -> None:
     length, size = data.draw(st.integers(0, 30)), data.draw(st.integers(1, 7))
     world = data.draw(st.integers(1, 3))
@@ -104,7 +103,6 @@ def test_a_killed_worker_goes_on_with_the_next_batch(name: str, data: Any) -> No
 
 @each_pipeline
 @given(data=st.data())
-@settings(max_examples=40)
 def test_every_sample_once_an_epoch_whatever_becomes_of_the_workers(name: str, data: Any) -> None:
     """Generations of workers, each of another number, killed after some batches; the last one ends the epoch."""
     length = data.draw(st.integers(0, 30))
@@ -140,7 +138,6 @@ def test_every_sample_once_an_epoch_whatever_becomes_of_the_workers(name: str, d
 
 @pytest.mark.parametrize("name", EVEN)
 @given(data=st.data())
-@settings(max_examples=25)
 def test_one_workers_state_is_enough_where_all_stand_alike(name: str, data: Any) -> None:
     length, size = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 5))
     before, after = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from slow_crc import masked_crc, slow_crc
 
@@ -71,7 +71,6 @@ each_packing = pytest.mark.parametrize("packing", PACKINGS)
 
 @each_packing
 @given(records=records_strategy)
-@settings(max_examples=20)
 def test_files_of_the_definition_are_read(packing: str, records: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / f"{packing}.tfrecord"
     path.write_bytes(PACKINGS[packing](b"".join(map(framed, records))))
@@ -79,7 +78,6 @@ def test_files_of_the_definition_are_read(packing: str, records: list[bytes], tm
 
 
 @given(records=records_strategy)
-@settings(max_examples=20)
 def test_what_is_written_is_the_definitions(records: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "written.tfrecord"
     with pd.Writer(path) as writer:
@@ -206,7 +204,6 @@ def test_a_damaged_record_is_named(tmp_path: Path, damage: Any, says: str, left:
     cut=st.integers(0, 200),
     lie=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
 )
-@settings(max_examples=60)
 def test_fuzzed_files_never_crash_and_take_no_memory(
     packing: str, changes: list[tuple[int, int]], cut: int, lie: int | None, tmp_path: Path
 ) -> None:
@@ -304,7 +301,6 @@ def test_both_ways_of_reading_an_example_agree(features: dict[str, Any]) -> None
 
 
 @given(st.binary(max_size=80), st.lists(st.tuples(st.integers(0, 99), st.integers(0, 255)), max_size=3))
-@settings(max_examples=200)
 def test_fuzzed_examples_never_crash(raw: bytes, changes: list[tuple[int, int]]) -> None:
     good = bytearray(encode_example({"image": b"123", "label": [1, 2, 300], "x": [0.5], "many": list(range(70))}))
     for at, value in changes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
@@ -53,7 +53,6 @@ runs = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=6)
     start=st.integers(0, 5),
     packing=st.sampled_from([bytes, gzip.compress]),
 )
-@settings(max_examples=200)
 def test_blocks_hide_nothing(
     runs: list[tuple[int, int]],
     block: int,

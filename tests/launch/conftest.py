@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launched import Launched, Play
+from shm import shared_memory
 
 from paceline.launch import Event, Zygote, launch
 from paceline.settings import RunSettings
@@ -38,7 +39,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def left_overs() -> tuple[set[str], int]:
     """Names of processes and shared memory, and the number of open descriptors."""
     found = {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
-    found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+    found |= {f"/dev/shm/{name}" for name in shared_memory()}
     return found, len(os.listdir("/proc/self/fd"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from staged import lone_group, staged
 from torch import nn
@@ -159,7 +159,6 @@ def test_the_learning_rate_follows_the_rule(value: str, how: str, times: float) 
     assert found["sizes"] == by_hand["sizes"]
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 12), st.integers(1, 60), st.booleans(), st.booleans())
 def test_any_size_gives_the_batches_of_a_loader_made_so(size: int, new: int, drop: bool, shuffle: bool) -> None:
     def batches(loader: Any) -> list[list[float]]:

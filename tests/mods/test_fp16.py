@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from staged import lone_group, staged
 from torch import nn
@@ -150,7 +150,6 @@ def test_the_scale_grows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained(lone_group(), ["precision=fp16"], steps=7)[3] == (4 * grad_scaler.FIRST, 0)
 
 
-@settings(max_examples=20)
 @given(st.lists(st.sampled_from(["fine", "infinite"]), max_size=40))
 def test_the_rule_of_the_scale_is_torchs(steps: list[str]) -> None:
     theirs = torch.amp.GradScaler("cpu", init_scale=grad_scaler.FIRST, growth_interval=3)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from staged import lone_group, staged
 from torch import nn
@@ -103,7 +103,6 @@ def same(one: Any, other: Any) -> bool:
     ),
     precision=st.sampled_from(["bf16", "fp16"]),
 )
-@settings(max_examples=25, deadline=None)
 def test_all_gradients_are_the_same_to_the_bit(use: str, asked: dict[str, Any], precision: str) -> None:
     def train(logits: torch.Tensor, targets: torch.Tensor, loss: Callable[..., Any]) -> torch.Tensor:
         return loss(WHOLE[use](logits), targets.flatten(), **asked)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from staged import lone_group
 
@@ -301,7 +301,6 @@ def programs(draw: st.DrawFn) -> Program:
     )
 
 
-@settings(max_examples=100)
 @given(program=programs(), world=st.sampled_from(WORLDS))
 @example(program=Program(batch=1), world=3)
 @example(program=Program(batch=0), world=2)

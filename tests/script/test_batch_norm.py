@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from staged import staged
 from torch import nn
@@ -128,7 +128,6 @@ def test_half_precision(pool: Any) -> None:
             torch.testing.assert_close(found[name], expected[name], rtol=0.05, atol=0.05)
 
 
-@settings(max_examples=25)
 @given(
     world=st.sampled_from([1, 2, 3, 5]),
     case=st.builds(

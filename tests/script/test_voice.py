@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool, alone
 from staged import staged
@@ -656,7 +656,6 @@ class Sequence:
         return [*seen, sorted(glob.glob("**", recursive=True))]
 
 
-@settings(max_examples=200)
 @given(st.lists(actions, min_size=1, max_size=8))
 def test_any_sequence_of_actions_looks_as_it_would_alone(silent: Any, steps: list[tuple[str, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_trace import COMMUNICATION, Machine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.autograd import DeviceType
@@ -145,7 +145,6 @@ def torch_says(machine: Machine):
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=20)
 def test_device_time_is_that_of_key_averages(tmp_path, seed):
     machine = Machine()
     play(machine, random.Random(seed))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.trials.tune.loss_guard import Guard
@@ -55,7 +55,6 @@ seeds = st.integers(0, 10**6).map(lambda n: 3 * n)
 rates = st.floats(0.1, 0.6)
 
 
-@settings(max_examples=20)
 @given(seed=seeds, rate=rates, rounding=st.sampled_from([0.0, 1e-7, 1e-6]))
 def test_rounding_passes(seed, rate, rounding):
     found = guard_of(seed, rate=rate).compare(train(seed, rate=rate, rounding=rounding, noise=3), "rounded")
@@ -65,14 +64,12 @@ def test_rounding_passes(seed, rate, rounding):
     assert found.distance < 1e-4
 
 
-@settings(max_examples=20)
 @given(seed=seeds, rate=rates, rounding=st.sampled_from([4e-4, 4e-3]))
 def test_a_shorter_mantissa_passes_where_it_is_announced(seed, rate, rounding):
     found = guard_of(seed, rate=rate).compare(train(seed, rate=rate, rounding=rounding, noise=3), "other")
     assert found.held, found.why
 
 
-@settings(max_examples=20)
 @given(seed=seeds, rate=rates, factor=st.sampled_from([0.0, 0.2, 0.5, 2.0, 4.0, -1.0]))
 def test_a_wrong_learning_rate_is_refused(seed, rate, factor):
     """Zeroed gradients are a learning rate of zero."""
@@ -83,14 +80,12 @@ def test_a_wrong_learning_rate_is_refused(seed, rate, factor):
         assert found.why
 
 
-@settings(max_examples=20)
 @given(seed=seeds, rate=st.floats(0.3, 0.6), factor=st.sampled_from([0.0, 4.0, -1.0]))
 def test_no_learning_and_far_too_much_are_refused_also_in_another_precision(seed, rate, factor):
     guard, wrong = guard_of(seed, rate=rate), train(seed, rate=rate * factor, rounding=4e-3)
     assert not guard.compare(wrong, "other").held
 
 
-@settings(max_examples=20)
 @given(seed=seeds, rate=rates)
 def test_another_order_of_data_is_refused(seed, rate):
     guard, other = guard_of(seed, rate=rate), train(seed, rate=rate, order=seed + 5)
@@ -98,7 +93,6 @@ def test_another_order_of_data_is_refused(seed, rate):
     assert not guard.compare(train(seed, rate=rate, order=seed + 5, rounding=4e-3), "other").held
 
 
-@settings(max_examples=20)
 @given(seed=seeds, at=st.integers(0, 39), loss=st.sampled_from([math.nan, math.inf, None]))
 def test_a_loss_that_is_no_number_is_refused_and_its_step_is_named(seed, at, loss):
     losses = train(seed)
@@ -108,7 +102,6 @@ def test_a_loss_that_is_no_number_is_refused_and_its_step_is_named(seed, at, los
     assert f"step {at + 1}" in found.why
 
 
-@settings(max_examples=20)
 @given(seed=seeds)
 def test_other_random_numbers_inside_the_model_may_change_the_first_loss(seed):
     """Dropout under compile: the same distribution."""
@@ -116,7 +109,6 @@ def test_other_random_numbers_inside_the_model_may_change_the_first_loss(seed):
     assert guard_of(seed).compare(losses, "rounded", draws=True).held
 
 
-@settings(max_examples=20)
 @given(seed=seeds, times=st.sampled_from([2, 4]))
 def test_a_larger_batch_may_learn_faster_but_not_worse(seed, times):
     guard = guard_of(seed, rate=0.2)
@@ -127,7 +119,6 @@ def test_a_larger_batch_may_learn_faster_but_not_worse(seed, times):
     assert "above" in wild.why
 
 
-@settings(max_examples=20)
 @given(seed=seeds)
 def test_a_script_that_does_not_repeat_itself_is_said_and_its_spread_is_the_measure(seed):
     guard = Guard([train(seed), train(seed + 10**7)], [train(seed + 1), train(seed + 2)])

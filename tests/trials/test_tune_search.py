@@ -6,7 +6,7 @@ import math
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from machine import Machine, compute_bound, launch_bound, starved, tuned_already
 
@@ -67,7 +67,6 @@ def test_what_gains_only_after_another_mod_is_tried_again_after_it():
 
 
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.05), truth=st.sampled_from([launch_bound, compute_bound]))
-@settings(max_examples=30)
 def test_what_is_claimed_is_true(seed, noise, truth):
     verdict = tune(Machine(truth, noise=noise, seed=seed, budget=1500))
     true = truth(frozenset(verdict.final.mods)) / truth(frozenset())
@@ -197,7 +196,6 @@ def test_a_batch_whose_learning_rate_is_too_large_is_tried_with_a_smaller_one():
     start=st.floats(0, 60),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=60)
 def test_the_budget_is_kept_and_there_is_time_for_the_last_check(budget, trial, noise, start, seed):
     starts = {"compile=default": start, "compile=reduce-overhead": start, "cuda_graphs": start / 8}
     machine = Machine(launch_bound, noise=noise, seed=seed, budget=budget, trial=trial, starts=starts)

@@ -7,7 +7,7 @@ import json
 import resource
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from view_records import TRAIN, make_run, make_series, trace
 
@@ -181,7 +181,6 @@ def test_a_damaged_verdict_is_told(tmp_path, client_of, verb, verdict):
     assert client.get("/run/bad").status_code == 200
 
 
-@settings(max_examples=25)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

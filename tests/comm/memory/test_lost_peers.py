@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import Pool, alone
+from shm import shared_memory
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore
 from worlds import BUFFER, join, make_tiny
@@ -168,13 +169,13 @@ def outlive(group: Group, where: str) -> tuple[str, float]:
     ],
 )
 def test_the_others_are_told_soon(where: str) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     with alone(3) as pool:
         if where == "in a send":
             told = survivors(pool, outlive_send, where)[:1]
         else:
             told = survivors(pool, outlive, where)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert shared_memory() <= before
     for text, took in told:
         assert "has ended" in text
         assert took < SOON

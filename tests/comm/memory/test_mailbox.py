@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import BUFFER, World, Worlds
 
@@ -100,7 +100,6 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(messages=MESSAGES, seed=st.integers(0, 1000))
 def test_messages_posted_in_any_order_reach_their_receivers(worlds: Worlds, messages: Any, seed: int) -> None:
     assert worlds.run(all_at_once, messages, seed) == [[]] * 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pool import alone
 from torch._C._distributed_c10d import PrefixStore
@@ -116,7 +116,6 @@ def played(group: Group, turns: list[tuple[int, torch.dtype, bool]], seed: int) 
 TURNS = st.lists(st.tuples(st.sampled_from(SIZES), st.sampled_from(FLOATS), st.booleans()), min_size=1, max_size=12)
 
 
-@settings(max_examples=30)
 @given(turns=TURNS, seed=st.integers(0, 1000), world=st.sampled_from([2, 3, 4]))
 def test_buckets_are_finished_in_any_order_and_moved_by_anybody(pool: Any, turns: Any, seed: int, world: int) -> None:
     assert pool(world).run(played, turns, seed) == [[]] * world

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import alone
+from shm import shared_memory
 from torch._C._distributed_c10d import PrefixStore
 from worlds import World, Worlds
 
@@ -53,10 +54,10 @@ def test_memory_is_shared_by_all_who_open_it_and_by_none_after_the_door_is_close
 
 
 def test_memory_has_no_name_and_goes_with_the_last_tensor() -> None:
-    before = os.listdir("/dev/shm"), descriptors(), mapped()
+    before = shared_memory(), descriptors(), mapped()
     region = Region(10_000)
     tensor = region.bytes[:8].view(torch.float64)
-    assert os.listdir("/dev/shm") == before[0]
+    assert shared_memory() == before[0]
     del region
     tensor[0] = 1.5  # keeps the memory, without the region
     assert mapped() == before[2] + 1
@@ -218,10 +219,10 @@ def killed_with_memory(group: Group) -> None:
 
 
 def test_nothing_is_left_of_workers_that_were_killed() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = set(shared_memory())
     with alone(2) as pool:
         pool.run(killed_with_memory)
-        assert set(os.listdir("/dev/shm")) == before
+        assert set(shared_memory()) == before
         pool.kill(0)
         pool.kill(1)
-    assert set(os.listdir("/dev/shm")) == before
+    assert set(shared_memory()) == before

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pool import alone
 from wires import SOON, Counting, ThreadWire, on_threads, wire_of, with_a_death
@@ -65,7 +65,6 @@ def summed(group: Group, name: str, size: int, dtype: torch.dtype, seed: int) ->
     return flat
 
 
-@settings(max_examples=60)
 @given(name=names, world=st.integers(2, 5), size=sizes, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 5))
 def test_the_total_is_the_sum_on_every_worker(
     pool: Any, name: str, world: int, size: int, dtype: torch.dtype, seed: int
@@ -74,7 +73,6 @@ def test_the_total_is_the_sum_on_every_worker(
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
 @given(name=names, world=st.integers(1, 19), size=sizes, dtype=st.sampled_from(DTYPES))
 def test_the_total_is_the_sum_on_any_number_of_workers(name: str, world: int, size: int, dtype: torch.dtype) -> None:
     def work(wire: ThreadWire) -> torch.Tensor:

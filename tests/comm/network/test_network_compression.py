@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wires import Counting, ThreadWire, on_threads, wire_of
 
@@ -38,7 +38,6 @@ def assert_same_bits(found: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "error"), [("bf16", 2**-8), ("fp16", 2**-11)])
-@settings(max_examples=30)
 @given(world=st.integers(1, 7), size=st.integers(0, 5000), dtype=st.sampled_from([torch.float32, torch.float64]))
 def test_each_value_is_rounded_twice_however_many_hosts(
     kind: str, error: float, world: int, size: int, dtype: torch.dtype
@@ -213,7 +212,6 @@ def test_a_step_that_is_not_finite_spoils_no_later_one() -> None:
         torch.testing.assert_close(found, torch.full((LENGTH,), 2.0))
 
 
-@settings(max_examples=40)
 @given(start=st.integers(0, LENGTH), length=st.integers(0, LENGTH), with_shapes=st.booleans())
 def test_any_stretch_of_a_bucket_can_be_a_part(start: int, length: int, with_shapes: bool) -> None:
     """Where lanes cut a matrix, its whole rows in the part are compressed; what travels covers everything once."""

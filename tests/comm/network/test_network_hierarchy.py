@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pool import alone
 from wire_local import WireLocal
@@ -42,7 +42,6 @@ def summed(
     return flat
 
 
-@settings(max_examples=60)
 @given(
     workers=st.sampled_from(HOSTS),
     leaders=st.booleans(),

@@ -1,0 +1,45 @@
+"""What the acceptance tests share: somebody who types verbs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+class Typist:
+    """Types command lines, one after the other: see `verb_server`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._typed = folder, 0
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "verb_server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def type(self, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`paceline ARGUMENTS` in that folder."""
+        self._typed += 1
+        out, err = (self._folder / f"{self._typed}.{stream}" for stream in ("out", "err"))
+        order = {"arguments": arguments, "folder": str(folder), "out": str(out), "err": str(err)}
+        print(json.dumps(order), file=self._server.stdin, flush=True)
+        answer = self._server.stdout.readline()
+        assert answer, "the process that types verbs has ended"
+        return subprocess.CompletedProcess(arguments, int(answer), out.read_text(), err.read_text())
+
+    def close(self) -> None:
+        self._server.stdin.close()
+        self._server.wait(60)
+        self._server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
+    it = Typist(tmp_path_factory.mktemp("typed"))
+    yield it
+    it.close()
