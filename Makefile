@@ -21,10 +21,10 @@ demo: $(STAMP)
 	$(BIN)/paceline scale -n 1,2 --steps 30 examples/cnn.py --epochs 1
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -m ''
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m '' --hypothesis-profile large
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

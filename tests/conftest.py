@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pool import Pools
 
 WITH_WORKERS = ("comm", "script", "strategies")
+WITH_LAUNCHERS = ("acceptance", "launch", "profile")
 
 # The same examples on every machine; a busy machine is slow, which is no fault. `make test-all` tries many more.
 for name, examples in (("default", 20), ("large", 100)):
@@ -30,6 +31,17 @@ for name, examples in (("default", 20), ("large", 100)):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
 settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests are spread over cores (`-n`): those that start launchers stay together, and so do those on the pool
+    of workers, so that neither are made twice. All others run beside them."""
+    for item in items:
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        if room in WITH_LAUNCHERS:
+            item.add_marker(pytest.mark.xdist_group("launchers"))
+        elif "pool" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("workers"))
 
 
 def pytest_collection_finish() -> None:
