@@ -47,6 +47,27 @@ for step in range(10**9):
     assert read_run(launched.record).outcome == outcome
 
 
+def test_an_update_that_differs_is_found_where_the_run_ends_before_the_script(play: Play) -> None:
+    launched = play(
+        """
+        import os, torch
+        from torch import nn
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(1, 100):
+            optimizer.zero_grad()
+            model(torch.ones(4, 4)).sum().backward()
+            if step == 3:
+                model.weight.grad += os.getpid()
+            optimizer.step()
+        """,
+        steps=3,
+    )
+    assert launched.outcome.exit_code != 0
+    assert "differ after step 3" in launched.outcome.message
+    assert "model.weight" in launched.outcome.message
+
+
 def test_a_run_ends_soon_after_a_worker_failed(play: Play) -> None:
     """Also where the others take no notice, neither of it nor of SIGTERM."""
     failed = []

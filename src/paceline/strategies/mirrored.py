@@ -166,6 +166,11 @@ class Mirrored:
         if not self._ends and not self.stage.aside:
             self._agreement.exchange()
 
+    def on_enough(self) -> None:
+        """The run ends before the script does, after the same step on all workers: the last update is compared."""
+        if self.group.world > 1:
+            self._agreement.on_end()
+
     # -- parameters ------------------------------------------------------------------------------------------------
 
     def _held_outside(self, leaf: torch.Tensor) -> bool:

@@ -72,6 +72,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         play(run)
     except EnoughSteps:
         recorder.on_end()
+        mirrored.on_enough()
         raise
     except SystemExit:
         stage.end()
