@@ -56,7 +56,11 @@ def branches(zygote: Zygote, case: Case, folder: Path) -> tuple[set[Branch], flo
     took: set[Branch] = set()
     for file in folder.iterdir():
         data = coverage.CoverageData(os.fspath(file))
-        data.read()
+        try:
+            data.read()
+        except coverage.exceptions.DataError:  # of a process that was killed while it wrote
+            file.unlink()
+            continue
         for source in data.measured_files():
             took |= {(source, *arc) for arc in data.arcs(source) or ()}
         file.unlink()
