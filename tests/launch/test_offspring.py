@@ -11,7 +11,7 @@ SCRIPT = """
 import multiprocessing, os, sys
 from multiprocessing.connection import Client
 from multiprocessing.reduction import DupFd
-from paceline.launch import offspring
+from paceline.launch.worker import offspring
 
 def offer(pipe):
     read, _ = os.pipe()
