@@ -248,7 +248,7 @@ def test_a_worker_frozen_at_its_fork_is_named_and_ends_the_run(type_it: TypeIt, 
     code, _, err = type_it("-n", "2", *limits, "train.py", path=str(tmp_path / "site")).end()
     assert code == 1
     assert "Stalled: worker 0 waited" in err
-    assert "waits in the start: all workers connect" in err
+    assert "waits in start-up: connecting all workers" in err
     assert "is frozen (stopped by a signal; not heard of since it was started" in err
     assert "type: kill -CONT " in err
     assert "Worker 1 on " in err[err.index("--stall-abort") - 200 :]

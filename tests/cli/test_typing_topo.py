@@ -82,8 +82,8 @@ def test_idle_nvlinks_are_flagged(paceline_):
     code, out, _ = paceline_(*line)
     assert code == 0
     assert "NV2·SHM!" in out
-    assert "! GPU0 and GPU3 have 2 NVLinks and speak over the host's memory" in out
-    assert "NCCL_P2P_DISABLE=1 forbids them" in out
+    assert "! GPU0 and GPU3 have 2 NVLinks but communicate through host memory" in out
+    assert "NCCL_P2P_DISABLE=1 disables the NVLinks" in out
     assert "→ unset NCCL_P2P_DISABLE" in out
     _, out, _ = paceline_(*line, "--json")
     nccl = json.loads(out)["nccl"]
@@ -134,13 +134,17 @@ def test_a_picture(paceline_, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message", "advice"),
     [
-        ("--from nowhere.txt", "--from nowhere.txt: No such file", "path of a file"),
+        ("--from nowhere.txt", "--from nowhere.txt: No such file", "path of an existing file"),
         ("--from broken.txt", "broken.txt: Line 2 of the matrix: GPU0 has 1 links", "nvidia-smi topo -m"),
-        ("--from broken.json", "broken.json: This is no whole JSON document, line 1", "paceline topo --json"),
+        (
+            "--from broken.json",
+            "broken.json: This JSON document is incomplete or invalid, line 1",
+            "paceline topo --json",
+        ),
         ("--from broken.xml", "broken.xml: Line 2 of the XML", "NCCL_TOPO_DUMP_FILE"),
-        ("--from nccl.log", "nccl.log: This is a log of NCCL's", "--nccl-log"),
-        ("--from good.txt --choose 3", "3 GPUs were to be chosen, and there are 2", "--choose 2"),
-        ("--from good.txt --nccl-log good.txt", "good.txt: No line of it is NCCL's", "NCCL_DEBUG=INFO"),
+        ("--from nccl.log", "nccl.log: This file is an NCCL log", "--nccl-log"),
+        ("--from good.txt --choose 3", "Cannot choose 3 GPUs: there are only 2", "--choose 2"),
+        ("--from good.txt --nccl-log good.txt", "good.txt: The log has no NCCL lines", "NCCL_DEBUG=INFO"),
         ("--from good.txt --svg nowhere/a.svg", "--svg nowhere/a.svg: No such file", "can be written"),
         ("--choose two", "Invalid value for '--choose'", "paceline topo --help"),
     ],

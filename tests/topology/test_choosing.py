@@ -130,7 +130,7 @@ def test_many_gpus_get_a_good_choice(k: int) -> None:
         assert "best found" in choice.why
 
 
-@pytest.mark.parametrize(("k", "says"), [(0, "0 GPUs were to be chosen"), (9, "there are 8"), (-1, "--choose 1")])
+@pytest.mark.parametrize(("k", "says"), [(0, "Cannot choose 0 GPUs"), (9, "there are only 8"), (-1, "--choose 1")])
 def test_what_cannot_be_chosen_is_said(k: int, says: str) -> None:
     with pytest.raises(UsageError) as refused:
         choose(read(text("dgx1.txt")), k)

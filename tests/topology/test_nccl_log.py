@@ -40,7 +40,7 @@ def test_nvlinks_that_lie_idle_are_flagged_with_the_variable() -> None:
     [flag] = flags(log, DGX_1)
     assert (flag.a, flag.b, flag.kind, flag.transport) == (0, 3, "NV2", "SHM")
     assert flag.variable == "NCCL_P2P_DISABLE=1"
-    assert flag.message.startswith("GPU0 and GPU3 have 2 NVLinks and speak over the host's memory")
+    assert flag.message.startswith("GPU0 and GPU3 have 2 NVLinks but communicate through host memory")
     assert flag.advice == "unset NCCL_P2P_DISABLE"
 
 
@@ -152,9 +152,9 @@ def test_transports(via: str, transport: str, detail: str) -> None:
 @pytest.mark.parametrize(
     ("log", "says"),
     [
-        ("", "No line of it is NCCL's"),
-        ("epoch 1 loss 2.3\n", "No line of it is NCCL's"),
-        ("h:1:1 [0] NCCL INFO Bootstrap : Using eth0\n", "none says who speaks to whom"),
+        ("", "The log has no NCCL lines"),
+        ("epoch 1 loss 2.3\n", "The log has no NCCL lines"),
+        ("h:1:1 [0] NCCL INFO Bootstrap : Using eth0\n", "none shows a path between ranks"),
     ],
 )
 def test_a_log_that_says_nothing(log: str, says: str) -> None:

@@ -61,7 +61,7 @@ def test_the_switches_between_two_gpus_are_counted() -> None:
         ("<system><cpu numaid='0'>\n<gpu dev='0'/></cpu></system>", 2, "no PCI address"),
         ("<system><cpu numaid='0'>\n<pci>\n<gpu dev='0'/></pci></cpu></system>", 2, "<pci> without busid"),
         ("<system><cpu numaid='0'><pci busid='1:0.0'>\n<gpu dev='x'/></pci></cpu></system>", 2, "<gpu> has dev='x'"),
-        ("<system>\n<pci busid='1:0.0'><gpu dev='0'/></pci></system>", 2, "hangs on no CPU"),
+        ("<system>\n<pci busid='1:0.0'><gpu dev='0'/></pci></system>", 2, "<gpu> is outside a <cpu>"),
         ("<svg>\n</svg>", 1, "<svg> is the outermost element"),
         ("<!DOCTYPE a [\n<!ENTITY b 'c'>]><system/>", 2, "defines an entity"),
         ("<system><cpu host_hash='1' numaid='0'/>\n<cpu host_hash='2' numaid='0'/></system>", 1, "2 hosts"),

@@ -84,20 +84,20 @@ HEAD = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
 @pytest.mark.parametrize(
     ("broken", "line", "says"),
     [
-        ("", 1, "nothing is there"),
-        ("hello\n", 1, "'hello' is no header"),
-        ("\n\nGPU 0: Tesla (UUID: GPU-1)\n", 3, "is no header"),
+        ("", 1, "the text is empty"),
+        ("hello\n", 1, "'hello' is not a header"),
+        ("\n\nGPU 0: Tesla (UUID: GPU-1)\n", 3, "is not a header"),
         ("\tGPU0\tGPU0\n", 1, "names GPU0 twice"),
         (HEAD + "GPU0\t X \tNV2\t0-3\t0\n", 2, "without a row for GPU1"),
         (HEAD + "GPU0\t X \nGPU1\tNV2\t X \n", 2, "GPU0 has 1 links"),
-        (HEAD + "GPU0\t X \tNVX\t0-3\t0\nGPU1\tNVX\t X \t0-3\t0\n", 2, "'NVX' between GPU0 and GPU1 is no link"),
-        (HEAD + "GPU0\t X \tNV0\t0-3\t0\nGPU1\tNV0\t X \t0-3\t0\n", 2, "'NV0' between GPU0 and GPU1 is no link"),
-        (HEAD + "GPU0\t X \tNV2\t0-3\t0\nGPU1\tSYS\t X \t0-3\t0\n", 3, "GPU1 to GPU0 is SYS; wanted: NV2, as line 2"),
+        (HEAD + "GPU0\t X \tNVX\t0-3\t0\nGPU1\tNVX\t X \t0-3\t0\n", 2, "'NVX' between GPU0 and GPU1 is not a link"),
+        (HEAD + "GPU0\t X \tNV0\t0-3\t0\nGPU1\tNV0\t X \t0-3\t0\n", 2, "'NV0' between GPU0 and GPU1 is not a link"),
+        (HEAD + "GPU0\t X \tNV2\t0-3\t0\nGPU1\tSYS\t X \t0-3\t0\n", 3, "GPU1 to GPU0 is SYS; expected: NV2, as line 2"),
         (HEAD + "GPU0\tNV2\tNV2\t0-3\t0\nGPU1\tNV2\t X \t0-3\t0\n", 2, "NV2 between GPU0 and GPU0"),
         (HEAD + "GPU0\t X \t X \t0-3\t0\nGPU1\tNV2\t X \t0-3\t0\n", 2, "X between GPU0 and GPU1"),
         (HEAD + "GPU0\t X \tNV2\t0-3\t0\nGPU0\t X \tNV2\t0-3\t0\n", 3, "a second row for GPU0"),
         (HEAD + "GPU0\t X \tNV2\t0-3\t0\nGPU7\tNV2\t X \t0-3\t0\n", 3, "'GPU7' is not in the header"),
-        (HEAD + "GPU0\t X \tNV2\tmany\t0\nGPU1\tNV2\t X \t0-3\t0\n", 2, "'many' is no CPU Affinity of GPU0"),
+        (HEAD + "GPU0\t X \tNV2\tmany\t0\nGPU1\tNV2\t X \t0-3\t0\n", 2, "'many' is not a valid CPU Affinity of GPU0"),
         (HEAD + "GPU0\t X \tNV2\t0-3\t0\tN/A\t1\t2\nGPU1\tNV2\t X \n", 2, "GPU0 has 7 cells"),
     ],
 )
@@ -121,6 +121,6 @@ def test_a_text_that_lost_a_word_is_read_or_refused_never_a_bug(data: st.DataObj
 
 
 def test_a_log_given_as_a_matrix_is_told_so() -> None:
-    with pytest.raises(UsageError, match="log of NCCL's") as refused:
+    with pytest.raises(UsageError, match="is an NCCL log") as refused:
         read(text("nccl_p2p_off.log"))
     assert "--nccl-log" in refused.value.advice

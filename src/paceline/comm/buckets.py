@@ -1,9 +1,9 @@
-"""Gradient buckets: flat memory that gradients live in, reduced as soon as it is full, while backward goes on.
+"""Gradient buckets: flat memory that holds gradients; the all-reduce of a full bucket overlaps with backward.
 
-The first backward of a kind (from one line of the script) shows which parameters it reaches and in which order; from
-the second on, a bucket is sent off when its last gradient has been written. A small last message, the tail, carries the
-loss and what a caller sends along, and tells every worker which parameters were reached anywhere: one that only another
-worker's slice used gets its gradient here, too, and one that nobody used keeps none.
+The first backward from a line of the script shows which parameters that backward reaches and in which order. From the
+second backward on, the all-reduce of a bucket starts when its last gradient has been written. A small last message, the
+tail, carries the loss and the caller's numbers, and tells every worker which parameters were reached on any worker. A
+parameter that only another worker's slice used gets its gradient here, too; a parameter that no worker used keeps None.
 """
 
 from __future__ import annotations
@@ -21,50 +21,51 @@ from paceline.comm.bucket import Bucket, Slot, Tail
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 
-FIRST = 1 << 20  # bytes: a small first bucket, so that sending begins early
-SIZE = 25 << 20
-REACHED, ODD = 1.0, 2.0  # in the tail: has a gradient; has one that cannot live in a bucket
+FIRST = 1 << 20  # bytes: a small first bucket, so that communication starts early
+SIZE = 25 << 20  # bytes of every other bucket
+REACHED, ODD = 1.0, 2.0  # in the tail: has a gradient; has a gradient that cannot live in a bucket
 
 
 class Watcher(Protocol):
-    """Sees gradients before they are summed, and after. It keeps none of them."""
+    """Sees gradients before and after the all-reduce. A watcher must not keep references to gradients."""
 
     def sending(self, flat: torch.Tensor) -> None:
-        """A bucket of this worker's own gradients, divided by the number of workers."""
+        """Called before the all-reduce, with a bucket of this worker's own gradients divided by the number of
+        workers."""
 
     def arrived(self, flats: list[torch.Tensor], whole: bool) -> None:
-        """All buckets of a backward, summed; `whole` where no gradient went another way."""
+        """Called with all summed buckets of a backward. `whole`: the buckets hold all gradients of that backward."""
 
 
 class Buckets:
-    """The gradients of all known parameters. `begin`, `ready` for each gradient, `finish`: once a backward."""
+    """The gradients of all adopted parameters. In each backward call `begin`, `ready` per gradient, then `finish`."""
 
     def __init__(
         self, group: Group, average: Callable[[torch.Tensor], None], *, size: int = SIZE, first: int = FIRST
     ) -> None:
-        """`average` replaces a parameter's gradient that cannot live in a bucket (sparse, or with a graph of its own)
-        by the global one; every worker calls it for the same parameters in the same order."""
+        """`average` replaces a gradient that cannot live in a bucket (sparse, or with an autograd graph) by the global
+        gradient; every worker calls `average` for the same parameters in the same order."""
         self.group, self._average, self.size, self.first = group, average, size, first
         self.slots: list[Slot] = []
         self.watcher: Watcher | None = None
-        self.waited = 0.0  # seconds in which nothing was done but wait for sums
+        self.waited = 0.0  # seconds spent waiting for sums
         self._keys = itertools.count()
-        self._late: set[int] = set()  # slots whose gradient came more than once in a backward: sent at the end
-        self._order: list[int] = []  # as gradients came in this backward
-        self._kinds: dict[int, list[Bucket]] = {}  # by place in the script: its buckets in the order of sending
+        self._late: set[int] = set()  # slots whose hook ran more than once in a backward: sent at the end of backward
+        self._order: list[int] = []  # slots in the order of their gradients in this backward
+        self._kinds: dict[int, list[Bucket]] = {}  # by line of the script: its buckets in the order of sending
         self._sending: list[Bucket] = []
         self._sent = 0
         self._keeping = False
         self._kept: dict[int, None] = {}  # slots whose gradients were kept back, in order
 
     def adopt(self, parameter: torch.Tensor, name: str = "") -> int:
-        """A parameter joins; all workers adopt in the same order."""
+        """Adds a parameter and returns its slot index. All workers adopt the parameters in the same order."""
         self.slots.append(Slot(weakref.ref(parameter), name or f"parameter {len(self.slots)}"))
         return len(self.slots) - 1
 
     def begin(self, site: int) -> None:
-        """A backward begins at this place in the script."""
-        self._end_broken_off()
+        """A backward begins at this line of the script."""
+        self._finish_pending()
         self._sending = self._kinds.setdefault(site, [])
         self._order, self._sent, self._keeping = [], 0, False
         for slot in self.slots:
@@ -74,23 +75,23 @@ class Buckets:
             self._make_fit(bucket)
 
     def all(self) -> list[Bucket]:
-        """Those of every place in the script, each once."""
+        """The buckets of all lines of the script, each bucket once."""
         return list(dict.fromkeys(bucket for buckets in self._kinds.values() for bucket in buckets))
 
     def resize(self, size: int) -> None:
-        """From the next backward on buckets are of this size. Every worker calls it, between two backwards."""
+        """Sets the bucket size in bytes from the next backward on. Every worker calls it, between two backwards."""
         if size != self.size:
             self.size = size
             for bucket in self.all():
                 self._dissolve(bucket)
 
     def keep_back(self) -> None:
-        """A backward begins whose gradients stay here: they are sent with the next one that is not kept back."""
-        self._end_broken_off()
+        """A backward begins whose gradients are not sent yet: the next backward that is not kept back sends them."""
+        self._finish_pending()
         self._keeping = True
 
     def ready(self, index: int, parameter: torch.Tensor) -> None:
-        """A parameter's gradient is complete: called by its hook, in backward."""
+        """A parameter's gradient is complete. Called by the gradient hook, in backward."""
         if self._keeping:
             self._kept[index] = None
             return
@@ -100,13 +101,14 @@ class Buckets:
             self._late.add(index)
             if bucket is not None and bucket.pending is not None:
                 raise ScriptError(
-                    "A parameter's gradient came a second time in one backward, after it had been sent to the workers.",
-                    advice="Checkpointed segments that share a parameter: use checkpoint(…, use_reentrant=False).",
+                    f"The gradient of {slot.name} came a second time in one backward, after the gradient had been sent "
+                    "to the other workers.",
+                    advice="If checkpointed segments share this parameter, use checkpoint(…, use_reentrant=False).",
                 )
             return
         slot.fired = True
         self._order.append(index)
-        if bucket is None or index in self._late or bucket not in self._sending or _odd(parameter):
+        if bucket is None or index in self._late or bucket not in self._sending or _is_unbucketable(parameter):
             return
         self._fill(slot, parameter)
         bucket.missing -= 1
@@ -116,8 +118,9 @@ class Buckets:
         self.group.progress()
 
     def finish(self, loss: float, share: float, riders: Sequence[int] = ()) -> list[Tail]:
-        """Sends the rest and waits: then all known parameters that were reached on any worker have the global gradient.
-        Gives each worker's tail. `riders` are numbers of the caller's, as many on each worker, that travel with it."""
+        """Sends the remaining buckets and waits for all sums. Afterwards every adopted parameter that was reached on
+        any worker has the global gradient. Returns each worker's tail. `riders` are integers of the caller that travel
+        in the tail; their number is the same on each worker."""
         self._order += [index for index in self._kept if not self.slots[index].fired]
         self._kept.clear()
         first = 2 + len(riders)
@@ -140,15 +143,15 @@ class Buckets:
                 bucket.pending.finish(bucket.what)
                 self.waited += time.perf_counter() - began
                 if self.group.timeline is not None:
-                    self._tell(number, bucket, began)
+                    self._record_timeline(number, bucket, began)
                 bucket.pending = None
         if self.watcher is not None:
             self.watcher.arrived(flats, ODD not in state)
         carried = tails[:, 2:first].contiguous().view(torch.int64).tolist()
         return [Tail(row[0], row[1], riding) for row, riding in zip(tails[:, :2].tolist(), carried, strict=True)]
 
-    def _tell(self, number: int, bucket: Bucket, waiting: float) -> None:
-        """Draws one bucket's way through this backward."""
+    def _record_timeline(self, number: int, bucket: Bucket, waiting: float) -> None:
+        """Adds the spans of one bucket in this backward to the timeline."""
         assert self.group.timeline is not None
         assert bucket.pending is not None
         now, add = time.perf_counter(), self.group.timeline.add
@@ -163,29 +166,30 @@ class Buckets:
         add("waiting for buckets", f"waited for {bucket.what}", waiting, now, bucket=number, **about)
         bucket.began = 0.0
 
-    def _end_broken_off(self) -> None:
-        """A backward that raised, and a script that went on: what it had sent is still under way, and the others would
-        write its sum over what comes next."""
+    def _finish_pending(self) -> None:
+        """Finishes the sums of a backward that raised, if the script went on: otherwise peers would write an old sum
+        over new gradients."""
         for bucket in self.all():
             if bucket.pending is not None:
                 bucket.pending.finish(bucket.what)
                 bucket.pending = None
 
     def break_off(self) -> set[int]:
-        """A backward raised, on every worker, and not all had sent as many buckets: each sends what the others have
-        sent, so that all sums come to their end. Gives the slots that any worker has a gradient for, of no use."""
+        """A backward raised on every worker, and the workers may have sent different numbers of buckets. Each worker
+        sends the buckets that its peers have sent, so that all sums finish. Returns the slots that have an unusable
+        gradient on any worker."""
         mine = 0 if self._keeping else self._sent
         told = torch.tensor([mine, *map(self.has_reached, range(len(self.slots)))])
-        most, *flags = self.group.gather_vectors(told, "how far a backward came").max(0).values.tolist()
+        most, *flags = self.group.gather_vectors(told, "the buckets of a failed backward").max(0).values.tolist()
         for bucket in self._sending[mine:most]:
             self._send(bucket)
-        self._end_broken_off()
+        self._finish_pending()
         self._kept.clear()
         self._sent, self._keeping = 0, False
         return {index for index, flag in enumerate(flags) if flag}
 
     def has_reached(self, index: int) -> bool:
-        """Whether this slot's gradient has come in the backward that has just ended."""
+        """Whether this slot's gradient came in the backward that has just ended."""
         return index in self._kept if self._keeping else self.slots[index].fired
 
     # -- filling and sending ---------------------------------------------------------------------------------------
@@ -194,15 +198,16 @@ class Buckets:
         first = 2 + len(riders)
         tail = torch.zeros(first + len(self.slots), dtype=torch.float64)
         tail[0], tail[1] = loss, share
-        tail[2:first].view(torch.int64).copy_(torch.tensor(riders, dtype=torch.int64))  # their bits: only moved
+        tail[2:first].view(torch.int64).copy_(torch.tensor(riders, dtype=torch.int64))  # bits are copied, not converted
         for index in self._order:
             parameter = self.slots[index].parameter()
-            tail[first + index] = ODD if parameter is not None and _odd(parameter) else REACHED
+            tail[first + index] = ODD if parameter is not None and _is_unbucketable(parameter) else REACHED
         return tail
 
     @torch.no_grad()
     def _fill(self, slot: Slot, parameter: torch.Tensor) -> None:
-        """Writes a gradient into its place, divided by the number of workers, and lets it live there."""
+        """Writes a gradient, divided by the number of workers, into its view of the bucket and binds `.grad` to the
+        view."""
         assert slot.view is not None
         assert parameter.grad is not None
         torch.mul(parameter.grad, 1.0 / self.group.world, out=slot.view)
@@ -214,12 +219,13 @@ class Buckets:
 
     @torch.no_grad()
     def _complete(self, bucket: Bucket, reached: set[int]) -> None:
-        """Fills what no hook has filled: late gradients, earlier ones, and places that only other workers reached."""
+        """Fills the slots that no hook has filled: late gradients, kept-back gradients, and zeros for parameters that
+        only other workers reached."""
         for slot in bucket.slots:
             parameter = slot.parameter()
             if slot.filled or slot.view is None:
                 continue
-            if parameter is not None and parameter.grad is not None and not _odd(parameter):
+            if parameter is not None and parameter.grad is not None and not _is_unbucketable(parameter):
                 self._fill(slot, parameter)
                 continue
             slot.view.zero_()
@@ -235,14 +241,14 @@ class Buckets:
     # -- placing ---------------------------------------------------------------------------------------------------
 
     def _line_up(self, new: list[int]) -> None:
-        """Parameters that this backward is the first of its kind to reach: their buckets are sent after the others, in
-        the order in which rank 0's last gradients for them came."""
+        """Appends the buckets of parameters that no earlier backward from this line reached. These buckets are sent
+        last, in the order of the last gradient of each bucket on rank 0."""
         if not new:
             return
         came = self.group.gather_objects([i for i in self._order if i in set(new)], "the order of gradients")[0]
         order = came + [index for index in new if index not in set(came)]
         for bucket in dict.fromkeys(self.slots[index].bucket for index in order):
-            if bucket is not None:  # built for another place in the script
+            if bucket is not None:  # built for another line of the script
                 self._make_fit(bucket)
         self._place([self.slots[index] for index in order if self.slots[index].bucket is None])
         lined_up = dict.fromkeys(bucket for i in reversed(order) if (bucket := self.slots[i].bucket) is not None)
@@ -251,13 +257,13 @@ class Buckets:
             self._sending.append(bucket)
 
     def _place(self, new: list[Slot]) -> None:
-        """Builds buckets for parameters that have none, neighbours as they come."""
-        alike: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
+        """Builds buckets for parameters without a bucket, in the given order."""
+        groups: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
         for slot in new:
             parameter = slot.parameter()
             if parameter is not None:
-                alike.setdefault((parameter.dtype, parameter.device), []).append(slot)
-        for slots in alike.values():
+                groups.setdefault((parameter.dtype, parameter.device), []).append(slot)
+        for slots in groups.values():
             for chunk in self._chunks(slots):
                 self._build(chunk)
 
@@ -302,15 +308,15 @@ class Buckets:
         bucket.uses = _uses(bucket.flat)
 
     def _make_fit(self, bucket: Bucket) -> None:
-        """Before its memory is used again."""
+        """Prepares a bucket for its next use: gives it new memory if the script holds the old, or dissolves it."""
         if self._still_fits(bucket):
             self._leave_to_script(bucket)
         else:
             self._dissolve(bucket)
 
     def _still_fits(self, bucket: Bucket) -> bool:
-        """Whether its parameters are still there, and still of the shape, dtype and device that it was built for.
-        `model.half()` and `p.grad.data = …` give a view other memory: then it is no part of the bucket any more."""
+        """Whether all parameters of the bucket exist and still have the shape, dtype and device that the bucket was
+        built for. `model.half()` and `p.grad.data = …` move a view to other memory, outside the bucket."""
         return all(
             (p := slot.parameter()) is not None
             and slot.view is not None
@@ -323,7 +329,8 @@ class Buckets:
         )
 
     def _dissolve(self, bucket: Bucket) -> None:
-        """The model was converted, moved or dropped: what is left of it is placed anew when next reached."""
+        """Removes a bucket whose model was converted, moved or dropped. Parameters that still exist get a new bucket
+        when a backward next reaches them."""
         for slot in bucket.slots:
             slot.bucket = slot.view = None
         for buckets in self._kinds.values():
@@ -332,10 +339,11 @@ class Buckets:
 
     @torch.no_grad()
     def _leave_to_script(self, bucket: Bucket) -> None:
-        """A gradient that the script kept from an earlier step is left to it: the bucket takes new memory."""
-        parted = [s for s in bucket.slots if (p := s.parameter()) is not None and p.grad is not s.view]
-        # 2: the slot itself, and the argument of getrefcount.
-        if not parted or not (any(sys.getrefcount(s.view) > 2 for s in parted) or _uses(bucket.flat) > bucket.uses):
+        """Gives the bucket new memory if the script keeps a gradient of an earlier step, so that the script's gradient
+        does not change."""
+        unbound = [s for s in bucket.slots if (p := s.parameter()) is not None and p.grad is not s.view]
+        # 2 references: the slot itself, and the argument of getrefcount.
+        if not unbound or not (any(sys.getrefcount(s.view) > 2 for s in unbound) or _uses(bucket.flat) > bucket.uses):
             return
         old = [slot.view for slot in bucket.slots]
         if bucket.shared is not None:
@@ -351,14 +359,14 @@ class Buckets:
                 parameter.grad = slot.view
 
 
-def _odd(parameter: torch.Tensor) -> bool:
+def _is_unbucketable(parameter: torch.Tensor) -> bool:
     grad = parameter.grad
     return grad is not None and (grad.layout is not torch.strided or grad.requires_grad)
 
 
 def _laid_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """A view of `flat` whose numbers lie in the order of the parameter's (channels last): fused optimizers walk through
-    both memories alike."""
+    """A view of `flat` with the memory format of the parameter (such as channels_last): fused optimizers need the same
+    element order in both."""
     order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
     if parameter.is_contiguous() or not parameter.detach().permute(order).is_contiguous():
         return flat.view(parameter.shape)

@@ -1,4 +1,4 @@
-"""Where in a script something happens."""
+"""Finds the line of the user's script that is running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def script_line() -> str:
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        # A worker's outermost frame is of a module that was started as `__main__`, as the script is.
+        # A worker's outermost frame is a launcher module that runs as `__main__`, like the script: compare the file.
         if not name.startswith(NOT_THE_SCRIPT) and not frame.f_code.co_filename.startswith(_LAUNCH):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back

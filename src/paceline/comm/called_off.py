@@ -1,13 +1,13 @@
-"""Work that all workers do together, and that any one of them may fail in.
+"""Cancels work that all workers do together when one worker fails.
 
-A worker that fails answers its peers' next collective with that, whatever collective it is: no peer is left waiting.
-Between workers of one host each collective carries the answer anyway, in the line that says what was called. Over Gloo
-and on GPUs nothing can be carried: there, within such work (`Group.guarded`), a small exchange between the hosts'
-processes goes before each collective.
+A failed worker answers the next collective of its peers, whichever it is, with "called off", so that no peer waits
+forever. In shared memory each collective carries this answer in its call descriptor at no extra cost. Gloo and NCCL
+collectives cannot carry the answer: within such work (`Group.guarded`) a small exchange in host memory precedes each of
+them.
 """
 
 from __future__ import annotations
 
 
 class CalledOff(BaseException):
-    """A worker has failed in the work that is under way. Not an Exception: a model's own handler must not catch it."""
+    """A worker failed in the current joint work. Not an Exception: a handler in the model's code must not catch it."""

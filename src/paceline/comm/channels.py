@@ -1,7 +1,8 @@
-"""How the workers' tensors in host memory travel: through memory that they share, or over Gloo.
+"""Collectives on host tensors, through shared memory or over Gloo.
 
-Both offer the same few collectives. Rows and small messages go one way, gradient buckets another, so that a bucket that
-is ready early on one worker cannot be mistaken for a gather. Tensors are flat and contiguous.
+Both channels offer the same few collectives. Gradient buckets use a connection of their own, separate from rows and
+small messages, so that a bucket that is ready early on one worker cannot be mistaken for a gather. Tensors are flat and
+contiguous.
 """
 
 from __future__ import annotations
@@ -22,47 +23,48 @@ from paceline.comm.memory.reductions import Reductions, Shared, Sum
 
 
 class Channel(Protocol):
-    """Every worker calls the same methods in the same order; all but `start` and `progress` wait for all of them."""
+    """Every worker calls the same methods in the same order. All methods except `start` and `progress` wait for all
+    workers."""
 
     name: str
-    algorithms: tuple[str, ...]  # to choose from, for buckets
-    algorithm: str | None  # the one that is used; None: whichever suits the size
-    answers: bool  # a worker that has failed may answer any collective with that
+    algorithms: tuple[str, ...]  # the all-reduce algorithms available for buckets
+    algorithm: str | None  # the algorithm in use; None: chosen by message size
+    answers: bool  # a failed worker can answer any collective with its failure
 
     def agree(self, *, failed: bool) -> None:
-        """Raises `CalledOff` where another worker has failed. One that has failed itself waits for all, and does
-        not raise."""
+        """Raises `CalledOff` if another worker has failed. A failed worker calls it with `failed=True`: the call then
+        waits for all workers and does not raise."""
 
     def begin_again(self) -> None:
         """Every worker calls it after a collective that was called off."""
 
     def all_reduce(self, flat: torch.Tensor, what: str) -> None:
-        """Sums, in place."""
+        """Sums `flat` over the workers, in place."""
 
     def broadcast(self, flat: torch.Tensor, what: str) -> None:
-        """Rank 0's, in place."""
+        """Copies rank 0's `flat` to every worker, in place."""
 
     def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor], what: str) -> None:
-        """`into[r]` becomes worker r's; sizes may differ."""
+        """Copies `own` of worker r into `into[r]` of every worker; sizes may differ."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
-        """Memory for a bucket that is summed where it lies, if there is such a thing."""
+        """Shared memory for a bucket, which is summed in place; None if the channel has no shared memory."""
 
     def start(
         self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Any:
-        """Begins to sum a bucket in place. The order of starting is everybody's. `key` is the bucket's own number, and
-        `shapes` are of what lies in it: for whoever wants to remember something of it."""
+        """Starts an in-place sum of a bucket. Every worker starts the buckets in the same order. `key` identifies the
+        bucket, and `shapes` are the shapes of the gradients in the bucket: a compressor keeps state for them."""
 
     def progress(self) -> None:
-        """A moment to get on with sums that were started."""
+        """Advances started sums without waiting."""
 
     def finish(self, begun: Any) -> None:
-        """Waits for a sum that was started."""
+        """Waits for a started sum."""
 
 
 class MemoryChannel:
-    """Between workers of one host."""
+    """A channel between workers of one host, through shared memory."""
 
     name = "memory"
     algorithms: tuple[str, ...] = ()
@@ -71,8 +73,8 @@ class MemoryChannel:
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self._rows = Engine(within(store, "rows"), rank, world)
-        self._odd: Engine | None = None  # for buckets that lie elsewhere (in a GPU): made when there is one
-        self._odd_store = within(store, "odd")
+        self._unshared: Engine | None = None  # for buckets outside shared memory (GPU buckets); created on first use
+        self._unshared_store = within(store, "odd")
         self._sums = Reductions(within(store, "sums"), rank, world)
 
     def agree(self, *, failed: bool) -> None:
@@ -100,7 +102,7 @@ class MemoryChannel:
         self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Any:
         if shared is None:
-            return flat  # summed when it is waited for, since everybody waits at the same place
+            return flat  # summed in `finish`, which all workers call at the same point
         return self._sums.start(shared, what)
 
     def progress(self) -> None:
@@ -110,13 +112,13 @@ class MemoryChannel:
         if isinstance(begun, Sum):
             self._sums.finish(begun)
             return
-        if self._odd is None:
-            self._odd = Engine(self._odd_store, self._rows.rank, self._rows.world)
-        self._odd.all_reduce(begun, name="gradients")
+        if self._unshared is None:
+            self._unshared = Engine(self._unshared_store, self._rows.rank, self._rows.world)
+        self._unshared.all_reduce(begun, name="gradients")
 
 
 class GlooChannel:
-    """Between workers anywhere."""
+    """A channel between workers on any hosts, over Gloo."""
 
     name = "gloo"
     algorithms: tuple[str, ...] = ()
@@ -124,7 +126,7 @@ class GlooChannel:
     answers = False
 
     def __init__(self, store: Any, rank: int, world: int, *, address: str) -> None:
-        """`address`: where the others reach this worker's host."""
+        """`address`: the address at which the other workers reach this host."""
         self.world = world
         self._rows, self._buckets = (
             gloo_group(within(store, channel), rank, world, address=address) for channel in ("rows", "buckets")

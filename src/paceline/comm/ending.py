@@ -1,8 +1,9 @@
-"""A failure that ends the run, whatever the script does with exceptions.
+"""Failures that end the run even if the script catches exceptions.
 
-A lost peer, workers that have parted and a refused script leave Paceline as `Fatal`, a BaseException, which
-`except Exception` does not catch. The first failure is kept, and the launcher hears of it at once. A script that
-catches it all the same (a bare `except:`) meets it again at the next seam or collective, and at its end.
+For a lost peer, diverged workers and a refused script, Paceline raises `Fatal`, a BaseException, which `except
+Exception` does not catch. The worker keeps the first failure and reports it to the launcher at once. If the script
+catches `Fatal` all the same (a bare `except:`), the next seam or collective raises the failure again, and so does the
+end of the script.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class Fatal(BaseException):
 
 
 class Ending:
-    """One per worker, made by its stage. `stern` under `paceline run`; with the API errors stay ordinary exceptions."""
+    """The first fatal error of one worker. `stern` is True under `paceline run`: errors are raised as `Fatal`. With the
+    Python API `stern` is False: errors stay ordinary exceptions."""
 
     def __init__(self, pulse: Pulse | None = None) -> None:
         self.stern = False
@@ -28,7 +30,7 @@ class Ending:
         self._pulse = pulse
 
     def carry(self, error: PacelineError) -> BaseException:
-        """What to raise for this error. From any thread."""
+        """Returns the exception to raise for this error. Any thread may call this method."""
         if not self.stern:
             return error
         if self.first is None:

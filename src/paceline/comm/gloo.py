@@ -1,4 +1,4 @@
-"""Gloo's process groups, as everybody here makes them."""
+"""Creates Gloo process groups, with the settings that all rooms share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paceline.comm.link import loopback
 from paceline.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
-# The stall inspector decides when waiting is too long, with both sides' stacks in hand; a time-out knows neither.
+# No time-out: the stall inspector decides when a wait is too long, because it has the stacks of both sides.
 FOREVER = datetime.timedelta(days=30)
 
 
 def gloo_group(store: Any, rank: int, world: int, *, address: str | None = LOOPBACK) -> Any:
-    """Every worker of the group makes one; waits for all. `address` is where the others reach this worker's host; None:
-    what the host's name resolves to."""
+    """Every worker of the group calls it; waits for all. `address` is the address at which the other workers reach this
+    host; None means the address that the host name resolves to."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = FOREVER
     if address is None:
@@ -26,10 +26,12 @@ def gloo_group(store: Any, rank: int, world: int, *, address: str | None = LOOPB
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     before = loopback.own_sockets()
     group = dist.ProcessGroupGloo(store, rank, world, options)
-    # Whoever reaches Gloo's port first is taken for a worker. On one host the kernel tells whose connection it is.
+    # Gloo accepts any process that connects to its port as a worker. For connections within one host the kernel's
+    # socket table names the account of the peer.
     for account in loopback.strangers(before):
         raise LaunchError(
-            f"Another account (uid {account}) has connected to Gloo in the place of a worker: refused.",
-            advice="Leave out --backend gloo: the workers of one host then meet in memory that only they can reach.",
+            f"The gloo backend is not safe here: another account (uid {account}) connected in place of a worker.",
+            advice="Leave out --backend gloo: the workers of one host then use shared memory that no other account "
+            "can open.",
         )
     return group

@@ -1,12 +1,12 @@
 """The workers of a run, and the collectives between them.
 
-Never torch's default process group: a script that asks `dist.is_initialized()` gets the answer that it would get alone,
-and one that makes its own group can. Tensors in host memory go through memory that the workers share where they are on
-one host, and over Gloo elsewhere; tensors in GPUs over NCCL, or through the host where workers share a GPU.
+The group never uses torch's default process group: `dist.is_initialized()` answers the script as in a single process,
+and the script can create groups of its own. Tensors in host memory go through shared memory if all workers are on one
+host, and otherwise over Gloo. GPU tensors go over NCCL, or through host memory if workers share a GPU.
 
-Every method is called by every worker, in the same order. Each waits for all of them. When a peer is gone it raises
-`PeerLostError`; when the peers called something else, `PartedError`, unless Gloo notices first and ends the process,
-which the launcher explains.
+Every worker calls the same methods in the same order, and each method waits for all workers. If a peer is gone, the
+method raises `PeerLostError`. If the peers called a different collective, the method raises `PartedError`, unless Gloo
+notices first and ends the process; the launcher then explains the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paceline.errors import PacelineError, PartedError, PeerLostError
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
 
-CONNECTING = "the start: all workers connect"
+CONNECTING = "start-up: connecting all workers"
 
 
 class Group:
@@ -49,9 +49,9 @@ class Group:
         self._local_world = settings.local_world
         self.timeline: TimelineWriter | None = None
         self.ending = Ending(self.pulse)
-        self.guarded = 0  # > 0 in work that all do together and that a worker may fail in: see `called_off`
-        self.off = False  # such work was called off: no collective until all `begin_again`
-        self.crossed = 0  # how often a gradient has crossed from the whole batch into slices
+        self.guarded = 0  # > 0 in joint work in which a worker may fail: see `called_off`
+        self.off = False  # joint work was called off: no collective until all workers call `begin_again`
+        self.crossed = 0  # number of times that a gradient has crossed from the whole batch into slices
         self._cuda: Any = None
         self._store: Any = None
         if self.world > 1:
@@ -77,15 +77,15 @@ class Group:
                 _copy_back(tensor, host)
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
-        """Memory for a bucket on the host that is summed where it lies; None where there is no such thing. Every worker
-        allocates the same ones in the same order."""
+        """Shared memory for a bucket in host memory, which is summed in place; None if the channel has no shared
+        memory. Every worker allocates the same buckets in the same order."""
         return self._channel.allocate(numel, dtype)
 
     def start_all_reduce(
         self, tensor: torch.Tensor, shared: Shared | None = None, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Pending:
-        """Begins to sum a gradient bucket in place; `finish` waits for it. Order is the order of starting. `key` and
-        `shapes` say which bucket it is and what lies in it."""
+        """Starts an in-place sum of a gradient bucket; `finish` waits for the sum. Sums run in the order of their
+        starts. `key` identifies the bucket, and `shapes` are the shapes of the gradients in the bucket."""
         if self._on_gpus(tensor):
             return Pending(self, self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait)
         host, is_copy = (tensor, False) if shared is not None else _summable(tensor)
@@ -104,26 +104,30 @@ class Group:
         return Pending(self, finish)
 
     def compress(self, how: Compression) -> None:
-        """From now on gradients travel so between hosts. Every worker calls it, before its first backward."""
+        """Compresses gradients between hosts from now on. Every worker calls it, before its first backward."""
         if how == "none" or self.world == 1:
             return
         if isinstance(self._channel, HostsChannel):
             self._channel.compression = how
             self.pulse.notice(compressor(how).notice)
         else:
-            self.pulse.notice(f"Compression ({how}) is for the network between hosts: here nothing is compressed.")
+            self.pulse.notice(
+                f"--compression {how} has no effect: gradients are compressed only between several hosts, without "
+                "--backend gloo."
+            )
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """The ways to sum over the network that there are to choose from."""
+        """The all-reduce algorithms available between hosts."""
         return self._channel.algorithms
 
     def use_algorithm(self, name: str | None) -> None:
-        """From now on buckets are summed over the network so; None: chosen by their size. Every worker calls it."""
+        """Sets the all-reduce algorithm for buckets between hosts; None: chosen by bucket size. Every worker calls
+        it."""
         self._channel.algorithm = name
 
     def progress(self) -> None:
-        """A moment to get on with what was started. Does not wait."""
+        """Advances started sums. Does not wait."""
         try:
             self._channel.progress()
         except PacelineError as error:
@@ -136,11 +140,12 @@ class Group:
         host = as_bytes(tensor)
         with self.waiting(what, asks=not self._channel.answers):
             self._channel.broadcast(host, what)
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():  # else it is the tensor's own memory
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():  # else `host` is the tensor's own memory
             _copy_back(tensor, host.view(tensor.dtype).view(tensor.shape))
 
     def gather_rows(self, rows: torch.Tensor, dim: int, sizes: Sequence[int], what: str) -> torch.Tensor:
-        """All workers' rows side by side along `dim`; `sizes[r]` is how many worker r brings."""
+        """The rows of all workers, concatenated along `dim` in rank order; `sizes[r]` is the number of rows of worker
+        r."""
         if self.world == 1:
             return rows
         mine = rows.movedim(dim, 0).contiguous()
@@ -152,11 +157,11 @@ class Group:
             with self.waiting(what, asks=not self._channel.answers):
                 self._channel.all_gather(as_bytes(mine), into, what)
             out = host.to(rows.device)
-        # Not a view: the script may change it in place.
+        # Not a view: the script may change the result in place.
         return out.movedim(0, dim).contiguous() if dim else out
 
     def gather_vectors(self, vector: torch.Tensor, what: str) -> torch.Tensor:
-        """One row a worker: a host vector of the same length on each."""
+        """A matrix with one row per worker. `vector` is in host memory and has the same length on each worker."""
         if self.world == 1:
             return vector.unsqueeze(0)
         out = vector.new_empty((self.world, vector.numel()))
@@ -165,7 +170,7 @@ class Group:
         return out
 
     def gather_objects(self, value: Any, what: str) -> list[Any]:
-        """A plain value of each worker (see `plain`), in the order of ranks."""
+        """A plain value (see `plain`) of each worker, in rank order."""
         if self.world == 1:
             return [value]
         raw = torch.frombuffer(bytearray(plain.encode(value)), dtype=torch.uint8)
@@ -175,36 +180,37 @@ class Group:
 
     @property
     def is_private(self) -> bool:
-        """Whether what travels on the host comes from the run's own workers for sure: not where it goes over Gloo."""
+        """Whether host data certainly comes from the run's own workers. False over Gloo, whose port is open to other
+        accounts."""
         return self.world == 1 or isinstance(self._channel, MemoryChannel)
 
     def meet(self, name: str, space: int) -> Meeting:
-        """Shared memory of the group's own, beside the channels. Every worker calls it, all on one host; waits for
-        all."""
+        """A shared-memory meeting of `space` bytes, independent of the channel. Every worker calls it; waits for all.
+        All workers must be on one host."""
         return Meeting(self.store(name), self.rank, self.world, space)
 
     def store(self, name: str) -> Any:
-        """A part of the store that the workers meet in, under a name of its own."""
+        """The part of the run's store below `name`."""
         return within(self._store, f"paceline/{name}")
 
-    # -- work that a worker may fail in ---------------------------------------------------------------------------
+    # -- joint work in which a worker may fail --------------------------------------------------------------------
 
     def agree(self, *, failed: bool = False) -> None:
-        """Whether all have come through the work under way. Raises `CalledOff` where another worker has failed: it
-        calls this with `failed`, which answers whatever collective the others call next."""
-        with self.waiting("whether a worker has failed"):
+        """Checks that all workers have finished the joint work. Raises `CalledOff` if another worker has failed. A
+        failed worker calls it with `failed=True`, which answers the next collective of its peers, whichever it is."""
+        with self.waiting("the check for a failed worker"):
             self._channel.agree(failed=failed)
         self.off = failed
 
     def begin_again(self) -> None:
-        """Every worker calls it when work was called off: from here on collectives are in step again."""
+        """Every worker calls it after work was called off: afterwards collectives work again."""
         self.off = False
         self._channel.begin_again()
 
     # -- underneath -----------------------------------------------------------------------------------------------
 
     def _open_channel(self) -> Channel:
-        """Through shared memory on one host, by hosts on several, unless Gloo was asked for."""
+        """Shared memory on one host, a hierarchical channel on several hosts, or Gloo with `--backend gloo`."""
         store = within(self._store, "paceline")
         store.set(f"host{self.rank}", host_of_this_process())
         hosts = [store.get(f"host{rank}").decode() for rank in range(self.world)]
@@ -223,7 +229,7 @@ class Group:
         return tensor.is_cuda and self.backend != "gloo" and self._nccl() is not None
 
     def _nccl(self) -> Any:
-        """The GPUs' own group, made when the first CUDA tensor comes; None where workers share a GPU."""
+        """The NCCL group, created at the first CUDA tensor; None if workers share a GPU."""
         if self._cuda is None:
             own_gpu = torch.cuda.device_count() >= self._local_world
             if self.backend == "nccl" or (own_gpu and dist.is_nccl_available()):
@@ -250,8 +256,8 @@ class Group:
 
     @contextmanager
     def waiting(self, what: str, *, asks: bool = False) -> Iterator[None]:
-        """On the clock of exposed communication and in sight of the stall inspector. `asks`: the collective cannot
-        carry a peer's failure, so all say beforehand how they are."""
+        """Counts the time inside as exposed communication and shows the wait to the stall inspector. `asks`: the
+        collective cannot carry a peer's failure, so the workers check for failures before the collective."""
         self.ending.check()
         if self.off:
             raise CalledOff
@@ -291,14 +297,14 @@ class Group:
 
 
 class Pending:
-    """A collective under way."""
+    """A started collective."""
 
     def __init__(self, group: Group, wait: Callable[[], Any], begun: Any = None) -> None:
         self._group, self._wait, self._begun = group, wait, begun
 
     @property
     def adding(self) -> tuple[float, float] | None:
-        """When this worker added up its part, where it does that itself."""
+        """Start and end time of this worker's share of the additions; None if the backend adds."""
         return self._begun.adding if self._begun is not None else None
 
     def finish(self, what: str) -> None:
@@ -307,8 +313,8 @@ class Pending:
 
 
 def connect_store(settings: WorkerSettings) -> Any:
-    """Where the workers of a run meet: in their launcher's store. Under another launcher it is torch's, which has a
-    port: rank 0 serves it, unless that launcher's agent already does."""
+    """The key-value store through which the workers of a run find each other: the store of Paceline's launcher. Under
+    another launcher it is torch's TCPStore, served by rank 0, unless that launcher's agent already serves the store."""
     link = link_of_this_process()
     if link is not None:
         return LinkStore(link)
@@ -319,17 +325,17 @@ def connect_store(settings: WorkerSettings) -> Any:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory on the host, as bytes: gathers and broadcasts move any dtype alike."""
+    """The tensor in host memory, as bytes: gathers and broadcasts treat all dtypes alike."""
     host = tensor.detach().to("cpu").contiguous()
-    return host.as_strided((host.numel(),), (1,)).view(torch.uint8)  # a size of 1 may come with any stride
+    return host.as_strided((host.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have any stride
 
 
 def _summable(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """The tensor on the host, contiguous, and whether that is a copy. Half types are summed in float32: it is more
-    exact, and Gloo does not do it otherwise."""
-    small = tensor.dtype in (torch.float16, torch.bfloat16)
-    if tensor.is_cuda or small or not tensor.is_contiguous():
-        return tensor.detach().to("cpu", torch.float32 if small else tensor.dtype).contiguous(), True
+    """The tensor in host memory, contiguous, and whether the result is a copy. float16 and bfloat16 are summed in
+    float32: the sum is more exact, and Gloo cannot sum these dtypes."""
+    is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+    if tensor.is_cuda or is_half or not tensor.is_contiguous():
+        return tensor.detach().to("cpu", torch.float32 if is_half else tensor.dtype).contiguous(), True
     return tensor.detach(), False
 
 

@@ -1,7 +1,7 @@
-"""Workers on several hosts: gradient buckets are summed by hosts, everything else goes over Gloo.
+"""Channel for workers on several hosts: hierarchical all-reduce for gradient buckets, Gloo for everything else.
 
-Buckets are summed in a thread of their own, in the order in which they were started: most of that time is waiting for
-the network, while backward goes on.
+A separate thread sums the buckets, in the order in which they were started. Most of that time is spent waiting for the
+network, so the sums overlap with backward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.settings import Compression
 
 
 class MemoryLocal:
-    """The workers of one host, through the memory that they share."""
+    """The intra-host half of the hierarchical all-reduce, in shared memory."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -46,13 +46,14 @@ class MemoryLocal:
 
 
 class HostsChannel(GlooChannel):
-    """Between workers of several hosts."""
+    """A channel between workers on several hosts."""
 
     name = "hosts"
     algorithms: tuple[str, ...] = ("ring", "halving_doubling", "tree")
 
     def __init__(self, store: Any, rank: int, hosts: Sequence[str], *, address: str) -> None:
-        """`hosts[r]` names worker r's host; `address` is where the others reach this one. Every worker of the run."""
+        """Every worker of the run calls it. `hosts[r]` names the host of worker r. `address` is the address at which
+        the other hosts reach this host."""
         super().__init__(store, rank, len(hosts), address=address)
         names = list(dict.fromkeys(hosts))
         host = names.index(hosts[rank])
@@ -63,7 +64,7 @@ class HostsChannel(GlooChannel):
         self._lane = hierarchy.connect_lane(
             store, "buckets", host=host, hosts=len(names), local_rank=local_rank, lanes=self._lanes, address=address
         )
-        # All workers with a lane measure it together. They need not agree across lanes, only along one.
+        # The workers of a lane measure it together. Costs may differ between lanes, but must be equal within a lane.
         self.costs = costs.measure(self._lane) if self._lane is not None else None
         self.compression: Compression = "none"
         self._compressors: dict[int, Compressor] = {}
@@ -91,7 +92,7 @@ class HostsChannel(GlooChannel):
         begun.result()
 
     def _compressor(self, key: int, shapes: Sequence[Any]) -> Compressor | None:
-        """PowerSGD remembers what it left out: each bucket has its own."""
+        """The compressor of one bucket. Each bucket has its own, because PowerSGD keeps the residual of its bucket."""
         if self.compression == "none":
             return None
         if key not in self._compressors:
@@ -100,14 +101,15 @@ class HostsChannel(GlooChannel):
 
 
 def compressor(name: Compression, shapes: Sequence[Any] = ()) -> Compressor:
-    """By the name that people type."""
+    """The compressor for a value of `--compression`, except "none"."""
     if name == "bf16":
         return Bfloat16()
     return Float16() if name == "fp16" else PowerSGD(shapes=shapes or None)
 
 
 def address_towards(host: str, port: int) -> str:
-    """This host's address, as one on that host sees it: nothing is sent."""
+    """The local address that the kernel uses to reach `host`. Sends nothing: connecting a UDP socket only selects the
+    route."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port or 1))
         return str(probe.getsockname()[0])

@@ -1,11 +1,11 @@
-"""How a lost peer shows in what torch's backends say, and which errors are a backend's at all."""
+"""Recognises a lost peer in the error messages of torch's backends, and tells backend errors from other errors."""
 
 from __future__ import annotations
 
 import os
 from types import TracebackType
 
-_GONE = (
+_PEER_LOST_PHRASES = (
     "closed by peer",
     "connection reset",
     "broken pipe",
@@ -22,19 +22,19 @@ _BACKENDS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, f"{os.sep}torc
 
 
 def says_lost(text: str) -> bool:
-    """Whether a backend's message says that a peer is gone or does not answer, and not that a call was wrong."""
-    return any(sign in text.lower() for sign in _GONE)
+    """Whether a backend's message means that a peer has ended or does not answer, not that a call was wrong."""
+    return any(phrase in text.lower() for phrase in _PEER_LOST_PHRASES)
 
 
 def from_backend(error: BaseException) -> bool:
-    """Whether it was raised inside a collective by the collective. A signal handler may raise there, too: torch's
-    DataLoader does when one of its processes is killed."""
+    """Whether the collective itself raised the error. A signal handler may also raise inside a collective: the handler
+    of torch's DataLoader does so when a loader process is killed."""
     filename = innermost(error.__traceback__)
     return filename.startswith(_BACKENDS[0]) or _BACKENDS[1] in filename
 
 
 def innermost(trace: TracebackType | None) -> str:
-    """The file of the innermost frame; empty where there is none."""
+    """The file of the innermost frame; an empty string without a traceback."""
     filename = ""
     while trace is not None:
         filename, trace = trace.tb_frame.f_code.co_filename, trace.tb_next

@@ -1,6 +1,7 @@
-"""Plain values as bytes: what workers tell each other. Reading them runs no code, whoever wrote them.
+"""Encodes the plain values that workers exchange as bytes. Decoding never runs code, even for hostile input.
 
-None, flags, numbers, texts, bytes, tensors, and lists and dicts of these. Tuples and sets arrive as lists.
+Plain values are None, bool, numbers, str, bytes, tensors, and lists and dicts of these. Tuples and sets decode as
+lists.
 """
 
 from __future__ import annotations
@@ -10,53 +11,53 @@ from typing import Any
 import msgspec
 import torch
 
-_TENSOR, _INTEGER = 1, 2  # extensions of msgpack
-_SMALL = 1 << 63  # integers beyond it have no form of their own there
+_TENSOR, _INTEGER = 1, 2  # codes of our msgpack extensions
+_INTEGER_LIMIT = 1 << 63  # integers outside ± this limit are sent as an extension
 
 
 def encode(value: Any) -> bytes:
-    """TypeError for what is not plain."""
-    return _encoder.encode(_tame(value))
+    """The value as bytes. Raises TypeError if the value is not plain."""
+    return _encoder.encode(_wrap_large_integers(value))
 
 
 def decode(raw: bytes | memoryview) -> Any:
-    """msgspec.DecodeError where these are no such bytes."""
+    """The value that `encode` was given. Raises msgspec.DecodeError if the bytes are not valid."""
     return _decoder.decode(raw)
 
 
-def _tame(value: Any) -> Any:
-    """Large integers anywhere in a value: msgspec asks no hook for them."""
-    if isinstance(value, int) and not -_SMALL <= value < _SMALL:
+def _wrap_large_integers(value: Any) -> Any:
+    """Replaces large integers anywhere in a value: msgspec does not call the encoder hook for integers."""
+    if isinstance(value, int) and not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
         return msgspec.msgpack.Ext(_INTEGER, str(value).encode())
     if isinstance(value, (list, tuple, set)):
-        return [_tame(item) for item in value]
+        return [_wrap_large_integers(item) for item in value]
     if isinstance(value, dict):
-        return {key: _tame(item) for key, item in value.items()}
+        return {key: _wrap_large_integers(item) for key, item in value.items()}
     return value
 
 
-def _tensor_out(value: Any) -> Any:
+def _encode_tensor(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        raise TypeError(f"A {type(value).__name__} is no plain value.")
+        raise TypeError(f"Cannot send a {type(value).__name__} between workers: it is not a plain value.")
     flat = value.detach().cpu().contiguous().view(-1)
     head = msgspec.msgpack.encode((str(value.dtype).removeprefix("torch."), tuple(value.shape)))
     raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return msgspec.msgpack.Ext(_TENSOR, len(head).to_bytes(2, "big") + head + raw)
 
 
-def _extension_in(code: int, data: memoryview) -> Any:
+def _decode_extension(code: int, data: memoryview) -> Any:
     if code == _INTEGER:
         return int(bytes(data))
     if code != _TENSOR:
-        raise ValueError(f"{code} is no extension of ours")
+        raise ValueError(f"Unknown msgpack extension code {code}")
     size = int.from_bytes(data[:2], "big")
     name, shape = msgspec.msgpack.decode(data[2 : 2 + size], type=tuple[str, tuple[int, ...]])
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no dtype")
+        raise ValueError(f"Unknown torch dtype {name!r}")
     raw = bytearray(data[2 + size :])
     return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_tensor_out)
-_decoder = msgspec.msgpack.Decoder(ext_hook=_extension_in)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_tensor)
+_decoder = msgspec.msgpack.Decoder(ext_hook=_decode_extension)

@@ -1,6 +1,6 @@
-"""What a worker is doing right now, for whoever asks: the control thread, the stall inspector, the live line.
+"""The current state of a worker, read by the control thread, the stall inspector and the live progress line.
 
-The main thread writes, the control thread reads; each field is one attribute store, so no lock is needed.
+The main thread writes, the control thread reads. Each update is a single attribute store, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from paceline.errors import PacelineError
 
 
 class Pulse:
-    """One per worker. `waiting` names the collective that the main thread is in, empty while it computes."""
+    """The state of one worker. `waiting` names the collective that the main thread is in; an empty string means that
+    the main thread computes."""
 
     def __init__(self, notify: Callable[[str], None] | None = None) -> None:
         self.step = 0
-        self._seam, self.passed = "start", 0  # the last seam that was passed, and how many were
+        self._seam, self.passed = "start", 0  # the last seam passed, and the number of seams passed
         self.waiting = ""
         self.waiting_since = 0.0
-        self.collectives = 0  # how many this worker has entered: the one with fewer is the one that is missed
+        self.collectives = 0  # entered so far: in a stall, the peers wait for the worker with the fewest
         self.view = ""
         self.latest: Any = None  # the last Step
-        self.noise: float | None = None  # the gradient noise scale, where it is measured
+        self.noise: float | None = None  # the gradient noise scale, if measured
         self._notify = notify
-        self.on_failure: Callable[[PacelineError], None] | None = None  # told of what ends the run, as it happens
+        self.on_failure: Callable[[PacelineError], None] | None = None  # called with the error that ends the run
 
     @property
     def seam(self) -> str:
-        """The last seam that was passed."""
+        """The last seam that the worker passed."""
         return self._seam
 
     @seam.setter
@@ -38,7 +39,7 @@ class Pulse:
         self.passed += 1
 
     def enter(self, collective: str) -> None:
-        """The main thread begins to wait for its peers: in a collective, or to connect to them."""
+        """The main thread starts to wait for its peers, in a collective or while connecting."""
         self.collectives += 1
         self.waiting_since = time.monotonic()
         self.waiting = collective
@@ -48,11 +49,12 @@ class Pulse:
         self.waiting = ""
 
     def notice(self, text: str) -> None:
-        """Says something to the person at the terminal, once per run; the launcher drops repeats and other ranks'."""
+        """Prints a notice on the user's terminal, once per run: the launcher drops repeats and notices of other
+        ranks."""
         if self._notify is not None:
             self._notify(text)
 
     def failed(self, error: PacelineError) -> None:
-        """This worker has met what ends the run; its script may not know yet."""
+        """Reports the error that ends the run, even if the script has not seen the error yet."""
         if self.on_failure is not None:
             self.on_failure(error)

@@ -1,11 +1,11 @@
-"""Values passed between the workers of a host through shared memory: each writes once, all read in place.
+"""Exchanges Python values between the workers of a host through shared memory: one write per worker, reads in place.
 
-A worker's segment is an unnamed memory file that the others open through /proc, so nothing is left behind however a
-worker ends. It has two halves, used in turn: a worker that writes its next value cannot overtake readers of the last,
-because the exchange of addresses in between waits for everybody.
+A worker's segment is an unnamed memory file that its peers open through /proc, so that a crashed worker leaves no file
+behind. A segment has two halves, used in turn. A worker that writes its next value cannot overwrite a value that a peer
+still reads, because the exchange of addresses between two values waits for all workers.
 
-Values are pickled, since a batch may hold anything. That is safe here and nowhere else: where a segment lies is told
-through memory that only the workers of the run can reach (memory/handover.py), never over a socket.
+Values are pickled, because a batch may hold any type. Unpickling is safe here only because the address of a segment
+arrives through memory that only the workers of the run can reach (memory/handover.py), never over a socket.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from paceline.comm.memory.shm_rendezvous import Meeting
 from paceline.comm.sparse import as_it_is
 
 ALIGN = 64
-START = 1 << 20  # bytes of a half, to begin with
-ROW = struct.Struct("<qqqqqq")  # process, descriptor, bytes of a half, start of the value, parts of it, flag
+START = 1 << 20  # bytes: initial size of a half
+ROW = struct.Struct("<qqqqqq")  # process id, descriptor, bytes of a half, offset of the value, its part count, flag
 LENGTH = struct.Struct("<q")
 
 
@@ -42,23 +42,24 @@ class Segments:
         self._meeting: Meeting | None = None
 
     def exchange(self, value: Any, flag: int, what: str) -> tuple[list[Any], list[int]]:
-        """Every worker's value and flag, in the order of ranks. Large arrays and tensors in the values are views of
-        shared memory, good until the next but one exchange: copy what is to be kept."""
+        """Every worker's value and flag, in rank order. Large arrays and tensors in the values are views of shared
+        memory, valid for one more exchange: copy any that must live longer."""
         buffers: list[pickle.PickleBuffer] = []
         head = io.BytesIO()
         _Pickler(head, protocol=5, buffer_callback=buffers.append).dump(value)
         raws = [head.getbuffer(), *(buffer.raw() for buffer in buffers)]
         sizes = b"".join(LENGTH.pack(len(raw)) for raw in raws)
         start = self._write([memoryview(sizes), *raws])
-        rows = self._tell((os.getpid(), self._fd, self._half, start, len(raws), flag), what)
-        if self._outgrown >= 0:  # everybody has mapped it by now, and a mapping keeps its memory alive
+        rows = self._exchange_rows((os.getpid(), self._fd, self._half, start, len(raws), flag), what)
+        if self._outgrown >= 0:  # all peers have mapped it before this exchange, and a mapping keeps the memory alive
             os.close(self._outgrown)
             self._outgrown = -1
         self._turn ^= 1
         return [self._read(rank, row) for rank, row in enumerate(rows)], [row[-1] for row in rows]
 
-    def _tell(self, row: tuple[int, ...], what: str) -> list[tuple[int, ...]]:
-        """Every worker's row. What came over Gloo only shows that all are here: their rows are read from memory."""
+    def _exchange_rows(self, row: tuple[int, ...], what: str) -> list[tuple[int, ...]]:
+        """Every worker's row. Rows that arrived over Gloo are not trusted: then the rows are read from shared
+        memory."""
         rows = self.group.gather_vectors(torch.tensor(row), what).tolist()
         if self.group.is_private:
             return [tuple(each) for each in rows]
@@ -111,7 +112,7 @@ def _aligned(size: int) -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Sends a tensor's memory outside the pickle, as numpy does for its arrays."""
+    """Passes tensor memory as an out-of-band buffer, as numpy does for its arrays."""
 
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:

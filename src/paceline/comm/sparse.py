@@ -1,4 +1,4 @@
-"""Sparse tensors made of parts that are known to fit: without a check, and without torch's word about that."""
+"""Builds sparse tensors without torch's invariant check, and without torch's warning about the missing check."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 def sparse(
     places: torch.Tensor, values: torch.Tensor, shape: torch.Size, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Those values at those places, on a device: the values' own, unless another is given."""
+    """A sparse COO tensor of `values` at the indices `places`. The default device is the device of `values`. The caller
+    guarantees that indices and shape are valid."""
     with as_it_is():
         return torch.sparse_coo_tensor(places, values, shape, device=device, check_invariants=False)
 
 
 def as_it_is() -> AbstractContextManager[Any]:
-    """Inside, whether sparse tensors are checked is what it was before, but said aloud: torch 2.11 warns where nobody
-    said it for the whole process, even if a call says it for itself."""
-    asked = torch.sparse.check_sparse_tensor_invariants
-    return asked(asked.is_enabled())
+    """Sets the process-wide invariant check of sparse tensors explicitly to its current value. Without an explicit
+    process-wide setting torch 2.11 warns, even if the call itself passes `check_invariants`."""
+    setting = torch.sparse.check_sparse_tensor_invariants
+    return setting(setting.is_enabled())

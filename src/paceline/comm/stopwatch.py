@@ -1,11 +1,12 @@
 """Splits a worker's time into phases that add up to the whole.
 
-One phase is current at any moment; entering another stops the first one's clock until it is left. On CUDA the marks
-are events on the current stream, read only when the device has passed them, so that nothing here ever waits for it:
-the phases are then of the device's time line, and work that the host hides under it costs nothing there.
+One phase is current at any moment. Entering a phase stops the clock of the previous phase until the new one is left. On
+CUDA the marks are events on the current stream. The stopwatch reads an event only after the device has passed the
+event, so that the stopwatch never waits for the device. The phases then measure device time: host work that overlaps
+with device work takes no time of its own.
 
-An event costs the host some microseconds, and short laps are mostly the host's time: of those only every so many is
-split. The others are timed as a whole, apart from evaluation, which is no part of a step.
+An event costs the host some microseconds, and a short lap is mostly host time. Therefore only one short lap in `ONE_IN`
+is split into phases. Each of the other short laps is timed as a whole, except evaluation, which is not part of a step.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ import torch
 BASE = "other"
 EVALUATION = "evaluation"
 UNSPLIT = "unsplit"  # the time of a lap that was not split
-SHORT = 0.03  # seconds: a lap on a device below this is short
-ONE_IN = 10  # short laps is split
+SHORT = 0.03  # seconds: a lap on a CUDA device is short below this duration
+ONE_IN = 10  # one short lap in this number of laps is split into phases
 Lap = dict[str, float]
 
 
 class Stopwatch:
-    """Phases of one worker. `lap()` closes a lap; `laps()` gives back the finished ones in order."""
+    """Phases of one worker. `lap()` closes a lap; `laps()` returns the finished laps in order."""
 
     def __init__(self) -> None:
-        self.on_span: Callable[[str, float, float], None] | None = None  # told of each stretch of a phase, on the host
+        self.on_span: Callable[[str, float, float], None] | None = None  # called with each span of a phase (CPU only)
         self._stack = [BASE]
         self._cuda = False
         self._mark: Any = time.perf_counter()
-        self._open: list[tuple[str, Any, Any]] = []  # on CUDA: phase, from event, to event
-        self._spare: list[Any] = []  # events that have been read: making one costs more than using it again
-        self._streams: dict[Any, Any] = {}  # looking up the current stream's number is cheap, its object is not
+        self._open: list[tuple[str, Any, Any]] = []  # on CUDA: phase, start event, end event
+        self._spare: list[Any] = []  # events that have been read: reusing an event is cheaper than creating one
+        self._streams: dict[Any, Any] = {}  # cache: the id of the current stream is cheap to get, its object is not
         self._device = 0
-        self._coarse = False  # the lap under way is not split
+        self._coarse = False  # the current lap is not split into phases
         self._count = 0
         self._began = 0.0
         self._seconds: Lap = {}
@@ -48,7 +49,7 @@ class Stopwatch:
         return self._stack[-1]
 
     def use_cuda(self) -> None:
-        """From now on time is the device's. Called at the first tensor seen on one; twice does no harm."""
+        """Measures device time from now on. Called at the first CUDA tensor; later calls do nothing."""
         if not self._cuda:
             self._switch()
             self._cuda, self._device = True, torch.cuda.current_device()
@@ -65,7 +66,7 @@ class Stopwatch:
         self._stack.pop()
 
     def lap(self, note: Any) -> None:
-        """Ends a lap here. `note` comes back with it from `laps()`."""
+        """Ends the current lap. `laps()` returns `note` with the lap."""
         self._switch()
         self._closed.append((self._seconds, self._open, note))
         self._seconds, self._open = {}, []
@@ -75,7 +76,8 @@ class Stopwatch:
             self._began = now
 
     def laps(self, *, wait: bool = False) -> list[tuple[Lap, Any]]:
-        """The laps whose times are known by now, oldest first; with `wait`, all of them."""
+        """The closed laps whose times are known, oldest first. `wait=True` waits for the device and returns all closed
+        laps."""
         done = []
         while self._closed:
             seconds, marks, note = self._closed[0]
@@ -86,7 +88,7 @@ class Stopwatch:
                 last.synchronize()
                 for phase, start, end in marks:
                     seconds[phase] = seconds.get(phase, 0.0) + start.elapsed_time(end) / 1000.0
-                self._spare += [start for _, start, _ in marks]  # the last end is the next lap's start
+                self._spare += [start for _, start, _ in marks]  # not the last end event: the next lap starts with it
             self._closed.popleft()
             done.append((seconds, note))
         return done
@@ -106,7 +108,7 @@ class Stopwatch:
         self._mark = now
 
     def _event(self) -> Any:
-        """A mark on the stream that the script computes on."""
+        """Records a timing event on the current stream of the script."""
         number = torch._C._cuda_getCurrentStream(self._device)
         stream = self._streams.get(number)
         if stream is None:

@@ -1,4 +1,4 @@
-"""Devices and links: what this machine is made of."""
+"""The devices and links of a machine."""
 
 from paceline.topology.host import Core, Host, discover
 

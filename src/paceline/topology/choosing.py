@@ -1,8 +1,8 @@
-"""Which K of a machine's GPUs to take, and why.
+"""Chooses K of a machine's GPUs, and explains the choice.
 
-The best ring decides (`rings`): its slowest link, then its bandwidth in all; then as few NUMA nodes as can be;
-then the lowest numbers. Up to 16 GPUs every choice is weighed; above, a choice grows from each GPU and is
-mended by exchanges.
+The criteria, in order: the slowest link of the best ring (`rings`), the total bandwidth of that ring, the fewest NUMA
+nodes, the lowest GPU numbers. For up to 16 GPUs every choice is evaluated. For more GPUs a greedy choice is grown from
+each GPU, and the best of them is improved by swaps.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from paceline.topology import links as kinds
 from paceline.topology.machine import Link, Topology
 from paceline.topology.rings import Rates, Ring, best_ring, links_of, upper_bound
 
-EXACT = 16
+EXACT = 16  # GPUs: up to this number every choice is evaluated
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """K GPUs. `ring` is the order in which the best ring goes round; `gb_per_s` its slowest link."""
+    """A choice of K GPUs. `ring` is the order of the best ring; `gb_per_s` is the rate of its slowest link."""
 
     k: int
     devices: tuple[int, ...]
     why: str
     ring: tuple[int, ...] = ()
-    kind: str = ""  # of the slowest link
+    kind: str = ""  # kind of the slowest link
     gb_per_s: float | None = None
 
 
 def choose(topology: Topology, k: int, *, among: Sequence[int] | None = None) -> Choice:
-    """The best K of the topology's GPUs, or of those `among` them. UsageError where there are not so many."""
+    """The best K GPUs of the topology, or of the indices in `among`. Raises UsageError if there are fewer than K."""
     indices = sorted(gpu.index for gpu in topology.devices if among is None or gpu.index in among)
     if k < 1:
-        raise UsageError(f"{k} GPUs were to be chosen.", advice="Choose one at least: --choose 1")
+        raise UsageError(f"Cannot choose {k} GPUs: the number must be at least 1.", advice="Type: --choose 1")
     if k > len(indices):
-        found = f"there {'is' if len(indices) == 1 else 'are'} {len(indices) or 'none'}"
+        found = f"there {'is' if len(indices) == 1 else 'are'} only {len(indices)}" if indices else "there are none"
         raise UsageError(
-            f"{k} GPUs were to be chosen, and {found}.",
-            advice=f"Choose {len(indices)} at most: --choose {len(indices)}"
+            f"Cannot choose {k} GPUs: {found}.",
+            advice=f"Type: --choose {len(indices)}"
             if indices
-            else "Show a machine with GPUs, from a file: --from topology.txt",
+            else "Read the topology of a machine with GPUs from a file: --from topology.txt",
         )
     links = {(link.a, link.b): link for link in topology.links}
     for pair in itertools.combinations(indices, 2):
         if pair not in links:
             raise UsageError(
-                f"It is not known how GPU{pair[0]} and GPU{pair[1]} are joined.",
-                advice="Show a topology with a link for every pair of GPUs.",
+                f"The topology has no link between GPU{pair[0]} and GPU{pair[1]}.",
+                advice="Read a topology with a link for every pair of GPUs from a file: --from topology.txt",
             )
     nodes = {gpu.index: gpu.node for gpu in topology.devices}
     weigh = _Weigher(links, nodes)
@@ -68,17 +68,18 @@ def choose(topology: Topology, k: int, *, among: Sequence[int] | None = None) ->
 
 
 class _Weigher:
-    """What each choice is worth. Machines are regular, so most choices look like one that was seen before."""
+    """Evaluates choices. Caches rings by their rates: machines are regular, so most choices have the same rates as an
+    earlier one."""
 
     def __init__(self, links: dict[tuple[int, int], Link], nodes: dict[int, int | None]) -> None:
         self._links, self._nodes = links, nodes
         self._seen: dict[tuple[tuple[float, ...], ...], Ring] = {}
 
     def best(self, indices: Sequence[int], k: int) -> tuple[int, ...]:
-        """Of all choices."""
+        """The best of all choices."""
         best: tuple[int, ...] = ()
         worth: tuple[float, float, int] | None = None
-        for chosen in itertools.combinations(indices, k):  # the lowest numbers first
+        for chosen in itertools.combinations(indices, k):  # lowest numbers first, so that they win a tie
             rates = self._rates(chosen)
             spread = self._spread(chosen)
             if worth is not None and (*upper_bound(rates), -spread) <= worth:
@@ -89,7 +90,7 @@ class _Weigher:
         return best
 
     def good(self, indices: Sequence[int], k: int) -> tuple[int, ...]:
-        """Grown from each GPU by the best joined, then mended by exchanging one for another."""
+        """A greedy choice, grown from each GPU by the fastest links, then improved by swaps."""
         grown = {self._grown(first, indices, k) for first in indices}
         chosen = max(sorted(grown), key=self._worth)
         better = True
@@ -103,7 +104,7 @@ class _Weigher:
         return chosen
 
     def ring(self, chosen: tuple[int, ...]) -> Ring:
-        """Through these GPUs, by their places in `chosen`."""
+        """The best ring through these GPUs, as positions in `chosen`."""
         return self._ring(self._rates(chosen))
 
     def _grown(self, first: int, indices: Sequence[int], k: int) -> tuple[int, ...]:
@@ -154,7 +155,7 @@ def _why(
     nodes: dict[int, int | None],
     indices: Sequence[int],
 ) -> str:
-    """One sentence for a person."""
+    """The reason for a choice, as one phrase for the user."""
     here = sorted({-1 if (node := nodes[index]) is None else node for index in chosen})
     if -1 in here:
         where = ""
@@ -171,7 +172,7 @@ def _why(
     else:
         round_trip = "–".join(str(index) for index in (*ring, ring[0]))
         total = sum(links[_pair(a, b)].gb_per_s for a, b in links_of(ring))
-        said = f"the slowest link of the ring {round_trip} is {link}, {total:g} GB/s in all{where}"
+        said = f"the slowest link of the ring {round_trip} is {link}, total bandwidth {total:g} GB/s{where}"
     choices = math.comb(len(indices), len(chosen))
     if choices == 1:
         return said

@@ -1,7 +1,7 @@
-"""GPUs and the links between them, asked of the driver through nvidia-ml-py.
+"""Queries the driver for GPUs and the links between them, through nvidia-ml-py.
 
-Every question may go unanswered (an older driver, a virtual machine, a card without the feature), so each is
-asked by itself and its answer may be None. Without nvidia-ml-py or a driver there are no GPU facts.
+Any query may fail (an older driver, a virtual machine, a card without the feature), so each query is made separately
+and may return None. Without nvidia-ml-py or a driver there are no GPUs in the result.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from paceline.topology import links as kinds
 from paceline.topology import pci
 from paceline.topology.machine import Gpu, Link
 
-_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # of the nearest common ancestor
-_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}  # of NVLink, by the driver's number
-_MOST_NVLINKS = 36
-_TO_A_SWITCH = 2
-# Written out: nvidia-ml-py has had a tuple under the name of the first.
+_LEVELS = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}  # by NVML's common-ancestor level
+_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}  # NVLink generation, by NVML's version number
+_MOST_NVLINKS = 36  # links to query per GPU
+_TO_A_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+# Literal values, because some versions of nvidia-ml-py define NVML_P2P_CAPS_INDEX_READ as a tuple.
 _P2P_READ, _P2P_OK = 0, 0
 
 
 @contextlib.contextmanager
 def driver() -> Iterator[Any | None]:
-    """nvidia-ml-py, connected; None where it is not installed or finds no driver."""
+    """The initialized pynvml module; None if nvidia-ml-py is not installed or finds no driver."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -46,24 +46,24 @@ def driver() -> Iterator[Any | None]:
 
 
 class _Card:
-    """One GPU while it is being asked."""
+    """One GPU during the query."""
 
     def __init__(self, nvml: Any, index: int, handle: Any) -> None:
         self.nvml, self.index, self.handle = nvml, index, handle
         info = self.ask("nvmlDeviceGetPciInfo")
         self.bus = pci.bus_name(_text(info.busId)) if info is not None else ""
-        self.ends: dict[str, int] = {}  # NVLinks that are up, by the bus of the device that they end at
-        self.switches: set[str] = set()  # those of these devices that may be switches
-        self.nvlink: int | None = None  # their generation
+        self.ends: dict[str, int] = {}  # number of active NVLinks, by bus address of the remote device
+        self.switches: set[str] = set()  # bus addresses of remote devices that may be switches
+        self.nvlink: int | None = None  # NVLink generation
         self._follow_nvlinks()
 
     def ask(self, question: str, *more: Any) -> Any:
-        """The driver's answer, or None."""
+        """The driver's answer about this GPU, or None."""
         return ask(self.nvml, question, self.handle, *more)
 
     def _follow_nvlinks(self) -> None:
         for number in range(_MOST_NVLINKS):
-            # No answer: no such link. One that is there may follow, so none ends the search.
+            # An inactive or missing link does not end the search: active links may follow.
             if not self.ask("nvmlDeviceGetNvLinkState", number):
                 continue
             self.nvlink = self.nvlink or _GENERATIONS.get(self.ask("nvmlDeviceGetNvLinkVersion", number) or 0)
@@ -71,20 +71,20 @@ class _Card:
             kind = self.ask("nvmlDeviceGetNvLinkRemoteDeviceType", number)
             bus = pci.bus_name(_text(remote.busId)) if remote is not None else ""
             self.ends[bus] = self.ends.get(bus, 0) + 1
-            if kind in (_TO_A_SWITCH, None):  # None: an old driver, which does not say
+            if kind in (_TO_A_SWITCH, None):  # None: an old driver does not report the type
                 self.switches.add(bus)
 
     def nvlinks_to(self, other: _Card, gpus: set[str]) -> int:
-        """NVLinks to another card: straight, else through switches that both hang on."""
-        straight = self.ends.get(other.bus, 0) if other.bus else 0
-        return straight or min(self._switched(gpus), other._switched(gpus))
+        """The number of NVLinks to another card: direct links, else links through switches."""
+        direct = self.ends.get(other.bus, 0) if other.bus else 0
+        return direct or min(self._switched(gpus), other._switched(gpus))
 
     def _switched(self, gpus: set[str]) -> int:
         return sum(count for bus, count in self.ends.items() if bus in self.switches - gpus)
 
 
 def ask(nvml: Any, question: str, *arguments: Any) -> Any:
-    """One question; None where this driver, library or card cannot answer it."""
+    """The result of one NVML query; None if this driver, library or card does not support the query."""
     function = getattr(nvml, question, None)
     if function is None:
         return None
@@ -95,7 +95,7 @@ def ask(nvml: Any, question: str, *arguments: Any) -> Any:
 
 
 def read_gpus(nvml: Any, *, sys: Path) -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
-    """Every GPU that the driver shows, and how each pair is joined."""
+    """Every GPU that the driver reports, and the link of each pair of GPUs."""
     cards = []
     for index in range(ask(nvml, "nvmlDeviceGetCount") or 0):
         handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
@@ -115,11 +115,11 @@ def _describe(card: _Card, sys: Path) -> Gpu:
         name=_text(card.ask("nvmlDeviceGetName")),
         uuid=_text(card.ask("nvmlDeviceGetUUID")),
         bus=card.bus,
-        # Not asked of the driver, which on some machines names the node of the GPU's own memory.
+        # From sysfs: on some machines the driver reports the node of the GPU's own memory instead.
         node=pci.node_of(card.bus, sys=sys) if card.bus else None,
         cpus=pci.cpus_of(card.bus, sys=sys) if card.bus else "",
         memory=int(memory.total) if memory is not None else None,
-        # The most that card and slot can do: an idle card shows a lower generation.
+        # The maximum of card and slot, because an idle card reports a lower current generation.
         pcie_generation=card.ask("nvmlDeviceGetMaxPcieLinkGeneration"),
         pcie_width=card.ask("nvmlDeviceGetCurrPcieLinkWidth") or card.ask("nvmlDeviceGetMaxPcieLinkWidth"),
         nvlinks=sum(card.ends.values()),
@@ -148,7 +148,7 @@ def _join(a: _Card, b: _Card, gpus: set[str], sys: Path) -> Link:
 
 
 def _text(answer: Any) -> str:
-    """Older versions of the library answer in bytes."""
+    """The answer as str: older versions of nvidia-ml-py return bytes."""
     if isinstance(answer, bytes):
         return answer.decode(errors="replace").rstrip("\0")
     return str(answer or "")

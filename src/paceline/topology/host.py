@@ -1,7 +1,7 @@
-"""This machine, as far as placing workers needs it: cores by NUMA node, GPUs, name.
+"""Discovers the facts about this machine that worker placement needs: name, cores by NUMA node, GPUs.
 
-Reads sysfs and procfs; imports no device library, so that it costs a launcher nothing. Links between
-devices are not its business.
+Reads only sysfs and procfs and imports no device library, so that a launcher starts fast. Links between devices are in
+`survey`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceline.settings import visible_devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """One logical CPU. Two with the same `physical` share one core's execution units."""
+    """One logical CPU. Two logical CPUs with the same `physical` share one physical core."""
 
     id: int
     node: int
@@ -28,12 +28,12 @@ class Core:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One machine. `cores` are those that this process may use: node by node, siblings side by side."""
+    """One machine. `cores` are the logical CPUs that this process may use, sorted by NUMA node, siblings adjacent."""
 
     name: str
     cores: tuple[Core, ...]
-    quota: float | None = None  # CPUs' worth of time that the control group grants; None: no limit
-    gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
+    quota: float | None = None  # cgroup limit, in CPUs; None: no limit
+    gpus: tuple[str, ...] = ()  # names as in CUDA_VISIBLE_DEVICES
 
     @property
     def physical_cores(self) -> int:
@@ -41,7 +41,7 @@ class Host:
 
     @property
     def usable_cores(self) -> int:
-        """How many threads can really run at once."""
+        """The number of threads that can run at the same time."""
         return len(self.cores) if self.quota is None else max(1, min(len(self.cores), math.ceil(self.quota)))
 
 
@@ -76,7 +76,7 @@ def format_list(numbers: Iterable[int]) -> str:
 
 
 def control_groups(controller: str, *, sys: Path, proc: Path) -> Iterator[Path]:
-    """The folders of this process's control groups, from its own up to the root, both versions."""
+    """The folders of this process's cgroups (v1 and v2), from its own up to the root."""
     for line in read(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -90,7 +90,7 @@ def control_groups(controller: str, *, sys: Path, proc: Path) -> Iterator[Path]:
 
 
 def read(path: Path) -> str:
-    """What the kernel says there; nothing where it says nothing."""
+    """The text of a kernel file; an empty string if the file cannot be read."""
     try:
         return path.read_text()
     except OSError:
@@ -114,7 +114,7 @@ def _physical(sys: Path, cpu: int) -> tuple[int, int]:
 
 
 def _quota(sys: Path, proc: Path) -> float | None:
-    """The tightest CPU limit on the way up."""
+    """The smallest CPU limit of this process's cgroup and its parents."""
     found = [limit for folder in control_groups("cpu", sys=sys, proc=proc) if (limit := _limit(folder)) is not None]
     return min(found, default=None)
 
@@ -126,7 +126,7 @@ def _limit(folder: Path) -> float | None:
     try:
         quota, period = float(both[0]), float(both[1])
     except (ValueError, IndexError):
-        return None  # "max", or no such files
+        return None  # the text is "max", or the files do not exist
     return quota / period if quota > 0 and period > 0 else None
 
 
@@ -136,6 +136,6 @@ def _gpus(*, proc: Path, dev: Path) -> tuple[str, ...]:
         return visible
     listed = proc / "driver/nvidia/gpus"
     count = len(list(listed.iterdir())) if listed.is_dir() else 0
-    # A container may show the driver's list of every GPU and device files of its own only.
+    # In a container the driver may list every GPU of the machine, while device files exist only for its own GPUs.
     files = sum(1 for path in dev.glob("nvidia[0-9]*") if re.fullmatch(r"nvidia\d+", path.name))
     return tuple(str(index) for index in range(min(count, files) if count and files else max(count, files)))

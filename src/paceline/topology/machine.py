@@ -1,8 +1,8 @@
-"""`Topology`: one machine's devices and links, as immutable structs that are JSON and back.
+"""`Topology`: the devices and links of one machine, as immutable structs that convert to and from JSON.
 
-Where it comes from is not its business: `survey` looks at this machine, `reading` at texts of others. Lists of
-CPUs are written as the kernel writes them ("0-19,40-59"); sizes are bytes, rates of links GB/s one way, rates
-of NICs Gbit/s, as on their boxes. What could not be found out is None or empty.
+`survey` builds a Topology of this machine; `reading` builds one from a file. CPU lists are written as the kernel writes
+them ("0-19,40-59"). Sizes are in bytes, link rates in GB/s in one direction, NIC rates in Gbit/s. Unknown values are
+None or empty.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ SCHEMA = 1
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU. `index` counts as nvidia-smi does: by PCI bus."""
+    """One GPU. `index` is the number of nvidia-smi, in the order of PCI bus addresses."""
 
     index: int
     name: str = ""
     uuid: str = ""
-    bus: str = ""  # 0000:07:00.0
-    node: int | None = None  # its NUMA node
-    cpus: str = ""  # those next to it
+    bus: str = ""  # PCI address such as 0000:07:00.0
+    node: int | None = None  # NUMA node
+    cpus: str = ""  # CPUs local to the GPU
     memory: int | None = None
-    pcie_generation: int | None = None  # of the slot and the card together
+    pcie_generation: int | None = None  # the maximum that slot and card both support
     pcie_width: int | None = None
-    nvlinks: int = 0  # that are up, to whomever
+    nvlinks: int = 0  # active NVLinks to all other devices
     nvlink_generation: int | None = None
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """How GPU `a` and GPU `b` are joined, a < b: `kind` by the legend in `links`."""
+    """The link between GPU `a` and GPU `b`, a < b. `kind` is a key of `links.LEGEND`, such as NV2 or SYS."""
 
     a: int
     b: int
     kind: str
-    gb_per_s: float  # usual for the kind, one way
-    p2p: bool | None = None  # may one read the other's memory? None: nobody said
+    gb_per_s: float  # usual for the kind, in one direction
+    p2p: bool | None = None  # whether one GPU may read the other's memory; None: unknown
 
 
 class Path(msgspec.Struct, frozen=True, kw_only=True):
-    """From a NIC to another device of the matrix: `to` is GPU0 or NIC1."""
+    """The path from a NIC to another device of the matrix. `to` is a label such as GPU0 or NIC1."""
 
     to: str
     kind: str
 
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True):
-    """A network device. `label` is its name in the matrix (NIC0), `name` the system's (mlx5_0, eth0)."""
+    """A network device. `label` is its name in the matrix (NIC0), `name` its system name (mlx5_0, eth0)."""
 
     label: str
     name: str
@@ -59,7 +59,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
     up: bool | None = None
     bus: str = ""
     node: int | None = None
-    interfaces: tuple[str, ...] = ()  # of an RDMA device: its network interfaces
+    interfaces: tuple[str, ...] = ()  # the network interfaces of an RDMA device
     paths: tuple[Path, ...] = ()
 
 
@@ -69,20 +69,20 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     cpus: str = ""
     memory: int | None = None
-    distances: tuple[int, ...] = ()  # to each node, in order of id; 10 is itself
+    distances: tuple[int, ...] = ()  # NUMA distances to each node, in order of id; 10 is the node itself
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """One CPU as it is bought."""
+    """One CPU package (socket)."""
 
     id: int
     model: str = ""
-    cores: int = 0  # physical ones
-    cpus: str = ""  # logical ones
+    cores: int = 0  # number of physical cores
+    cpus: str = ""  # logical CPUs
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    """All caches of one level and kind that are of one size. `cpus` has an entry for each: who shares it."""
+    """All caches of one level, kind and size. `cpus` has one entry per cache: the CPUs that share the cache."""
 
     level: int
     kind: str  # data, instruction, unified
@@ -91,11 +91,11 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What this process may use of the machine."""
+    """The part of the machine that this process may use."""
 
     cpus: str = ""
-    quota: float | None = None  # CPUs' worth of time that the control group grants
-    memory: int | None = None  # bytes that it grants
+    quota: float | None = None  # cgroup limit, in CPUs
+    memory: int | None = None  # cgroup limit, in bytes
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     host: str = ""
-    source: str = ""  # how this was found out
+    source: str = ""  # where the topology comes from
     devices: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()  # one for each pair of GPUs
     numa: tuple[Node, ...] = ()
@@ -113,20 +113,20 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
 
     def link(self, a: int, b: int) -> Link | None:
-        """Between two GPUs, by index; None between a GPU and itself, or where one is not there."""
+        """The link between two GPUs, by index; None if both are the same or a GPU does not exist."""
         a, b = min(a, b), max(a, b)
         return next((link for link in self.links if (link.a, link.b) == (a, b)), None)
 
     def gpu(self, index: int) -> Gpu | None:
-        """The GPU of that index."""
+        """The GPU with that index, or None."""
         return next((gpu for gpu in self.devices if gpu.index == index), None)
 
     def labels(self) -> list[str]:
-        """The devices of the matrix, in its order."""
+        """The device labels of the matrix, in matrix order."""
         return [f"GPU{gpu.index}" for gpu in self.devices] + [nic.label for nic in self.nics]
 
     def kinds(self) -> dict[tuple[str, str], str]:
-        """The matrix: how each label is joined to each, both ways round. A pair that nobody spoke of is missing."""
+        """The matrix: the kind of link for each pair of labels, in both orders. Unknown pairs are missing."""
         found = {(label, label): "X" for label in self.labels()}
         for link in self.links:
             found[f"GPU{link.a}", f"GPU{link.b}"] = found[f"GPU{link.b}", f"GPU{link.a}"] = link.kind
@@ -137,31 +137,32 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_json(topology: Topology) -> bytes:
-    """One document; the same keys as `paceline topo --json`, which `from_json` reads as well."""
+    """One JSON document with the keys of `paceline topo --json`; `from_json` reads both."""
     return msgspec.json.format(msgspec.json.encode(topology)) + b"\n"
 
 
 def from_json(text: bytes | str) -> Topology:
-    """The topology of a document, whatever else is in it. UsageError where it has none."""
+    """The topology in a JSON document; other keys are ignored. Raises UsageError if the document has no valid
+    topology."""
     try:
         found = msgspec.json.decode(text)
         if not isinstance(found, dict) or not {"devices", "links", "numa"} <= found.keys():
             raise UsageError(
-                "This JSON has no devices, links and numa: it is not a topology.",
-                advice="Make one on the machine in question: paceline topo --json > topology.json",
+                "This JSON document is not a topology: it needs the keys devices, links and numa.",
+                advice="Create the file on the machine that it describes: paceline topo --json > topology.json",
             )
         _check_schema(found)
         return msgspec.convert(found, Topology)
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"This JSON is not a topology of ours: {error}.",
-            advice="Make it again on the machine in question: paceline topo --json > topology.json",
+            f"This JSON document is not a valid topology: {error}.",
+            advice="Create the file again on the machine that it describes: paceline topo --json > topology.json",
         ) from None
     except msgspec.DecodeError as error:
         line = _line_of(text, str(error))
         raise UsageError(
-            f"This is no whole JSON document{line}: {error}.",
-            advice="Make it again on the machine in question: paceline topo --json > topology.json",
+            f"This JSON document is incomplete or invalid{line}: {error}.",
+            advice="Create the file again on the machine that it describes: paceline topo --json > topology.json",
         ) from None
 
 
@@ -169,13 +170,13 @@ def _check_schema(found: dict[str, Any]) -> None:
     schema = found.get("schema", SCHEMA)
     if isinstance(schema, int) and schema > SCHEMA:
         raise UsageError(
-            f"This topology has schema {schema}, and this version of paceline reads {SCHEMA}.",
-            advice="Update paceline, or make the topology with this version.",
+            f"This topology has schema {schema}, but this version of paceline reads schemas up to {SCHEMA}.",
+            advice="Update paceline, or create the topology with this version.",
         )
 
 
 def _line_of(text: bytes | str, error: str) -> str:
-    """msgspec names a byte; people count lines."""
+    """The line of an error: msgspec reports a byte offset."""
     data = text.encode() if isinstance(text, str) else text
     _, _, byte = error.rpartition("(byte ")
     number = byte.rstrip(")")

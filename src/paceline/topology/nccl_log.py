@@ -1,8 +1,7 @@
-"""NCCL's log, read: who speaks to whom over what, the rings, the trees, and the variables that were set.
+"""Reads NCCL's log: transports between ranks, rings, trees, and NCCL variables.
 
-It takes what `NCCL_DEBUG=INFO` and `NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV` write, of one worker or of all in one
-file, with whatever else is between. Lines that say nothing about paths are passed over: a log is never wrong,
-only silent.
+Reads the output of `NCCL_DEBUG=INFO` with `NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV`, of one worker or of all workers in one
+file, mixed with other output. Lines about other things are skipped: only a log without any path raises an error.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from paceline.topology import pci
 
 Transport = Literal["P2P", "SHM", "NET", "other"]
 
-ADVICE = "Have a run write them, and give its record: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV paceline run …"
+ADVICE = "Log a run, then pass its record: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV paceline run …"
 _LINE = re.compile(
     r"(?:(?P<host>\S+):(?P<process>\d+):(?P<thread>\d+)\s+)?\[(?P<device>\d+)\] NCCL (?:INFO|WARN) (?P<said>.*)"
 )
@@ -33,11 +32,11 @@ _HOSTS = re.compile(r"\bnNodes (\d+)\b")
 _VERSION = re.compile(r"NCCL version (\S+)")
 _NETWORK = re.compile(r"Using network (.+?)\.?$")
 _REFUSED = re.compile(r"(P2P is disabled between connected GPUs .*|Could not enable P2P between .*)")
-_SMALLEST_BUS = 0x100  # brackets hold a device's number, or (before 2.17) its bus
+_SMALLEST_BUS = 0x100  # brackets hold a device number, or (before NCCL 2.17) a bus address from this value on
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank ran: its GPU by nvidia-smi's number, or by bus, or neither where the log does not say."""
+    """The host and the GPU of a rank: the GPU by nvidia-smi's number or by bus address, if the log has them."""
 
     rank: int
     host: str = ""
@@ -46,7 +45,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """From one rank to another, over all channels that go this way."""
+    """The transport from one rank to another, with all channels that use it."""
 
     source: int
     target: int
@@ -56,7 +55,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's place in the tree of a channel: whom it takes from (`down`), whom it hands on to (`up`)."""
+    """A rank's place in the tree of a channel: its children (`down`) and its parent (`up`)."""
 
     channel: int
     rank: int
@@ -65,28 +64,28 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ring(msgspec.Struct, frozen=True, kw_only=True):
-    """The order in which a channel's ring goes round."""
+    """The order of ranks in the ring of a channel."""
 
     channel: int
     ranks: tuple[int, ...]
 
 
 class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What a log says."""
+    """The content of a log."""
 
     version: str = ""
     network: str = ""
-    hosts: int | None = None  # how many
+    hosts: int | None = None  # number of hosts
     ranks: tuple[Rank, ...] = ()
     routes: tuple[Route, ...] = ()
     rings: tuple[Ring, ...] = ()
     trees: tuple[Tree, ...] = ()
     variables: dict[str, str] = {}
-    refusals: tuple[str, ...] = ()  # what NCCL itself says about peer-to-peer access that failed
+    refusals: tuple[str, ...] = ()  # NCCL's own messages about failed peer-to-peer access
 
 
 class _Reader:
-    """Goes through the lines once."""
+    """Collects facts line by line."""
 
     def __init__(self) -> None:
         self.version = self.network = ""
@@ -128,7 +127,7 @@ class _Reader:
         channel, source, at, target, to, way, via = found.groups()
         transport, detail = transport_of(via)
         self.routes.setdefault((int(source), int(target), transport, detail), set()).add(int(channel))
-        # The line is the sender's, unless it says that it received. Both are here where no network is between.
+        # The sender wrote the line, unless it says "receive". P2P and SHM connect ranks of the same host.
         self._place(int(source), host if way != "receive" else "", bracket=at)
         self._place(int(target), host if way == "receive" or transport in ("P2P", "SHM") else "", bracket=to)
 
@@ -157,14 +156,14 @@ class _Reader:
 
 
 def read(text: str) -> NcclLog:
-    """What the log says. UsageError where it is none, or says nothing of paths."""
+    """The content of a log. Raises UsageError if the text is not an NCCL log or contains no paths."""
     reader = _Reader()
     for line in text.splitlines():
         reader.take(line)
     if not reader.lines:
-        raise UsageError("No line of it is NCCL's (… NCCL INFO …).", advice=ADVICE)
+        raise UsageError("The log has no NCCL lines (… NCCL INFO …).", advice=ADVICE)
     if not reader.routes and not reader.rings and not reader.trees:
-        raise UsageError(f"{reader.lines} lines of NCCL's, and none says who speaks to whom.", advice=ADVICE)
+        raise UsageError(f"The log has {reader.lines} NCCL lines, but none shows a path between ranks.", advice=ADVICE)
     return NcclLog(
         version=reader.version,
         network=reader.network,
@@ -182,7 +181,7 @@ def read(text: str) -> NcclLog:
 
 
 def transport_of(via: str) -> tuple[Transport, str]:
-    """`P2P/CUMEM/read` is P2P, by CUMEM/read. Older versions wrote `direct shared memory`."""
+    """Transport and detail: `P2P/CUMEM/read` is P2P with CUMEM/read. Older versions write `direct shared memory`."""
     head, _, detail = via.strip().partition("/")
     if "shared memory" in via:
         return "SHM", via.strip().removesuffix("shared memory").strip()

@@ -1,10 +1,10 @@
-"""NCCL's own picture of a machine: the XML that it writes where NCCL_TOPO_DUMP_FILE says.
+"""Reads NCCL's topology dump: the XML file that NCCL writes to the path in NCCL_TOPO_DUMP_FILE.
 
     system > cpu > pci > … > pci > gpu > nvlink
                              pci > nic > net
 
-A `pci` between the CPU and a device is a switch. NCCL does not tell host bridges of one NUMA node apart: what
-nvidia-smi calls NODE is PHB here. A dump holds the devices that NCCL used, not always all.
+A `pci` element between the CPU and a device is a switch. NCCL does not distinguish host bridges of one NUMA node: the
+kind NODE of nvidia-smi is PHB here. A dump holds the devices that NCCL used, which may not be all devices.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from paceline.topology.host import format_list
 from paceline.topology.machine import Gpu, Link, Nic, Node, Path, Topology
 
 SOURCE = "NCCL topology XML"
-ADVICE = "Have it written again, by any run: NCCL_TOPO_DUMP_FILE=topology.xml"
+ADVICE = "Create the file again, with any NCCL run: NCCL_TOPO_DUMP_FILE=topology.xml"
 
-# GT/s of a lane to generation of PCIe; a bus in NCCL's words: 16 GT/s is PCIe 4.
+# GT/s per lane to PCIe generation: 16 GT/s is PCIe 4.
 _SPEEDS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-# Generation of a GPU (sm, tens) to generation of its NVLinks.
+# Major compute capability of a GPU (sm // 10) to NVLink generation.
 _NVLINKS = {6: 1, 7: 2, 8: 3, 9: 4, 10: 5}
-_SWITCH = "0x0680"
+_SWITCH = "0x0680"  # PCI class of an NVLink switch
 
 
 @dataclass
@@ -43,24 +43,24 @@ class _Element:
         return found + [each for child in self.children for each in child.below(tag)]
 
     def up(self, tag: str) -> list[_Element]:
-        """The elements of that tag around this one, nearest first."""
+        """This element and its ancestors, if they have that tag, nearest first."""
         above = self.parent.up(tag) if self.parent else []
         return [self, *above] if self.tag == tag else above
 
 
 def read(text: str) -> Topology:
-    """The topology of a dump. UsageError, with the line, where there is none in it."""
+    """The topology in a dump. Raises UsageError, with the line, if the text is not a valid dump."""
     system = _parse(text)
     if system.tag != "system":
         raise _wrong(system.line, f"<{system.tag}> is the outermost element", "<system>")
     hosts = {cpu.attributes.get("host_hash", "") for cpu in system.below("cpu")}
     if len(hosts) > 1:
-        raise _wrong(system.line, f"it describes {len(hosts)} hosts", "the dump of one")
+        raise _wrong(system.line, f"the file describes {len(hosts)} hosts", "the dump of one host")
     gpus = sorted(system.below("gpu"), key=lambda gpu: _number(gpu, "dev"))
     indices = [_number(gpu, "dev") for gpu in gpus]
     for gpu, (one, next_one) in zip(gpus[1:], itertools.pairwise(indices), strict=True):
         if one == next_one:
-            raise _wrong(gpu.line, f"a second GPU has dev={one}", "each once")
+            raise _wrong(gpu.line, f"a second GPU has dev={one}", "a different dev for each GPU")
     nets = system.below("net")
     labels = [(f"GPU{index}", gpu) for index, gpu in zip(indices, gpus, strict=True)]
     labels += [(f"NIC{number}", net) for number, net in enumerate(nets)]
@@ -89,8 +89,8 @@ def _parse(text: str) -> _Element:
         current = current.parent
 
     def entity(*arguments: object) -> None:
-        # A few lines of entities can swell to gigabytes, and no dump has any.
-        raise _wrong(parser.CurrentLineNumber, "it defines an entity", "plain XML")
+        # A few lines of nested entities can expand to gigabytes, and a dump never has entities.
+        raise _wrong(parser.CurrentLineNumber, "the file defines an entity", "XML without entities")
 
     parser.StartElementHandler, parser.EndElementHandler, parser.EntityDeclHandler = start, end, entity
     try:
@@ -119,8 +119,8 @@ def _gpu(gpu: _Element) -> Gpu:
 
 
 def _join(a: _Element, b: _Element) -> Link:
-    straight = max(_nvlinks(a, to=_bus(_slot(b))), _nvlinks(b, to=_bus(_slot(a))))
-    count = straight or min(_nvlinks(a, to=None), _nvlinks(b, to=None))
+    direct = max(_nvlinks(a, to=_bus(_slot(b))), _nvlinks(b, to=_bus(_slot(a))))
+    count = direct or min(_nvlinks(a, to=None), _nvlinks(b, to=None))
     kind = f"NV{count}" if count else _kind(a, b)
     lanes = [_lanes(_slot(a)), _lanes(_slot(b))]
     rate = kinds.usual_rate(
@@ -133,7 +133,7 @@ def _join(a: _Element, b: _Element) -> Link:
 
 
 def _nvlinks(gpu: _Element, *, to: str | None) -> int:
-    """NVLinks to the device on that bus; to switches where None."""
+    """The number of NVLinks to the device at bus address `to`; None counts the links to switches."""
     found = 0
     for nvlink in gpu.below("nvlink"):
         switch = nvlink.attributes.get("tclass", "").startswith(_SWITCH)
@@ -143,10 +143,10 @@ def _nvlinks(gpu: _Element, *, to: str | None) -> int:
 
 
 def _kind(a: _Element, b: _Element) -> str:
-    """By the switches on the way from one to the other."""
+    """The kind of PCIe path, by the switches between the two devices."""
     if _cpu(a) is not _cpu(b):
         return "NODE" if _node(_cpu(a)).id == _node(_cpu(b)).id else "SYS"
-    # Without the device's own pci element, unless both are on it: ports of one card.
+    # A device's own pci element does not count as a switch, unless both devices share it (ports of one card).
     above_a, above_b = a.up("pci"), b.up("pci")
     shared = [each for each in above_a if any(each is other for other in above_b)]
     if not shared:
@@ -170,7 +170,7 @@ def _nic(label: str, net: _Element, labels: list[tuple[str, _Element]]) -> Nic:
 
 
 def _net_kind(guid: str) -> str:
-    """An RDMA device has a GUID of its own; a socket's is 0."""
+    """The kind of network: an RDMA device has a non-zero GUID, a socket has GUID 0."""
     number = re.fullmatch(r"0x([0-9a-f]+)", guid.lower())
     return "" if not number else "infiniband" if int(number[1], 16) else "ethernet"
 
@@ -184,20 +184,20 @@ def _node(cpu: _Element) -> Node:
 def _cpu(element: _Element) -> _Element:
     above = element.up("cpu")
     if not above:
-        raise _wrong(element.line, f"<{element.tag}> hangs on no CPU", "it inside a <cpu>")
+        raise _wrong(element.line, f"<{element.tag}> is outside a <cpu>", f"every <{element.tag}> inside a <cpu>")
     return above[0]
 
 
 def _slot(gpu: _Element) -> _Element:
     above = gpu.up("pci")
     if not above:
-        raise _wrong(gpu.line, "<gpu> has no PCI address", "it inside a <pci busid=…>")
+        raise _wrong(gpu.line, "<gpu> has no PCI address", "every <gpu> inside a <pci busid=…>")
     return above[0]
 
 
 def _bus(slot: _Element) -> str:
     if "busid" not in slot.attributes:
-        raise _wrong(slot.line, "<pci> without busid", 'one such as busid="0000:07:00.0"')
+        raise _wrong(slot.line, "<pci> without busid", 'an address such as busid="0000:07:00.0"')
     return pci.bus_name(slot.attributes["busid"])
 
 
@@ -224,5 +224,5 @@ def _number(element: _Element, name: str, default: int | None = None) -> int:
     return int(text)
 
 
-def _wrong(line: int, found: str, wanted: str) -> UsageError:
-    return UsageError(f"Line {line} of the XML: {found}; wanted: {wanted}.", advice=ADVICE)
+def _wrong(line: int, found: str, expected: str) -> UsageError:
+    return UsageError(f"Line {line} of the XML: {found}; expected: {expected}.", advice=ADVICE)

@@ -1,4 +1,4 @@
-"""Network devices from sysfs: InfiniBand and RoCE first, as nvidia-smi counts them, then plain interfaces."""
+"""Reads network devices from sysfs: InfiniBand and RoCE first, as nvidia-smi numbers them, then plain interfaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ETHERNET = "1"  # ARPHRD_ETHER
 
 
 def nics(sys: Path, gpus: tuple[Gpu, ...]) -> tuple[Nic, ...]:
-    """All of them, with the way to each GPU and to each other where both hang on the PCI tree."""
+    """All NICs, with the PCI path to each GPU and to each other NIC, if both are PCI devices."""
     found = _rdma(sys)
     taken = {interface for nic in found for interface in nic.interfaces}
     found += [nic for nic in _interfaces(sys) if nic.name not in taken]
@@ -59,7 +59,8 @@ def _rdma(sys: Path) -> list[Nic]:
 
 
 def _interfaces(sys: Path) -> list[Nic]:
-    """Cards, not what is built on top of them. A container sees no card: there its virtual interface counts."""
+    """The network cards, without bridges, bonds and other virtual interfaces. A container sees no card: there the
+    active virtual interfaces count."""
     everything = sorted((sys / "class/net").glob("*"), key=_natural)
     cards = [folder for folder in everything if (folder / "device").exists()]
     virtual = [folder for folder in everything if folder not in cards and read(folder / "type").strip() == _ETHERNET]
@@ -83,7 +84,7 @@ def _interfaces(sys: Path) -> list[Nic]:
 
 
 def _bus(device: Path) -> str:
-    """The PCI address of the card; a virtual machine's card is one step below it."""
+    """The PCI address of the card. In a virtual machine the PCI device is a parent of the network device."""
     for place in (device.resolve(), *device.resolve().parents) if device.exists() else ():
         if re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", place.name):
             return place.name
@@ -99,5 +100,5 @@ def _node(device: Path, sys: Path) -> int | None:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """mlx5_2 before mlx5_10."""
+    """A sort key that puts mlx5_2 before mlx5_10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]

@@ -1,4 +1,4 @@
-"""Where a device hangs on the PCI tree, read from sysfs, and how far two are apart."""
+"""Reads the position of devices in the PCI tree from sysfs, and the kind of path between two devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.topology.host import read
 
 
 def bus_name(text: str) -> str:
-    """One spelling for all: 0000:07:00.0. The driver says 00000000:07:00.0, NCCL's log 7000."""
+    """A PCI address in the form 0000:07:00.0. The driver writes 00000000:07:00.0, NCCL's log 7000."""
     text = text.strip().lower()
     if found := re.fullmatch(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-9a-f]))?", text):
         domain, bus, device, function = (int(part or "0", 16) for part in found.groups())
@@ -21,7 +21,7 @@ def bus_name(text: str) -> str:
 
 
 def node_of(bus: str, *, sys: Path) -> int | None:
-    """The NUMA node of a device. The kernel's -1 means that the machine has only one, or that it doesn't know."""
+    """The NUMA node of a device. The kernel writes -1 if the machine has only one node, or if the node is unknown."""
     text = read(sys / "bus/pci/devices" / bus / "numa_node").strip()
     if text == "-1" and len(list((sys / "devices/system/node").glob("node[0-9]*"))) == 1:
         return 0
@@ -29,33 +29,33 @@ def node_of(bus: str, *, sys: Path) -> int | None:
 
 
 def cpus_of(bus: str, *, sys: Path) -> str:
-    """The CPUs next to a device, as a kernel list."""
+    """The CPUs local to a device, as a kernel list."""
     return read(sys / "bus/pci/devices" / bus / "local_cpulist").strip()
 
 
 def kind_between(a: str, b: str, *, sys: Path) -> str | None:
-    """PIX, PXB, PHB, NODE or SYS, from the two devices' places in the tree; None where one has none."""
-    way_a, way_b = _way(a, sys=sys), _way(b, sys=sys)
-    if not way_a or not way_b:
+    """PIX, PXB, PHB, NODE or SYS, by the positions of two devices in the PCI tree; None if a position is unknown."""
+    path_a, path_b = _path(a, sys=sys), _path(b, sys=sys)
+    if not path_a or not path_b:
         return None
-    if way_a[0] != way_b[0]:
+    if path_a[0] != path_b[0]:
         node_a, node_b = node_of(a, sys=sys), node_of(b, sys=sys)
         return "NODE" if node_a is not None and node_a == node_b else "SYS"
     shared = 0
-    for step_a, step_b in zip(way_a, way_b, strict=False):
+    for step_a, step_b in zip(path_a, path_b, strict=False):
         if step_a != step_b:
             break
         shared += 1
     if shared == 1:
-        # Nothing in common but the host bridge. Functions of one card are as close as can be.
-        same_card = len(way_a) == len(way_b) == 2 and a.rpartition(".")[0] == b.rpartition(".")[0]
+        # Only the host bridge is shared. Two functions of one card are still the closest kind.
+        same_card = len(path_a) == len(path_b) == 2 and a.rpartition(".")[0] == b.rpartition(".")[0]
         return "PIX" if same_card else "PHB"
-    # Below what they share each has at most the port of that switch and itself: one switch. Else more than one.
-    return "PIX" if max(len(way_a), len(way_b)) - shared <= 2 else "PXB"
+    # Below the shared part, a path through one switch has at most a switch port and the device itself.
+    return "PIX" if max(len(path_a), len(path_b)) - shared <= 2 else "PXB"
 
 
-def _way(bus: str, *, sys: Path) -> list[str]:
-    """From the host bridge down to the device: pci0000:00, 0000:00:01.0, …"""
+def _path(bus: str, *, sys: Path) -> list[str]:
+    """The path from the host bridge down to the device: pci0000:00, 0000:00:01.0, …"""
     link = sys / "bus/pci/devices" / bus
     if not link.exists():
         return []

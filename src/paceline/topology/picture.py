@@ -1,8 +1,8 @@
-"""A machine as a picture: an SVG of its GPUs and links, and of what hangs on each NUMA node.
+"""Draws a machine as an SVG: its GPUs and links, and the CPUs, memory and NICs of each NUMA node.
 
-GPUs stand on a circle, so that no link runs through a third one; those of a NUMA node stand side by side in its
-colour. Drawn are the links that matter: NVLinks (thicker the more), and PCIe within a switch. GPUs that all
-hang on one NVLink switch are drawn so.
+GPUs are placed on a circle, so that no link crosses a third GPU. GPUs of the same NUMA node are neighbours and have the
+colour of the node. The picture shows NVLinks (a thicker line means more links) and PCIe links within a switch. If all
+pairs have the same number of NVLinks, the picture shows one NVLink switch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PANEL, _LINE = 340, 17
 
 
 def draw(topology: Topology, *, choice: Choice | None = None, flags: Sequence[Flag] = ()) -> str:
-    """The SVG. A choice's GPUs and ring stand out; so do pairs whose NVLinks lie idle."""
+    """The SVG. Highlights the GPUs and the ring of `choice`, and the pairs in `flags`, whose NVLinks are not used."""
     parts = [_text(_WIDTH / 2, 28, _title(topology), size=17, anchor="middle", bold=True)]
     top = 48.0
     if topology.packages:
@@ -70,7 +70,7 @@ def _processors(topology: Topology) -> str:
     cores = sum(package.cores for package in topology.packages)
     last = topology.caches[-1] if topology.caches else None
     cache = f", L{last.level} {len(last.cpus)} × {last.size / 2**20:g} MiB" if last else ""
-    return f"{len(topology.packages)} × {' / '.join(models) or 'CPU'}, cores in all: {cores}{cache}"
+    return f"{len(topology.packages)} × {' / '.join(models) or 'CPU'}, total cores: {cores}{cache}"
 
 
 def _places(gpus: Sequence[Gpu], centre: tuple[float, float]) -> dict[int, tuple[float, float]]:
@@ -78,7 +78,7 @@ def _places(gpus: Sequence[Gpu], centre: tuple[float, float]) -> dict[int, tuple
     radius = _RADIUS if len(order) > 2 else _RADIUS * 0.6
     found = {}
     for number, gpu in enumerate(order):
-        # Half a step past the top: the first node's GPUs on the right, the second's on the left.
+        # Half a step past the top, so that the first node's GPUs are on the right and the second node's on the left.
         angle = 2 * math.pi * (number + 0.5) / len(order) - math.pi / 2
         found[gpu.index] = (centre[0] + radius * math.cos(angle), centre[1] + radius * math.sin(angle))
     return found if len(order) > 1 else {order[0].index: centre}
@@ -133,10 +133,10 @@ def _gpu(gpu: Gpu, place: tuple[float, float], topology: Topology, choice: Choic
 
 
 def _key(y: float, topology: Topology, choice: Choice | None, flags: Sequence[Flag]) -> str:
-    """What the lines mean: only those that are there."""
+    """The legend, with only the kinds of lines that the picture contains."""
     entries = []
     if any(kinds.nvlinks(link.kind) for link in topology.links):
-        entries.append((_NVLINK, "NVLink (thicker: more)"))
+        entries.append((_NVLINK, "NVLink (thicker: more links)"))
     if any(link.kind in ("PIX", "PXB") for link in topology.links):
         entries.append((_PCIE, "PCIe switch"))
     if choice and len(choice.ring) > 1:
@@ -152,12 +152,13 @@ def _key(y: float, topology: Topology, choice: Choice | None, flags: Sequence[Fl
 
 
 def _panels(topology: Topology, top: float) -> tuple[list[str], float]:
-    """A box for each NUMA node, two a row: its CPUs, memory and NICs."""
+    """A box for each NUMA node, two per row: its CPUs, memory, GPUs and NICs."""
     parts: list[str] = []
     boxes = [(_colour(node.id, topology), _node_lines(node, topology)) for node in topology.numa]
     rest = [nic for nic in topology.nics if nic.node not in {node.id for node in topology.numa}]
     if rest:
-        boxes.append(("#777777", ["elsewhere", *(_nic_line(nic.label, nic.name, nic.gbit_per_s) for nic in rest)]))
+        lines = ["NUMA node unknown", *(_nic_line(nic.label, nic.name, nic.gbit_per_s) for nic in rest)]
+        boxes.append(("#777777", lines))
     y = top
     for first in range(0, len(boxes), 2):
         row = boxes[first : first + 2]

@@ -1,4 +1,4 @@
-"""CPU packages, caches, NUMA nodes and the control group's limits, from sysfs and procfs."""
+"""Reads CPU packages, caches, NUMA nodes and cgroup limits from sysfs and procfs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.topology.host import Host, control_groups, format_list, parse_list
 from paceline.topology.machine import Cache, Limits, Node, Package
 
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-_NO_LIMIT = 2**60  # the older control groups say "none" with a number near 2**63
+_NO_LIMIT = 2**60  # bytes: cgroup v1 writes a number near 2**63 for "no limit"
 
 
 def nodes(sys: Path) -> tuple[Node, ...]:
-    """The NUMA nodes that are there, with the memory of each."""
+    """The NUMA nodes, with the memory of each."""
     found = []
     for folder in (sys / "devices/system/node").glob("node[0-9]*"):
         memory = re.search(r"MemTotal:\s*(\d+) kB", read(folder / "meminfo"))
@@ -30,12 +30,12 @@ def nodes(sys: Path) -> tuple[Node, ...]:
 
 
 def packages(sys: Path, proc: Path) -> tuple[Package, ...]:
-    """The CPUs as they are bought, those that this process may not use included."""
+    """All CPU packages (sockets), also those that this process may not use."""
     model = _model(read(proc / "cpuinfo"))
     members: dict[int, list[int]] = {}
     cores: dict[int, set[str]] = {}
     for cpu, folder in _cpus(sys):
-        # Machines that name no package have one, to them.
+        # A machine that reports no package ids counts as one package.
         text = read(folder / "topology/physical_package_id").strip()
         package = int(text) if text.isdigit() else 0
         members.setdefault(package, []).append(cpu)
@@ -47,7 +47,7 @@ def packages(sys: Path, proc: Path) -> tuple[Package, ...]:
 
 
 def caches(sys: Path) -> tuple[Cache, ...]:
-    """Every cache once, those that are alike together, nearest to the core first."""
+    """Every cache once, grouped by level, kind and size; the caches nearest to the core first."""
     found: dict[tuple[int, str, int], set[str]] = {}
     for _, folder in _cpus(sys):
         for cache in (folder / "cache").glob("index[0-9]*"):
@@ -63,7 +63,7 @@ def caches(sys: Path) -> tuple[Cache, ...]:
 
 
 def limits(host: Host, sys: Path, proc: Path) -> Limits:
-    """What this process may use."""
+    """The CPUs and the memory that this process may use."""
     granted = []
     for folder in control_groups("memory", sys=sys, proc=proc):
         text = (read(folder / "memory.max") or read(folder / "memory.limit_in_bytes")).strip()
@@ -79,7 +79,7 @@ def _cpus(sys: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _model(cpuinfo: str) -> str:
-    """x86 says it in a line; Arm only in numbers, of which the maker's is the best known."""
+    """The model name. Arm kernels report only numbers: then the part number is used."""
     if named := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
         return " ".join(named[1].split())
     part = re.search(r"^CPU part\s*:\s*(\S+)$", cpuinfo, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A topology from a file: of which kind the file is, it says itself."""
+"""Reads a topology from a file. The content decides the format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from paceline.errors import UsageError
 from paceline.topology import nccl_xml, smi_matrix
 from paceline.topology.machine import Topology, from_json
 
-_LARGEST = 64 * 2**20
+_LARGEST = 64 * 2**20  # bytes
 
 
 def read_file(path: Path) -> Topology:
-    """The topology in the file. UsageError, with the line where one is to blame."""
+    """The topology in the file. Raises UsageError, with the line if one is at fault."""
     text = read_text(path, "--from")
     try:
         return read(text)
@@ -21,27 +21,28 @@ def read_file(path: Path) -> Topology:
 
 
 def read(text: str) -> Topology:
-    """JSON of ours, XML of NCCL's, or the matrix of nvidia-smi."""
+    """The topology in a text: JSON of `paceline topo`, XML of NCCL, or the matrix of nvidia-smi."""
     match text.lstrip()[:1]:
         case "{":
             return from_json(text)
         case "<":
             return nccl_xml.read(text)
         case _ if " NCCL INFO " in text:
-            raise UsageError("This is a log of NCCL's.", advice="Give it as one: --nccl-log FILE")
+            raise UsageError("This file is an NCCL log, not a topology.", advice="Type: --nccl-log FILE")
         case _:
             return smi_matrix.read(text)
 
 
 def read_text(path: Path, option: str) -> str:
-    """The file's text, for an option that names one."""
+    """The text of a file that was passed with `option`. Raises UsageError if the file cannot be read."""
     try:
         if path.stat().st_size > _LARGEST:
             raise UsageError(
-                f"{option} {path}: more than {_LARGEST >> 20} MiB.", advice="Cut out the part in question."
+                f"{option} {path}: the file is larger than {_LARGEST >> 20} MiB.",
+                advice="Save only the relevant part to a smaller file.",
             )
         return path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise UsageError(
-            f"{option} {path}: {error.strerror or error}.", advice="Type the path of a file that is there."
+            f"{option} {path}: {error.strerror or error}.", advice="Type the path of an existing file."
         ) from None

@@ -1,6 +1,6 @@
-"""The best ring through a few devices: first the widest slowest link, then the most bandwidth in all.
+"""Finds the best ring through a few devices: first by its slowest link, then by its total bandwidth.
 
-A ring is what an all-reduce of large tensors goes round on, and it is as fast as its slowest link.
+An all-reduce of large tensors runs on a ring and is as fast as the slowest link of the ring.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Rates: TypeAlias = Sequence[Sequence[float]]  # GB/s between each two; symmetric
+Rates: TypeAlias = Sequence[Sequence[float]]  # GB/s between each pair of devices; symmetric
 
-EXACT = 10  # devices; up to here every ring is weighed against every other
+EXACT = 10  # devices: up to this number the search is exact
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """`order` begins with the first device and comes back to it. Two devices have one link, one has none."""
+    """A ring: from the last device of `order` back to the first. A ring of two devices has one link, of one device
+    none. Rates are in GB/s."""
 
     order: tuple[int, ...]
     slowest: float
@@ -28,18 +29,18 @@ class Ring:
 
 
 def best_ring(rates: Rates) -> Ring:
-    """Through all devices of the matrix: the best there is up to ten of them, a good one above."""
+    """A ring through all devices of the matrix: the best ring for up to ten devices, a good one for more."""
     count = len(rates)
     if count < 3:
         return _ring(rates, tuple(range(count)))
-    quick = _improved(rates, _greedy(rates))
+    quick = _two_opt(rates, _greedy(rates))
     if quick.worth >= upper_bound(rates) or count > EXACT:
         return quick
     return _exact(rates)
 
 
 def upper_bound(rates: Rates) -> tuple[float, float]:
-    """No ring can be worth more: each device gives it two links, at best its two widest."""
+    """An upper bound for `Ring.worth`: each device contributes two links, at best its two fastest."""
     count = len(rates)
     if count < 3:
         return _ring(rates, tuple(range(count))).worth
@@ -48,7 +49,7 @@ def upper_bound(rates: Rates) -> tuple[float, float]:
 
 
 def links_of(order: Sequence[int]) -> list[tuple[int, int]]:
-    """The pairs that a ring in this order joins."""
+    """The pairs of neighbours in a ring of this order."""
     if len(order) < 3:
         return [(order[0], order[1])] if len(order) == 2 else []
     return list(zip(order, [*order[1:], order[0]], strict=True))
@@ -60,7 +61,8 @@ def _ring(rates: Rates, order: tuple[int, ...]) -> Ring:
 
 
 def _greedy(rates: Rates) -> Ring:
-    """From each device in turn, always on to the best joined that is left."""
+    """The best greedy ring: starts at each device in turn and always goes to the remaining device with the fastest
+    link."""
     count = len(rates)
     found = []
     for first in range(count):
@@ -72,8 +74,8 @@ def _greedy(rates: Rates) -> Ring:
     return max(found, key=lambda ring: ring.worth)
 
 
-def _improved(rates: Rates, ring: Ring) -> Ring:
-    """Turns stretches of the ring round for as long as that helps."""
+def _two_opt(rates: Rates, ring: Ring) -> Ring:
+    """Improves a ring by 2-opt: reverses segments as long as that helps."""
     better = True
     while better:
         better = False
@@ -88,36 +90,37 @@ def _improved(rates: Rates, ring: Ring) -> Ring:
 
 
 def _exact(rates: Rates) -> Ring:
-    """Held and Karp's way, once for each width of link, widest first: the first width of which a ring can be
-    made is the widest slowest link, and among such rings the one that carries most is kept."""
-    widths = sorted({rates[a][b] for a in range(len(rates)) for b in range(a)}, reverse=True)
-    for width in widths:
-        order = _fullest(rates, width)
+    """The Held-Karp algorithm, once for each link rate as a minimum, fastest first. The first rate that allows a ring
+    is the best slowest link; among the rings with that minimum the one with the highest total is returned."""
+    minimums = sorted({rates[a][b] for a in range(len(rates)) for b in range(a)}, reverse=True)
+    for minimum in minimums:
+        order = _highest_total(rates, minimum)
         if order is not None:
             return _ring(rates, order)
-    raise AssertionError("every pair has a width, so the narrowest allows every ring")
+    raise AssertionError("every pair has a rate, so the slowest rate allows every ring")
 
 
-def _fullest(rates: Rates, width: float) -> tuple[int, ...] | None:
-    """The ring that carries most without a link narrower than `width`."""
+def _highest_total(rates: Rates, minimum: float) -> tuple[int, ...] | None:
+    """The ring with the highest total whose links all have at least `minimum` GB/s; None if there is none."""
     count = len(rates)
-    # From device 0 through the devices of a set (bits, without 0) to its last: most carried, and who came before.
+    # For the paths from device 0 through a set of devices (bits, without 0) to `last`: highest total, and the device
+    # before `last`.
     most: list[dict[int, tuple[float, int]]] = [{} for _ in range(1 << (count - 1))]
     for last in range(1, count):
-        if rates[0][last] >= width:
+        if rates[0][last] >= minimum:
             most[1 << (last - 1)][last] = (rates[0][last], 0)
     for members in range(1, 1 << (count - 1)):
         for last, (carried, _) in most[members].items():
             for after in range(1, count):
                 bit = 1 << (after - 1)
-                if members & bit or rates[last][after] < width:
+                if members & bit or rates[last][after] < minimum:
                     continue
                 further = carried + rates[last][after]
                 kept = most[members | bit].get(after)
                 if kept is None or further > kept[0]:
                     most[members | bit][after] = (further, last)
     members = (1 << (count - 1)) - 1
-    ends = {last: carried + rates[last][0] for last, (carried, _) in most[members].items() if rates[last][0] >= width}
+    ends = {last: carried + rates[last][0] for last, (carried, _) in most[members].items() if rates[last][0] >= minimum}
     if not ends:
         return None
     last = max(ends, key=lambda end: (ends[end], -end))
@@ -129,7 +132,7 @@ def _fullest(rates: Rates, width: float) -> tuple[int, ...] | None:
 
 
 def _from_zero(order: tuple[int, ...]) -> tuple[int, ...]:
-    """The same ring, beginning at device 0 and going on to the lower of its neighbours."""
+    """The same ring in canonical form: starts at device 0 and continues with the lower of its two neighbours."""
     start = order.index(0)
     order = order[start:] + order[:start]
     return order if len(order) < 3 or order[1] < order[-1] else (order[0], *order[:0:-1])

@@ -1,7 +1,7 @@
-"""Samples how busy the host, its disks, networks and GPUs and a run's workers are, twice a second, from the launcher.
+"""Samples the load of the host, its disks, networks and GPUs and of a run's workers, twice a second, in the launcher.
 
-A thread of its own, so that workers pay nothing. What cannot be asked (no driver, no right, a worker that has just
-ended) is left out; a sampler never fails a run.
+The sampler runs in a thread of the launcher, so that workers have no overhead. Values that cannot be read (no driver,
+no permission, a worker that has just ended) are left out. The sampler never fails a run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVERY = 0.5  # seconds
 
 
 class Sampler:
-    """`with Sampler(record):` round a launch. Writes `devices.jsonl` in the record's folder."""
+    """Use as `with Sampler(record):` around a launch. Writes `devices.jsonl` to the record's folder."""
 
     def __init__(self, record: Path, *, every: float = EVERY) -> None:
         self._record, self._every = record, every
@@ -44,31 +44,31 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        import psutil  # only where there is something to sample
+        import psutil  # imported only if there is something to sample
 
         encoder = msgspec.json.Encoder()
-        look = _Look(psutil)
+        meter = _Meter(psutil)
         with (
             contextlib.suppress(OSError),
             driver() as nvml,
             opened(samples_path(self._record), append=True) as file,
         ):
-            look.cards = _cards(nvml)
+            meter.cards = _cards(nvml)
             while not self._stop.wait(self._every):
-                if not look.workers:
-                    look.workers = self._pids()
-                file.write(encoder.encode(look.take(nvml)) + b"\n")
+                if not meter.workers:
+                    meter.workers = self._pids()
+                file.write(encoder.encode(meter.take(nvml)) + b"\n")
 
     def _pids(self) -> dict[int, int]:
-        """The workers' processes, once they have been started."""
+        """The process id of each rank; empty until the workers have started."""
         try:
             return {worker.rank: worker.pid for worker in read_run(self._record).workers}
         except RecordError:
             return {}
 
 
-class _Look:
-    """One look after the other: counters become rates."""
+class _Meter:
+    """Takes samples. Rates are differences between the counters of two consecutive samples."""
 
     def __init__(self, psutil: Any) -> None:
         self._psutil = psutil
@@ -76,8 +76,8 @@ class _Look:
         self.cards: list[tuple[int, Any]] = []
         self._at = time.monotonic()
         self._counted = self._counters()
-        self._busy: dict[int, float] = {}  # seconds of CPU that each worker had used
-        psutil.cpu_percent(percpu=True)  # counts from here
+        self._busy: dict[int, float] = {}  # by rank: CPU seconds at the last sample
+        psutil.cpu_percent(percpu=True)  # the first call starts the measurement
 
     def take(self, nvml: Any) -> Sample:
         now, counted = time.monotonic(), self._counters()
@@ -122,18 +122,18 @@ class _Look:
                 used += times.user + times.system
                 memory += process.memory_info().rss
         if not memory:
-            return None  # it has ended
+            return None  # the worker has ended
         before = self._busy.get(rank, used)
         self._busy[rank] = used
-        # A child that has ended takes its time with it.
+        # max(): the CPU time of an ended child process is missing, so the difference can be negative.
         return WorkerSample(rank=rank, cpu=max(used - before, 0.0) / elapsed, memory=memory, children=len(family) - 1)
 
 
 def family_of(pid: int) -> list[int]:
-    """A process and all below it. The kernel keeps a list of each thread's children; to look for them among all
-    processes of the host, as psutil does, would take milliseconds a worker: time that is taken from the run."""
+    """A process and all its descendants. The kernel keeps a list of each thread's children; psutil would scan all
+    processes of the host, which takes milliseconds per worker and slows the run."""
     found = [pid]
-    for one in found:  # grows on the way
+    for one in found:  # the list grows during the loop
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{one}/task"):
                 with contextlib.suppress(OSError), open(f"/proc/{one}/task/{thread}/children", "rb") as file:
@@ -163,7 +163,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> GpuSample:
         ask("nvmlDeviceGetMemoryInfo"),
         ask("nvmlDeviceGetPowerUsage"),
     )
-    clock, most = ask("nvmlDeviceGetClockInfo", 1), ask("nvmlDeviceGetMaxClockInfo", 1)  # 1: the multiprocessors'
+    clock, most = ask("nvmlDeviceGetClockInfo", 1), ask("nvmlDeviceGetMaxClockInfo", 1)  # 1: NVML_CLOCK_SM
     return GpuSample(
         index=index,
         utilisation=None if busy is None else busy.gpu / 100,

@@ -1,7 +1,7 @@
-"""The text of `nvidia-smi topo -m`, read and written.
+"""Reads and writes the text of `nvidia-smi topo -m`.
 
-Read as people have it: with the terminal's underlines, tabs or spaces, legend or none, rows of NICs, columns
-of affinity. Text that contradicts itself is an error that names the line.
+The reader accepts common variants: terminal escape codes, tabs or spaces, with or without legend, NIC rows and affinity
+columns. Contradictory text raises an error that names the line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.topology.host import parse_list
 from paceline.topology.machine import Gpu, Link, Nic, Node, Path, Topology
 
 SOURCE = "nvidia-smi topo -m"
-ADVICE = "Save it again, whole: nvidia-smi topo -m > topology.txt"
+ADVICE = "Save the full output again: nvidia-smi topo -m > topology.txt"
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _EXTRA = re.compile(r"\b(CPU Affinity|NUMA Affinity|GPU NUMA ID)\b")
@@ -25,18 +25,18 @@ _NOTHING = {"", "N/A"}
 
 @dataclass
 class _Reading:
-    """What has been read so far. Lines are counted from 1."""
+    """The content read so far. Lines are counted from 1."""
 
     columns: list[str]
     extras: list[str]
-    kinds: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # and the line that said so
+    kinds: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)  # kind of link, and its line
     rows: dict[str, int] = field(default_factory=dict)
     affinity: dict[str, dict[str, str]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)  # NIC0: mlx5_0
 
 
 def read(text: str) -> Topology:
-    """The topology that the text shows. UsageError, with the line, where it shows none."""
+    """The topology in the text. Raises UsageError, with the line, if the text is not a valid matrix."""
     reading: _Reading | None = None
     legend = last = 0
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -53,7 +53,7 @@ def read(text: str) -> Topology:
         elif not legend and not line.startswith("NIC Legend"):
             _row(reading, line, number)
     if reading is None:
-        raise _wrong(1, "nothing is there", "a header that begins with GPU0")
+        raise _wrong(1, "the text is empty", "a header that begins with GPU0")
     missing = [column for column in reading.columns if column not in reading.rows]
     if missing:
         raise _wrong(last, f"the text ends without a row for {missing[0]}", "a row for each column of the header")
@@ -61,7 +61,7 @@ def read(text: str) -> Topology:
 
 
 def write(topology: Topology) -> str:
-    """The same matrix, as nvidia-smi lays it out. `read` gives back what it shows."""
+    """The matrix in the layout of nvidia-smi, readable by `read`."""
     labels, found = topology.labels(), topology.kinds()
     rows = ["\t".join(["", *labels, "CPU Affinity", "NUMA Affinity"])]
     gpus = {f"GPU{gpu.index}": gpu for gpu in topology.devices}
@@ -82,7 +82,7 @@ def _header(line: str, number: int) -> _Reading:
     extras = [found[1] for found in _EXTRA.finditer(line)]
     columns = _EXTRA.sub(" ", line).split()
     if not columns or not _GPU.fullmatch(columns[0]):
-        raise _wrong(number, f"{_short(line)!r} is no header", "a line that names GPU0, GPU1, …")
+        raise _wrong(number, f"{_short(line)!r} is not a header", "a line that names GPU0, GPU1, …")
     twice = [column for column in columns if columns.count(column) > 1]
     if twice:
         raise _wrong(number, f"the header names {twice[0]} twice", "each device once")
@@ -93,16 +93,16 @@ def _row(reading: _Reading, line: str, number: int) -> None:
     label, *cells = line.split()
     count = len(reading.columns)
     if label not in reading.columns:
-        raise _wrong(number, f"{_short(label)!r} is not in the header", "a row for each column of the header, no more")
+        raise _wrong(number, f"{_short(label)!r} is not in the header", "only rows for the columns of the header")
     if label in reading.rows:
-        raise _wrong(number, f"a second row for {label}", f"one (the first is line {reading.rows[label]})")
+        raise _wrong(number, f"a second row for {label}", f"one row (the first is line {reading.rows[label]})")
     if len(cells) < count:
         raise _wrong(number, f"{label} has {len(cells)} links", f"one for each of the header's {count} columns")
     reading.rows[label] = number
     for other, cell in zip(reading.columns, cells, strict=False):
         _cell(reading, label, other, kinds.OLDER.get(cell, cell), number)
     rest = cells[count:]
-    # With tabs an empty first cell can be told from a missing one.
+    # Only a text with tabs distinguishes an empty first cell from a missing cell.
     if "\t" in line and len(parts := line.split("\t")) > count + 1 and not parts[count + 1].strip():
         rest = ["", *rest]
     if len(rest) > max(len(reading.extras), 2):
@@ -111,19 +111,19 @@ def _row(reading: _Reading, line: str, number: int) -> None:
     for name in ("CPU Affinity", "NUMA Affinity"):
         text = reading.affinity[label].get(name, "")
         if text not in _NOTHING and not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-            raise _wrong(number, f"{_short(text)!r} is no {name} of {label}", "numbers such as 0-19,40-59")
+            raise _wrong(number, f"{_short(text)!r} is not a valid {name} of {label}", "numbers such as 0-19,40-59")
 
 
 def _cell(reading: _Reading, label: str, other: str, kind: str, number: int) -> None:
     if kind == "N/A" and label != other:
         return
     if not kinds.known(kind):
-        raise _wrong(number, f"{_short(kind)!r} between {label} and {other} is no link", "X, NV#, PIX, PXB, PHB, …")
+        raise _wrong(number, f"{_short(kind)!r} between {label} and {other} is not a link", "X, NV#, PIX, PXB, PHB, …")
     if (kind == "X") != (label == other):
-        raise _wrong(number, f"{kind} between {label} and {other}", "X on the diagonal, and nowhere else")
+        raise _wrong(number, f"{kind} between {label} and {other}", "X on the diagonal only")
     before = reading.kinds.get((other, label))
     if before is not None and before[0] != kind:
-        raise _wrong(number, f"{label} to {other} is {kind}", f"{before[0]}, as line {before[1]} says of the way back")
+        raise _wrong(number, f"{label} to {other} is {kind}", f"{before[0]}, as line {before[1]} says for {other}")
     reading.kinds[label, other] = (kind, number)
 
 
@@ -160,7 +160,8 @@ def _gpu(index: int, affinity: dict[str, str]) -> Gpu:
 
 
 def _near(paths: tuple[Path, ...], reading: _Reading) -> int | None:
-    """A NIC has no affinity of its own in the text; a GPU that it reaches without leaving the node has."""
+    """The NUMA node of a NIC: the node of a GPU that the NIC reaches within the node. The text gives no affinity for
+    NICs."""
     for path in paths:
         if path.kind != "SYS" and (found := _GPU.fullmatch(path.to)):
             return _gpu(int(found[1]), reading.affinity[path.to]).node
@@ -168,7 +169,7 @@ def _near(paths: tuple[Path, ...], reading: _Reading) -> int | None:
 
 
 def _nodes(gpus: list[Gpu]) -> tuple[Node, ...]:
-    """Those that GPUs hang on: the text speaks of no others."""
+    """The NUMA nodes with GPUs; the text mentions no other nodes."""
     cpus = {gpu.node: gpu.cpus for gpu in gpus if gpu.node is not None}
     return tuple(Node(id=node, cpus=cpus[node]) for node in sorted(cpus))
 
@@ -178,5 +179,5 @@ def _short(text: str) -> str:
     return text if len(text) <= 40 else text[:37] + "…"
 
 
-def _wrong(line: int, found: str, wanted: str) -> UsageError:
-    return UsageError(f"Line {line} of the matrix: {found}; wanted: {wanted}.", advice=ADVICE)
+def _wrong(line: int, found: str, expected: str) -> UsageError:
+    return UsageError(f"Line {line} of the matrix: {found}; expected: {expected}.", advice=ADVICE)

@@ -1,6 +1,6 @@
-"""Looks at this machine: everything that a `Topology` holds.
+"""Builds the full `Topology` of this machine.
 
-For people, and for choosing GPUs; placing workers on cores needs `host.discover` only, which is cheaper.
+`paceline topo` and the choice of GPUs use it. Placing workers on cores needs only `host.discover`, which is faster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ HERE = "this machine"
 def survey(
     *, sys: Path = Path("/sys"), proc: Path = Path("/proc"), dev: Path = Path("/dev"), nvml: Any = None
 ) -> Topology:
-    """This machine. Never raises for what it cannot find out. `nvml` stands in for the driver's library."""
+    """The topology of this machine. Facts that cannot be read are left out; no error is raised. `nvml` replaces the
+    driver's library in tests."""
     found = host.discover(sys=sys, proc=proc, dev=dev)
     gpus, links = gpus_and_links(sys=sys, nvml=nvml)
     return Topology(
@@ -35,7 +36,7 @@ def survey(
 
 
 def gpus_and_links(*, sys: Path = Path("/sys"), nvml: Any = None) -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
-    """The GPU part alone: what choosing needs."""
+    """Only the GPUs and their links, which is all that choosing GPUs needs."""
     if nvml is not None:
         return read_gpus(nvml, sys=sys)
     with driver() as library:

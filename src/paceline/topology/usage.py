@@ -1,7 +1,7 @@
-"""What NCCL makes of a machine: its log, laid over the links.
+"""Compares the transports that NCCL uses, by its log, with the links of the machine.
 
-Flags a pair of GPUs that has NVLinks, speaks, and does not speak over them; and names what forbids it where the
-log shows it.
+Flags each pair of GPUs that has NVLinks but communicates over something else, and names the variable that disables the
+NVLinks, if the log shows it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from paceline.topology import links as kinds
 from paceline.topology.machine import Topology
 from paceline.topology.nccl_log import NcclLog, Rank, Transport
 
-_LEVELS = ("0", "LOC")  # of NCCL_P2P_LEVEL: those that forbid even NVLinks
+_LEVELS = ("0", "LOC")  # values of NCCL_P2P_LEVEL that disable even NVLinks
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """One pair of GPUs, a < b, and what carries their data: the slowest transport of both ways."""
+    """One pair of GPUs, a < b, and the slower transport of its two directions."""
 
     a: int
     b: int
@@ -26,7 +26,8 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """A pair whose NVLinks lie idle. `variable` is what forbids them, if the log shows it."""
+    """A pair of GPUs whose NVLinks are not used. `variable` is the setting that disables the NVLinks, if the log shows
+    it."""
 
     a: int
     b: int
@@ -41,8 +42,8 @@ _SLOWEST_LAST: tuple[Transport, ...] = ("P2P", "SHM", "NET", "other")
 
 
 def uses(log: NcclLog, topology: Topology | None = None) -> tuple[Use, ...]:
-    """The pairs of GPUs of one host that the log speaks of. Ranks whose GPU is not known, and pairs on two
-    hosts, are left out."""
+    """The pairs of GPUs in the log that are on one host. Ranks whose GPU is unknown, and pairs across hosts, are left
+    out."""
     gpus = gpus_of(log, topology)
     hosts = {rank.rank: "" if log.hosts == 1 else rank.host for rank in log.ranks}
     found: dict[tuple[int, int], Use] = {}
@@ -60,14 +61,14 @@ def uses(log: NcclLog, topology: Topology | None = None) -> tuple[Use, ...]:
 
 
 def flags(log: NcclLog, topology: Topology) -> tuple[Flag, ...]:
-    """The pairs that have NVLinks and speak over something else."""
+    """The pairs that have NVLinks but communicate over something else."""
     found = []
     for use in uses(log, topology):
         link = topology.link(use.a, use.b)
         if link is None or not kinds.nvlinks(link.kind) or use.transport == "P2P":
             continue
-        variable, advice = _forbidden_by(log, use.transport)
-        because = f": {variable} forbids them" if variable else ""
+        variable, advice = _disabled_by(log, use.transport)
+        because = f": {variable} disables the NVLinks" if variable else ""
         found.append(
             Flag(
                 a=use.a,
@@ -75,7 +76,7 @@ def flags(log: NcclLog, topology: Topology) -> tuple[Flag, ...]:
                 kind=link.kind,
                 transport=use.transport,
                 variable=variable,
-                message=f"GPU{use.a} and GPU{use.b} have {kinds.in_words(link.kind)} and speak over "
+                message=f"GPU{use.a} and GPU{use.b} have {kinds.in_words(link.kind)} but communicate through "
                 f"{_in_words(use)}{because}.",
                 advice=advice,
             )
@@ -84,50 +85,51 @@ def flags(log: NcclLog, topology: Topology) -> tuple[Flag, ...]:
 
 
 def gpus_of(log: NcclLog, topology: Topology | None) -> dict[int, int]:
-    """The GPU of each rank, as nvidia-smi numbers them: by its bus where the topology knows that; else by the
-    log's number; else, where the log has as many buses as the topology has GPUs, by the order of the buses."""
+    """The GPU of each rank, as nvidia-smi numbers them. Found by bus address if the topology has bus addresses, else by
+    the device number in the log, else by the order of bus addresses, if the log has as many as the topology has
+    GPUs."""
     by_bus = {gpu.bus: gpu.index for gpu in topology.devices if gpu.bus} if topology else {}
     buses = sorted({rank.bus for rank in log.ranks if rank.bus})
-    if not by_bus and not _numbers_hold(log.ranks) and topology and len(buses) == len(topology.devices):
+    if not by_bus and not _are_numbers_unique(log.ranks) and topology and len(buses) == len(topology.devices):
         by_bus = dict(zip(buses, (gpu.index for gpu in topology.devices), strict=True))
     found = {}
     for rank in log.ranks:
-        number = by_bus.get(rank.bus, rank.gpu if _numbers_hold(log.ranks) else None)
+        number = by_bus.get(rank.bus, rank.gpu if _are_numbers_unique(log.ranks) else None)
         if number is not None:
             found[rank.rank] = number
     return found
 
 
-def _numbers_hold(ranks: tuple[Rank, ...]) -> bool:
-    """CUDA's own number is 0 on every rank that sees its own GPU first: then numbers say nothing."""
+def _are_numbers_unique(ranks: tuple[Rank, ...]) -> bool:
+    """Whether the device numbers in the log identify GPUs. If every rank sees only its own GPU, all numbers are 0."""
     seen: dict[tuple[str, int], str] = {}
     known = [rank for rank in ranks if rank.gpu is not None]
     clash = any(seen.setdefault((rank.host, rank.gpu or 0), rank.bus) != rank.bus for rank in known)
     return bool(known) and not clash
 
 
-def _forbidden_by(log: NcclLog, transport: Transport) -> tuple[str, str]:
-    """The variable with its value, and what to type."""
+def _disabled_by(log: NcclLog, transport: Transport) -> tuple[str, str]:
+    """The variable with its value, and the advice."""
     names = []
     if log.variables.get("NCCL_P2P_DISABLE", "0") not in ("0", ""):
         names.append("NCCL_P2P_DISABLE")
     if log.variables.get("NCCL_P2P_LEVEL", "").upper() in _LEVELS:
         names.append("NCCL_P2P_LEVEL")
     if transport == "NET" and log.variables.get("NCCL_SHM_DISABLE", "0") not in ("0", ""):
-        # Forbids only what NCCL would have fallen back on, so it is to blame beside another, never alone.
+        # This variable disables only NCCL's fallback, so it is never the only cause.
         names.append("NCCL_SHM_DISABLE")
     if names and names != ["NCCL_SHM_DISABLE"]:
         return " ".join(f"{name}={log.variables[name]}" for name in names), f"unset {' '.join(names)}"
     if log.refusals:
-        return "", f'NCCL says: "{log.refusals[0]}" Look at the IOMMU, at ACS, and at: nvidia-smi topo -p2p r'
+        return "", f'NCCL reports: "{log.refusals[0]}" Check the IOMMU and ACS settings, and: nvidia-smi topo -p2p r'
     if not any(name.startswith("NCCL_") for name in log.variables):
         return (
             "",
-            "The log shows no variable: write it again with NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV, or see: env | grep NCCL",
+            "The log shows no NCCL variables. Log again with NCCL_DEBUG_SUBSYS=INIT,GRAPH,ENV, or run: env | grep NCCL",
         )
-    return "", "No variable of the log forbids it. See whether the driver allows it: nvidia-smi topo -p2p r"
+    return "", "No variable in the log disables NVLinks. Check whether the driver allows them: nvidia-smi topo -p2p r"
 
 
 def _in_words(use: Use) -> str:
-    words = {"SHM": "the host's memory", "NET": "the network", "other": use.detail}.get(use.transport, use.transport)
+    words = {"SHM": "host memory", "NET": "the network", "other": use.detail}.get(use.transport, use.transport)
     return f"{words} ({use.transport}{'/' + use.detail if use.detail and use.transport != 'other' else ''})"

@@ -252,5 +252,5 @@ def wrong_size(world: World) -> str:
 
 def test_a_message_of_another_size_is_told_to_its_receiver(worlds: Worlds) -> None:
     text = worlds.run(wrong_size)[3]
-    assert "Worker 1 sent 12 bytes, and worker 3 expects 20" in text
+    assert "Worker 1 sent 12 bytes, but worker 3 expects 20" in text
     assert "test_mailbox.py:" in text

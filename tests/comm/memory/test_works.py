@@ -141,7 +141,7 @@ def test_a_wait_ends_at_its_timeout_and_the_group_stays_usable(worlds: Worlds) -
     told, numbers = first
     assert numbers == "[16.0, 16.0, 16.0]"
     assert "timed out" in told
-    assert "all_reduce begun at " in told
+    assert "all_reduce started at " in told
     assert "test_works.py:" in told
     assert "0.02 s" in told
 

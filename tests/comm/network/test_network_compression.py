@@ -261,5 +261,5 @@ def test_powersgd_converges_with_error_feedback_and_not_without() -> None:
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_compressor_says_what_it_changes(kind: str) -> None:
-    assert "Between hosts" in KINDS[kind]().notice
+    assert "sent between hosts" in KINDS[kind]().notice
     assert "will differ" in KINDS[kind]().notice

@@ -74,7 +74,7 @@ def test_a_worker_without_its_lane_is_refused() -> None:
     class Alone:
         rank, world = 0, 1
 
-    with pytest.raises(ValueError, match="does not fit 2 lanes"):
+    with pytest.raises(ValueError, match="lanes=2 does not match"):
         all_reduce(torch.ones(3), WireLocal(Alone()), None, lanes=2)  # type: ignore[arg-type]
 
 

@@ -1,1 +1,1 @@
-"""A worker's authenticated link to its launcher."""
+"""The authenticated link between a worker and its launcher."""

@@ -1,8 +1,8 @@
-"""A worker's link to its launcher: the store in which the workers of a run meet, over a socket that only they have.
+"""The worker's end of the link to its launcher: a key-value store over an inherited Unix socket.
 
-Everything by which workers find each other goes through here: addresses, NCCL's ids, the descriptors of shared memory.
-The socket was inherited, so whoever answers at the other end is the launcher. Torch's own groups meet in a `LinkStore`,
-which is one of torch's stores; none of them needs a port.
+Workers exchange through this store all that they need to connect: addresses, NCCL ids, descriptors of shared memory.
+Each worker inherits its socket, so the process at the other end is certainly the launcher. `LinkStore` is a subclass of
+torch's Store: torch's process groups use it for their rendezvous, and no port is opened.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from paceline.comm.link import messages as say
 from paceline.errors import PeerLostError
 
 _FOREVER = datetime.timedelta(days=30)  # the stall inspector decides when waiting is too long
-_NAPS = (0.0002, 0.02)  # seconds between two questions for a value that is not there: at first, at most
+_NAPS = (0.0002, 0.02)  # seconds between two polls for a missing value: initial, maximum
 
-_Store: Any = dist.distributed_c10d.Store  # torch leaves it out of its annotations
+_Store: Any = dist.distributed_c10d.Store  # missing from torch's type annotations
 _of_this_process: Link | None = None
 
 
 class Link:
-    """The socket, and one question at a time over it. Any thread may ask."""
+    """The socket to the launcher, with one request at a time. Any thread may call `ask`."""
 
     def __init__(self, descriptor: int) -> None:
-        """Takes the descriptor over."""
+        """Takes ownership of the descriptor."""
         self._socket = socket.socket(fileno=descriptor)
         self._socket.set_inheritable(False)
         self._lock, self._pid = threading.Lock(), os.getpid()
         self._decoder = msgspec.msgpack.Decoder(say.Told)
-        # Torch's groups hold their store from C++, where Python's part of it would not be kept alive.
+        # torch's groups hold a store only from C++, which does not keep the Python object alive.
         self.stores: list[LinkStore] = []
 
     def ask(self, question: say.Ask, descriptors: list[int] | None = None) -> tuple[Any, list[int]]:
-        """The answer and its descriptors. PeerLostError where the launcher is gone."""
+        """The answer and its descriptors. Raises PeerLostError if the launcher is gone."""
         if os.getpid() != self._pid:
-            raise PeerLostError("A process that a worker has forked cannot join the workers' own groups.")
+            raise PeerLostError("A process forked by a worker cannot use the worker's link to the launcher.")
         with self._lock:
             try:
                 frames.send(self._socket, msgspec.msgpack.encode(question), descriptors)
@@ -54,19 +54,19 @@ class Link:
         return self._decoder.decode(body).value, came
 
     def use(self) -> None:
-        """From now on this is the link of this process."""
+        """Makes this link the link of this process."""
         global _of_this_process
         _of_this_process = self
 
 
 def link_of_this_process() -> Link | None:
-    """None where no launcher of ours has started this process."""
+    """The link of this process; None if Paceline's launcher has not started this process."""
     return _of_this_process
 
 
 class LinkStore(_Store):
-    """The launcher's store, below a prefix. Waits for missing keys as long as its timeout allows: by default for as
-    long as it takes, since a launcher that sees a worker end or stall ends the run."""
+    """The launcher's store, below a prefix. Waits for a missing key until its timeout. The default timeout is 30 days,
+    because the launcher ends the run if a worker ends or stalls."""
 
     def __init__(self, link: Link, prefix: str = "") -> None:
         super().__init__()
@@ -78,15 +78,15 @@ class LinkStore(_Store):
         return LinkStore(self.link, f"{self.prefix}{name}/")
 
     def give(self, key: str, descriptor: int) -> None:
-        """Lets the other workers `take` this descriptor. It stays open here."""
+        """Lets the other workers `take` this descriptor. The descriptor stays open in this process."""
         self.link.ask(say.Set(self.prefix + key, b""), [descriptor])
 
     def take(self, key: str) -> int:
-        """Another worker's descriptor; waits for it. The caller closes it."""
+        """Waits for another worker's descriptor and returns it. The caller must close the descriptor."""
         _, (descriptor,) = self._until_there(key, self.timeout)
         return descriptor
 
-    # -- what torch calls, in Python and in C++ ------------------------------------------------------------------------
+    # -- the interface of torch's Store, called from Python and from C++ -----------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
         self.link.ask(say.Set(self.prefix + key, _bytes(value)))
@@ -117,7 +117,7 @@ class LinkStore(_Store):
     def clone(self) -> LinkStore:
         return LinkStore(self.link, self.prefix)
 
-    # In C++ these two go by other names.
+    # C++ calls these two methods by other names.
     deleteKey, getNumKeys = delete_key, num_keys
 
     def _until_there(self, key: str, timeout: datetime.timedelta) -> tuple[bytes, list[int]]:
@@ -130,14 +130,14 @@ class LinkStore(_Store):
 
 
 def within(store: Any, name: str) -> Any:
-    """A part of a store, under a name of its own."""
+    """The part of a store below the prefix `name`."""
     return store.within(name) if isinstance(store, LinkStore) else PrefixStore(name, store)
 
 
 def _nap(seconds: float, until: float, what: str) -> float:
-    """Sleeps; gives the length of the next nap."""
+    """Sleeps, and returns the seconds of the next sleep."""
     if time.monotonic() > until:
-        raise dist.DistStoreError(f"wait timeout: no worker has set {what} in time")
+        raise dist.DistStoreError(f"wait timeout: no worker has set the key {what} in time")
     time.sleep(seconds)
     return min(2 * seconds, _NAPS[1])
 

@@ -1,6 +1,6 @@
-"""Messages over a Unix socket, with descriptors: a length, the number of descriptors, the descriptors, the body.
+"""Messages with file descriptors over a Unix socket: body length, number of descriptors, the descriptors, the body.
 
-Both ends of such a socket are processes of one run. Bodies are msgspec's: what is read is data, never code.
+Both ends of the socket are processes of one run. Bodies are msgpack: decoding yields data and never runs code.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import os
 import socket
 import struct
 
-_HEAD = struct.Struct("!II")  # bytes of the body, descriptors
-_AT_ONCE = 250  # descriptors: the kernel takes 253 with one message
+_HEAD = struct.Struct("!II")  # bytes of the body, number of descriptors
+_AT_ONCE = 250  # descriptors per message: the kernel's limit is 253
 
 
 def send(connection: socket.socket, body: bytes, descriptors: list[int] | None = None) -> None:
-    """Sends one message. The descriptors stay open here."""
+    """Sends one message. The descriptors stay open in this process."""
     descriptors = descriptors or []
     connection.sendall(_HEAD.pack(len(body), len(descriptors)))
     for at in range(0, len(descriptors), _AT_ONCE):
         socket.send_fds(connection, [b"\0"], descriptors[at : at + _AT_ONCE])
-    if body:  # to send nothing would still fail where the other side has read all and gone
+    if body:  # an empty send would fail if the receiver has already read everything and closed the socket
         connection.sendall(body)
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Waits for one message. Its descriptors are the caller's to close. EOFError when the other side is gone."""
+    """Waits for one message. The caller must close its descriptors. Raises EOFError if the other side is gone."""
     size, count = _HEAD.unpack(_exactly(connection, _HEAD.size))
     descriptors: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Which account is at the other end of this process's connections within the host: the kernel's table says so."""
+"""Finds the accounts at the other end of this process's TCP connections within the host, from the kernel's tables."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def own_sockets() -> set[int]:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # closed meanwhile
+            continue  # the descriptor was closed in the meantime
         if target.startswith("socket:["):
             found.add(int(target[8:-1]))
     return found
 
 
 def strangers(before: set[int]) -> list[int]:
-    """The accounts other than this one at the other end of connections that were made since `before`. A connection to
-    another host has its other end in another table, and is not looked at."""
+    """The other accounts (uids) at the far end of connections made since `before`, a result of `own_sockets()`.
+    Connections to other hosts are ignored: this kernel does not know the account at their far end."""
     rows = list(_table())
     ends = {(row.local, row.remote): row.account for row in rows}
     made = own_sockets() - before
@@ -46,7 +46,7 @@ def _table() -> Iterator[_Row]:
             with open(f"/proc/self/net/{name}") as file:
                 lines = file.read().splitlines()[1:]
         except OSError:
-            continue  # a kernel without IPv6
+            continue  # the kernel has no IPv6
         for line in lines:
             fields = line.split()
             yield _Row(fields[1], fields[2], fields[3], int(fields[7]), int(fields[9]))

@@ -1,6 +1,6 @@
-"""What a worker asks the store that its launcher keeps, and what it is told.
+"""Requests from a worker to the launcher's store, and the answer.
 
-Imports no torch: the launcher reads these, too.
+Does not import torch, because the launcher imports this module, too.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ import msgspec
 
 
 class Set(msgspec.Struct, tag=True, frozen=True):
-    """Keep this value, and the descriptors that come with the message."""
+    """Store this value, and the descriptors that come with the message."""
 
     key: str
     value: bytes
 
 
 class Get(msgspec.Struct, tag=True, frozen=True):
-    """The value of a key, with its descriptors; None where there is none yet. Never waits: the worker asks again."""
+    """Get the value of a key, with its descriptors; None if the key is missing. Never waits: the worker polls."""
 
     key: str
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
-    """Add to a number, which is 0 at first."""
+    """Add to a counter, which starts at 0. Returns the new value."""
 
     key: str
     amount: int
 
 
 class CompareSet(msgspec.Struct, tag=True, frozen=True):
-    """Set where the value is the expected one, or is expected to be empty and missing. Tells the value afterwards."""
+    """Set the key if its value is `expected`, or if the key is missing and `expected` is empty. Returns the value
+    afterwards."""
 
     key: str
     expected: bytes
@@ -37,19 +38,19 @@ class CompareSet(msgspec.Struct, tag=True, frozen=True):
 
 
 class Has(msgspec.Struct, tag=True, frozen=True):
-    """Whether all these keys have values."""
+    """Check whether all these keys have values."""
 
     keys: list[str]
 
 
 class Delete(msgspec.Struct, tag=True, frozen=True):
-    """Forget a key. Tells whether there was one."""
+    """Delete a key. Returns whether the key existed."""
 
     key: str
 
 
 class Count(msgspec.Struct, tag=True, frozen=True):
-    """How many keys there are under a prefix."""
+    """Count the keys below a prefix."""
 
     prefix: str
 
@@ -58,6 +59,6 @@ Ask = Set | Get | Add | CompareSet | Has | Delete | Count
 
 
 class Told(msgspec.Struct, frozen=True):
-    """The answer."""
+    """The answer to a request."""
 
     value: bytes | int | None

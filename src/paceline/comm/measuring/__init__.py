@@ -1,1 +1,1 @@
-"""What `paceline bandwidth` has its workers do: `python -m paceline.comm.measuring PLAN`, on every worker."""
+"""The worker program of `paceline bandwidth`: every worker runs `python -m paceline.comm.measuring PLAN`."""

@@ -1,7 +1,8 @@
-"""The program: reads the plan, measures what it asks for, and has rank 0 append a line a report, flushed, so that what
-was measured before an interrupt can be read.
+"""The entry point of a bandwidth worker: reads the plan, measures, and writes the reports.
 
-Every worker of a run starts it. Whatever a worker raises ends the run: a half-measured collective is no measurement.
+Rank 0 appends one line per report and flushes each line, so that reports written before an interrupt stay readable.
+Every worker of a run starts this program. An exception in any worker ends the run, because a partly measured collective
+is not a measurement.
 """
 
 from __future__ import annotations

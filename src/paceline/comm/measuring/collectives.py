@@ -1,7 +1,7 @@
-"""Collectives of one size, by every backend and algorithm, and the plain copy that they are compared with.
+"""Measures each collective at each size with every backend and algorithm, and a plain memory copy for comparison.
 
-A size is that of the whole: what an all-reduce or a broadcast gives to each worker, what an all-gather makes, what a
-reduce-scatter and an all-to-all begin with.
+The size is that of the full tensor: the result of an all-reduce, broadcast or all-gather on each worker, and the input
+of a reduce-scatter or all-to-all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ways = dict[str, Contender]  # by algorithm
 
 
 def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Collective]:
-    """Every worker goes through it. The reports are the same on all."""
+    """Every worker iterates it to the end. The reports are the same on all workers."""
     backends = {name: BACKENDS[name](store, engine.rank, engine.world) for name in plan.backends}
     for op in plan.ops:
         for size in plan.sizes:
@@ -35,7 +35,11 @@ def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Collective]:
 
 def _measure(op: str, size: int, backends: dict[str, _Backend], engine: Engine, plan: Plan) -> Iterator[Collective]:
     numel = elements(size, engine.world)
-    ways = {(name, way): each for name, it in backends.items() for way, each in it.prepare(op, numel).items()}
+    ways = {
+        (name, way): contender
+        for name, backend in backends.items()
+        for way, contender in backend.prepare(op, numel).items()
+    }
     if not ways:
         return
     source, target = torch.zeros(numel).fill_(1.0), torch.zeros(numel).fill_(1.0)
@@ -54,7 +58,8 @@ def _measure(op: str, size: int, backends: dict[str, _Backend], engine: Engine, 
 
 
 class _Backend:
-    """Makes contenders. Numbers are zeros that were written: sums stay what they are, and the memory is real."""
+    """Builds contenders. Tensors hold zeros, so that repeated sums do not overflow. The zeros are written explicitly,
+    so that the kernel maps real memory."""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         self.rank, self.world, self.device = rank, world, torch.device("cpu")
@@ -67,7 +72,7 @@ class _Backend:
 
 
 class Memory(_Backend):
-    """Ours, between workers of one host."""
+    """Paceline's shared-memory collectives, between workers of one host."""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(store, rank, world)
@@ -100,7 +105,7 @@ class Memory(_Backend):
 
 
 class Torch(_Backend):
-    """One of torch's own process groups."""
+    """torch's Gloo process group."""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(store, rank, world)
@@ -130,7 +135,7 @@ class Torch(_Backend):
 
 
 class Nccl(Torch):
-    """Between GPUs, one a worker: this worker's own is the first that it sees."""
+    """torch's NCCL process group, one GPU per worker: each worker uses the first GPU that the worker sees."""
 
     def _make(self, store: Any) -> Any:
         self.device = torch.device("cuda", 0)
@@ -142,7 +147,7 @@ class Nccl(Torch):
 
 
 class Network(_Backend):
-    """Ours, between hosts; here over the loopback, as if each worker were a host."""
+    """Paceline's network all-reduce; here over the loopback interface, as if each worker were a host."""
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(store, rank, world)

@@ -1,7 +1,8 @@
-"""Copies to, from, within and between the GPUs that this process sees. One worker does it; the others are not needed.
+"""Measures copies to, from, within and between the GPUs that this process sees. Only one worker measures.
 
-Times are the device's own, by events, where one stream does the work; and the host's, with every device waited for,
-where several do. Each sample is a stretch of copies, after a warm-up; paths take turns.
+Copies on one stream are timed with CUDA events. Copies on several streams are timed by the host clock, with every
+device synchronized. Each sample is the mean of several copies in a row, after a warm-up. The paths are measured in
+turn, so that a disturbance affects all of them.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ import torch
 
 from paceline.comm.measuring.plan import Copy, Pair, Plan
 
-WARM_UP = 2
-WORD = 4  # bytes whose copy shows the latency
-WORDS = 50  # copies of it in a row
-LARGE = 10  # large copies in a row: a device's memory is so fast that the start of a single one would count
-CHUNK = 8 << 20  # bytes that go through the host at a time, where there is no direct path
-PARALLEL = 4  # copies in a row where the host keeps time
+WARM_UP = 2  # rounds
+WORD = 4  # bytes: the copy that measures latency
+WORDS = 50  # copies of WORD bytes in a row
+LARGE = 10  # large copies in a row: device memory is so fast that the launch overhead of a single copy would count
+CHUNK = 8 << 20  # bytes staged through the host at a time, if there is no direct path
+PARALLEL = 4  # copies in a row when the host clock measures
 
 Samples = list[list[float]]
 
 
 def measure(plan: Plan) -> Iterator[Copy | Pair]:
-    """Nothing where torch sees no GPU."""
+    """The reports of all GPUs and GPU pairs; empty if torch sees no GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for gpu in range(count):
         yield from _copies(gpu, plan)
@@ -94,28 +95,29 @@ def _pair(a: int, b: int, plan: Plan) -> Iterator[Pair]:
 
 
 class _Way:
-    """From one GPU to another, on streams of its own: on the usual ones two ways would wait for each other."""
+    """Copies from one GPU to another, on streams of its own: on the default streams two directions would wait for each
+    other."""
 
     def __init__(self, source: int, target: int, data: torch.Tensor, into: torch.Tensor) -> None:
         self.data, self.into = data, into
         self._streams = torch.cuda.Stream(source), torch.cuda.Stream(target)
         self._host = [torch.empty(min(CHUNK, data.numel()), dtype=torch.uint8).pin_memory() for _ in range(2)]
-        self._free: list[Any] = [None, None]  # when what was in that memory has reached its target
+        self._free: list[Any] = [None, None]  # per host buffer: event after its content has reached the target GPU
         self._turn = 0
 
     def word(self) -> _Way:
-        """The same way for a few bytes."""
+        """The same direction for a copy of WORD bytes."""
         ends = self._streams[0].device.index, self._streams[1].device.index
         return _Way(ends[0], ends[1], self.data[:WORD], self.into[:WORD])
 
     def go(self, direct: bool) -> None:
-        """Begins a copy."""
+        """Starts a copy."""
         leaving, arriving = self._streams
         if direct:
             with torch.cuda.stream(arriving), torch.cuda.stream(leaving):
                 self.into.copy_(self.data, non_blocking=True)
             return
-        # Through two pieces of pinned memory in turn, so that one fills while the other empties.
+        # Double buffering in pinned memory: one buffer fills while the other empties.
         for at in range(0, self.data.numel(), CHUNK):
             piece, turn = self.data[at : at + CHUNK], self._turn
             host = self._host[turn][: piece.numel()]
@@ -133,14 +135,14 @@ class _Way:
 
 def _by_events(gpu: int, to: torch.Tensor, source: torch.Tensor, repeats: int = 1) -> Callable[[], float]:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    # Pageable memory is copied while the host waits, whatever is asked.
-    at_once = all(tensor.is_cuda or tensor.is_pinned() for tensor in (to, source))
+    # Copies of pageable memory block the host in any case.
+    can_overlap = all(tensor.is_cuda or tensor.is_pinned() for tensor in (to, source))
 
     def sample() -> float:
         torch.cuda.synchronize(gpu)
         begin.record()
         for _ in range(repeats):
-            to.copy_(source, non_blocking=at_once)
+            to.copy_(source, non_blocking=can_overlap)
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / repeats
@@ -174,17 +176,17 @@ def _interleaved(samplers: list[Callable[[], float]], rounds: int) -> Samples:
 
 
 def _bytes(size: int, gpu: int | None = None) -> torch.Tensor:
-    """Memory that was written: what was only promised is not copied."""
+    """A byte tensor, written once: the kernel maps no real memory before the first write."""
     return torch.empty(size, dtype=torch.uint8, device="cpu" if gpu is None else f"cuda:{gpu}").fill_(1)
 
 
 def _fitting(size: int, gpu: int) -> int:
-    """As much of it as a GPU that others use has room for."""
+    """`size`, or a quarter of the GPU's free memory if that is less: other processes may use the GPU."""
     free, _ = torch.cuda.mem_get_info(gpu)
     return max(WORD, min(size, int(free) // 4))
 
 
 def _uuid(gpu: int) -> str:
-    """As the driver writes it; empty where this torch does not know."""
+    """The UUID in the driver's spelling; empty if this torch version does not report it."""
     found = getattr(torch.cuda.get_device_properties(gpu), "uuid", "")
     return f"GPU-{found}" if found else ""

@@ -1,4 +1,4 @@
-"""Messages between every two workers of a host: through memory that they share, and over Gloo."""
+"""Measures messages between every pair of workers of a host: through shared memory, and over Gloo."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TAG = 7
 
 
 def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Pair]:
-    """Every worker goes through it. While two are at it the others wait, so that nobody disturbs them; a pair's
-    reports come out of its two workers and of rank 0."""
+    """Every worker iterates it to the end. While one pair measures, the other workers wait, so that they do not disturb
+    the measurement. Every worker gets the reports of all pairs."""
     for a, b in itertools.combinations(range(engine.world), 2):
         found = []
         if engine.rank in (a, b):
@@ -56,7 +56,7 @@ def _measure(plan: Plan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
 
 def _through_memory(engine: Engine, numel: int) -> list[Contender]:
     mine, other, word = torch.ones(numel), torch.ones(numel), torch.ones(1)
-    both = [mine, other] if engine.rank == 0 else [other, mine]  # its own is where it belongs: no copy
+    both = [mine, other] if engine.rank == 0 else [other, mine]  # `mine` is its own destination: no extra copy
 
     def there_and_back() -> None:
         engine.broadcast(word, 0)

@@ -1,6 +1,6 @@
-"""What workers are asked to measure, and what they report. No torch here: the command line reads it, too.
+"""The plan and the reports of a bandwidth measurement. Does not import torch: the command line reads this module, too.
 
-A report holds every sample, in seconds; what they come to is decided where the verdict is made.
+A report holds every sample, in seconds; the verdict computes the statistics.
 """
 
 from __future__ import annotations
@@ -9,39 +9,39 @@ import msgspec
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 BACKENDS = ("memory", "gloo", "nccl", "network")
-ALGORITHMS = ("doubling", "halving_doubling", "ring", "tree")  # of the network
+ALGORITHMS = ("doubling", "halving_doubling", "ring", "tree")  # of the network backend
 FLOAT = 4  # bytes: collectives are measured on float32
-COPIES = 5  # reports of one GPU
+COPIES = 5  # reports per GPU
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """For the workers of one run. What is empty or zero is not measured."""
+    """The plan of one run. An empty or zero field switches its measurement off."""
 
     report: str  # the file that rank 0 appends to
-    device_bytes: int = 0  # of copies from, to, within and between GPUs
-    pair_bytes: int = 0  # of messages between two workers
+    device_bytes: int = 0  # size of copies from, to, within and between GPUs
+    pair_bytes: int = 0  # size of messages between two workers
     ops: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     backends: tuple[str, ...] = ()
     rounds: int = 7
-    seconds: float = 0.6  # that one thing to measure should take at most, by the number of its contenders
+    seconds: float = 0.6  # time budget per contender
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To, from or within one GPU, numbered as the worker sees them."""
+    """A copy to, from or within one GPU. `gpu` is the index that the worker sees."""
 
     gpu: int
     uuid: str
     name: str
     path: str  # host to device, device to host, device memory
-    pinned: bool | None  # the host's memory; None: none is used
+    pinned: bool | None  # whether the host memory is pinned; None: the copy uses no host memory
     bytes: int
     seconds: list[float]
-    latency: list[float]  # of a few bytes
+    latency: list[float]  # seconds of a copy of a few bytes
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Between two workers, or from one GPU to another. `direct`: through memory that both reach."""
+    """Messages between two workers, or copies from one GPU to another. `direct`: both sides access the same memory."""
 
     between: str  # workers, gpus
     a: int
@@ -50,14 +50,14 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     direct: bool
     bytes: int
     one_way: list[float]
-    both_ways: list[float]  # for as many bytes in each direction
+    both_ways: list[float]  # with `bytes` in each direction
     latency: list[float]
     uuids: tuple[str, str] = ("", "")
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """One collective of one size: a round's time is that of its slowest worker. `copy` are the same rounds of every
-    worker copying as many bytes once, all at the same time."""
+    """One collective of one size. The time of a round is the time of its slowest worker. `copy` holds the times of a
+    plain copy of `bytes` in the same rounds, made by all workers at the same time."""
 
     op: str
     backend: str
@@ -72,7 +72,7 @@ Report = Copy | Pair | Collective
 
 
 def algorithms(op: str, backend: str) -> tuple[str, ...]:
-    """The ways in which a backend does this."""
+    """The algorithms with which a backend runs a collective."""
     if backend == "network":
         return ALGORITHMS if op == "all_reduce" else ()
     if backend == "memory" and op == "all_reduce":
@@ -81,21 +81,21 @@ def algorithms(op: str, backend: str) -> tuple[str, ...]:
 
 
 def elements(size: int, workers: int) -> int:
-    """Numbers in a collective of that many bytes: every worker's part is of the same length."""
+    """The number of elements in a collective of `size` bytes, rounded so that every worker's part is equally long."""
     return max(1, size // FLOAT // workers) * workers
 
 
 def expected(plan: Plan, workers: int, gpus: int) -> int:
-    """How many reports there will be, if nothing goes wrong and every two GPUs reach each other."""
+    """The number of reports of a complete run in which every pair of GPUs has peer access."""
     count = gpus * COPIES + gpus * (gpus - 1) * 2 if plan.device_bytes else 0
     if plan.pair_bytes:
-        count += workers * (workers - 1)  # for each pair two ways to send
+        count += workers * (workers - 1)  # two backends for each pair
     each = sum(len(algorithms(op, backend)) for op in plan.ops for backend in plan.backends)
     return count + each * len(plan.sizes)
 
 
 def in_words(report: Report) -> str:
-    """For a log."""
+    """A report as one log line."""
     if isinstance(report, Copy):
         kind = "" if report.pinned is None else ", pinned" if report.pinned else ", pageable"
         return f"GPU {report.gpu}: {report.path}{kind}"

@@ -1,5 +1,5 @@
-"""Times things that several workers do together, interleaved, so that a machine that is disturbed for a while is so to
-every contender alike."""
+"""Times joint operations of several workers in interleaved rounds, so that a disturbance of the machine affects all
+contenders alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from paceline.comm.memory.engine import Engine
 
-STRETCH = 4e-3  # seconds that a timed stretch should last: what is shorter is done several times
+STRETCH = 4e-3  # seconds: minimum length of a timed sample; a shorter call is repeated
 MOST_REPEATS = 200
 FEWEST_ROUNDS = 3
 
@@ -23,7 +23,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`call` is made by every worker. `settle` waits until all calls have really ended."""
+    """Every worker makes `call`. `settle` waits until all calls have really finished (on a GPU, too)."""
 
     call: Callable[[], object]
     settle: Callable[[], object] = _nothing
@@ -32,26 +32,26 @@ class Contender:
 def time_contenders(
     contenders: Sequence[Contender], engine: Engine, *, rounds: int, seconds: float
 ) -> list[list[float]]:
-    """For each contender the seconds of one call, by round: those of the slowest worker.
+    """For each contender the seconds per call in each round, on the slowest worker.
 
-    Every worker of the engine calls it with the same contenders. Each is called a few times to warm up; then come so
-    many rounds of all of them as `seconds` for each allow, three at least. When a peer is gone, the error is that of
-    whoever notices first: a contender, or the engine."""
+    Every worker of the engine calls it with the same contenders. Each contender is called a few times as warm-up. Then
+    follow at most `rounds` rounds, at least three, as many as fit into `seconds` per contender. If a peer is gone, the
+    contender or the engine raises the error, whichever notices first."""
     repeats, cost = [], 0.0
     for contender in contenders:
         once = _slowest(engine, [_time(contender, engine, 1) for _ in range(2)])[-1]
         repeats.append(max(1, min(MOST_REPEATS, math.ceil(STRETCH / max(once, 1e-9)))))
-        # What is done often for its shortness was timed cold: its first stretch is warm-up, too.
+        # A short call was timed cold: its first repeated sample is warm-up, too.
         cost += once * repeats[-1]
         if repeats[-1] > 1:
             _time(contender, engine, repeats[-1])
-    many = max(FEWEST_ROUNDS, min(rounds, int(seconds * len(contenders) / max(cost, 1e-9))))
+    round_count = max(FEWEST_ROUNDS, min(rounds, int(seconds * len(contenders) / max(cost, 1e-9))))
     samples: list[list[float]] = [[] for _ in contenders]
-    for _ in range(many):
+    for _ in range(round_count):
         for contender, count, mine in zip(contenders, repeats, samples, strict=True):
             mine.append(_time(contender, engine, count))
     flat = _slowest(engine, [sample for mine in samples for sample in mine])
-    return [flat[many * at : many * (at + 1)] for at in range(len(contenders))]
+    return [flat[round_count * at : round_count * (at + 1)] for at in range(len(contenders))]
 
 
 def _time(contender: Contender, engine: Engine, repeats: int) -> float:
@@ -64,8 +64,8 @@ def _time(contender: Contender, engine: Engine, repeats: int) -> float:
 
 
 def _slowest(engine: Engine, mine: Sequence[float]) -> list[float]:
-    """Of every worker's numbers the largest: the same on all, so that all decide alike."""
+    """The elementwise maximum over all workers. All workers get the same result and so take the same decisions."""
     own = torch.tensor(mine, dtype=torch.float64)
-    everybody = [torch.empty_like(own) for _ in range(engine.world)]
-    engine.all_gather(own, everybody)
-    return torch.stack(everybody).amax(0).tolist()
+    gathered = [torch.empty_like(own) for _ in range(engine.world)]
+    engine.all_gather(own, gathered)
+    return torch.stack(gathered).amax(0).tolist()

@@ -1,4 +1,4 @@
-"""Tensors of any shape as the flat ones that the engine works on, and back."""
+"""Converts tensors to the flat tensors of the engine, and back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 
 
 def flat_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its numbers in a row: the tensor's own memory where that is in a row already."""
+    """A flat view of the tensor; a copy if the tensor is not contiguous."""
     tensor = tensor.detach()
     return tensor.view(-1) if tensor.is_contiguous() else tensor.contiguous().view(-1)
 
 
 def write_back(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Writes them back, where they were copied."""
+    """Copies `flat` back into the tensor, if `flat_of` made a copy."""
     if not tensor.is_contiguous():
         with torch.no_grad():
             tensor.copy_(flat.view(tensor.shape))

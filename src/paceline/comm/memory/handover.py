@@ -1,8 +1,9 @@
-"""How the workers of one host get at the memory that rank 0 has made: its descriptor is handed to each of them.
+"""Hands the descriptor of rank 0's shared memory to the other workers of the host.
 
-Under our own launcher it goes through the link that each worker has inherited. In another launcher's store (torchrun's)
-anybody who reaches its port may write, so nothing in it is believed: what is found there is the address of a socket,
-and the kernel says which account is at its other end. Both sides refuse any account but their own.
+Under Paceline's launcher the descriptor goes through the link that each worker has inherited. The store of another
+launcher (torchrun) accepts writes from anyone who reaches its port, so its content is not trusted: the store only holds
+the address of a Unix socket, and the kernel reports the account at the other end of the socket. Both sides refuse any
+account but their own.
 """
 
 from __future__ import annotations
@@ -20,30 +21,31 @@ from paceline.comm.link import frames
 from paceline.comm.link.client import LinkStore
 from paceline.errors import LaunchError, PeerLostError
 
-_CREDENTIALS = struct.Struct("iII")  # process, user, group
-_PATIENCE = 300.0  # seconds for all workers of a group to come, where nothing else is said
-_reported: set[int] = set()  # accounts that were refused: each is reported once
+_CREDENTIALS = struct.Struct("iII")  # process id, user id, group id
+_DEFAULT_TIMEOUT = 300.0  # seconds for all workers of a group to connect
+_reported: set[int] = set()  # refused accounts that have been reported: each is reported once
 
 
 class Handed:
-    """What each worker holds afterwards: the memory, and a descriptor of each other worker's process."""
+    """The result for one worker: the descriptor of the memory, and a process descriptor (pidfd) of each peer."""
 
     def __init__(self, memory: int, processes: dict[int, int]) -> None:
         self.memory, self.processes = memory, processes
 
 
 def hand_over(store: Any, rank: int, world: int, memory: int | None, *, timeout: float | None = None) -> Handed:
-    """Every worker of the group calls it, rank 0 with the descriptor of the memory; waits for all. The descriptors that
-    come back are the caller's to close. LaunchError where another account plays one of the workers."""
+    """Every worker of the group calls it, rank 0 with the descriptor of the memory; waits for all. The caller must
+    close the returned descriptors. Raises LaunchError if another account poses as rank 0."""
     if isinstance(store, LinkStore):
         return _through_link(store, rank, world, memory)
     if memory is not None:
-        return _to_all(store, world, memory, timeout or _PATIENCE)
-    return _from_first(store, rank, timeout or _PATIENCE)
+        return _serve_descriptors(store, world, memory, timeout or _DEFAULT_TIMEOUT)
+    return _receive_descriptors(store, rank, timeout or _DEFAULT_TIMEOUT)
 
 
 def forget(store: Any, world: int) -> None:
-    """Called by rank 0 when all have what they need: a later group may meet in the same store."""
+    """Deletes the keys of the handover. Rank 0 calls it after all workers have connected, so that a later group can use
+    the same store."""
     keys = [f"process{peer}" for peer in range(world)] if isinstance(store, LinkStore) else []
     for key in ("memory", *keys):
         store.delete_key(key)
@@ -61,18 +63,18 @@ def _through_link(store: LinkStore, rank: int, world: int, memory: int | None) -
 
 
 class _Hello(msgspec.Struct, frozen=True):
-    """A worker's first message, with a descriptor of its process."""
+    """A worker's first message; it carries a descriptor of the worker's process."""
 
     rank: int
 
 
-def _to_all(store: Any, world: int, memory: int, timeout: float) -> Handed:
-    """Rank 0: waits for the others, and gives each all descriptors."""
+def _serve_descriptors(store: Any, world: int, memory: int, timeout: float) -> Handed:
+    """Rank 0's side: waits for the other ranks and sends all descriptors to each."""
     until = time.monotonic() + timeout
     processes = {0: os.pidfd_open(os.getpid())}
     peers: dict[int, socket.socket] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind("")  # the kernel chooses a name, which no file system holds
+        listening.bind("")  # an abstract address chosen by the kernel: no file is created
         listening.listen(world + 64)
         store.set("memory", listening.getsockname().hex())
         try:
@@ -87,12 +89,12 @@ def _to_all(store: Any, world: int, memory: int, timeout: float) -> Handed:
                 else:
                     peer.close()
             for peer in peers.values():
-                everybody = [processes[rank] for rank in range(world)]
-                frames.send(peer, b"", [memory, *everybody])
+                process_fds = [processes[rank] for rank in range(world)]
+                frames.send(peer, b"", [memory, *process_fds])
         except (OSError, EOFError, KeyError) as error:
             missing = ", ".join(str(rank) for rank in range(world) if rank not in processes)
             raise PeerLostError(
-                f"Worker {missing or 'of this group'} did not come for the shared memory: {error}."
+                f"Worker {missing or 'of this group'} did not connect to the shared memory of worker 0: {error}."
             ) from error
         finally:
             for peer in peers.values():
@@ -101,35 +103,37 @@ def _to_all(store: Any, world: int, memory: int, timeout: float) -> Handed:
     return Handed(memory, processes)
 
 
-def _from_first(store: Any, rank: int, timeout: float) -> Handed:
-    """Any other rank."""
+def _receive_descriptors(store: Any, rank: int, timeout: float) -> Handed:
+    """The side of every rank but 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
         first.settimeout(timeout)
         try:
             first.connect(bytes.fromhex(store.get("memory").decode("ascii", "replace")))
             if not _is_own(first):
                 raise LaunchError(
-                    f"Another account ({_account(first)}) offers worker {rank} memory in worker 0's place: refused.",
-                    advice="Somebody writes to the store of this run. Look who else is logged in to this host.",
+                    f"Worker {rank} refused the shared memory of another account ({_account(first)}), which poses as "
+                    "worker 0.",
+                    advice="Another account writes to the store of this run. Check who is logged in to this host.",
                 )
             own = os.pidfd_open(os.getpid())
             frames.send(first, msgspec.msgpack.encode(_Hello(rank)), [own])
             os.close(own)
-            _, (memory, *everybody) = frames.receive(first)
+            _, (memory, *process_fds) = frames.receive(first)
         except (OSError, EOFError, ValueError) as error:
             raise PeerLostError(f"Worker 0 has ended before its memory was shared: {error}.") from error
-    os.close(everybody[rank])
-    return Handed(memory, {peer: process for peer, process in enumerate(everybody) if peer != rank})
+    os.close(process_fds[rank])
+    return Handed(memory, {peer: process for peer, process in enumerate(process_fds) if peer != rank})
 
 
 def _is_own(peer: socket.socket) -> bool:
-    """Whether the process at the other end belongs to this account; one that does not is reported once."""
+    """Whether the process at the other end belongs to this account. Each other account is reported once, on standard
+    error."""
     user = _user(peer)
     if user == os.geteuid():
         return True
     if user not in _reported:
         _reported.add(user)
-        print(f"paceline: refused a connection of another account ({_account(peer)}).", file=sys.stderr)
+        print(f"paceline: refused a connection from another account ({_account(peer)}).", file=sys.stderr)
     return False
 
 

@@ -1,7 +1,7 @@
-"""Messages from one worker to another, through shared memory: two buffers for each pair and direction.
+"""Point-to-point messages between workers through shared memory, with two buffers per pair and direction.
 
-A message is cut into pieces that fit a buffer; the sender fills one while the receiver empties the other. Messages of
-one pair come in order; one whose tag is not asked for yet is put aside.
+A message is cut into pieces that fit a buffer; the sender fills one buffer while the receiver empties the other.
+Messages of a pair arrive in order. A message whose tag has not been requested yet is kept for a later receive.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from paceline.errors import PartedError, PeerLostError
 
 BUFFER = 256 << 10  # bytes
 HEAD = struct.Struct("<qq")  # tag, bytes of the message
-PAIR = 4 * LINE + 2 * BUFFER  # two signals, two heads, two buffers
-NAP = 0.001  # seconds between looks at all workers, when any one's message will do
+PAIR = 4 * LINE + 2 * BUFFER  # bytes per pair and direction: two signals, two heads, two buffers
+NAP = 0.001  # seconds between two polls of all workers in `receive_any`
 
 
 class _Place(threading.local):
-    """Where in the script the call was made that this thread is busy with."""
+    """The script line of the call that this thread runs."""
 
     site: Callable[[], str] = staticmethod(script_line)
 
 
 class Mailbox:
-    """Between the workers of one group. One thread at a time sends to a worker; any number may receive from it, each
-    with a tag of its own: one reads what comes, and puts aside what the others wait for."""
+    """Messages between the workers of one group. Only one thread at a time may send to a given worker. Any number of
+    threads may receive from a worker, each with a tag of its own: one thread reads the incoming messages and keeps
+    those of other tags for the other threads."""
 
     def __init__(self, store: Any, rank: int, world: int, **options: Any) -> None:
-        """Every worker makes one."""
+        """Every worker of the group calls it; waits for all."""
         self.rank, self.world = rank, world
         self._meeting = Meeting(store, rank, world, world * world * PAIR, **options)
         memory: Any = self._meeting.space.numpy()
@@ -46,7 +47,7 @@ class Mailbox:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._sent, self._read = [0] * world, [0] * world  # pieces, by peer
         self._aside: list[deque[tuple[int, torch.Tensor]]] = [deque() for _ in range(world)]
-        self._is_read = [False] * world  # by one of the threads, by peer
+        self._is_read = [False] * world  # by peer: a thread is reading from this peer
         self._change = threading.Condition()
         self._place, self._timeout = _Place(), options.get("timeout")
         for peer in range(world):
@@ -58,11 +59,12 @@ class Mailbox:
         self._meeting.meet()
 
     def at(self, site: Callable[[], str]) -> None:
-        """Says where in the script the next call was made, for the one who must explain it."""
-        self._place.site = site  # of this thread
+        """Sets the script line of the next call of this thread, for error messages."""
+        self._place.site = site
 
     def send(self, data: torch.Tensor, to: int, tag: int) -> None:
-        """Sends bytes. Returns when they lie in shared memory: the last two pieces may not have been read."""
+        """Sends bytes. Returns when all bytes are in shared memory; the receiver may not have read the last two pieces
+        yet."""
         full, free = self._signals(self.rank, to)
         for at in range(0, max(data.numel(), 1), BUFFER):
             self._take(free, to, "send")
@@ -88,10 +90,10 @@ class Mailbox:
                 return
 
     def receive_any(self, data: torch.Tensor, tag: int) -> int:
-        """Receives the next message with this tag, whoever sends it; gives the sender."""
+        """Receives the next message with this tag from any worker; returns the sender's rank."""
         since = time.monotonic()
         while True:
-            gone = self._meeting.gone()  # before a look at what has come: who has ended may have sent something
+            gone = self._meeting.gone()  # before the poll: a worker may have sent a message and then ended
             for source in range(self.world):
                 with self._change:
                     message = self._from_aside(source, tag)
@@ -105,10 +107,10 @@ class Mailbox:
                     return source
             if gone:
                 raise PeerLostError(
-                    f"Worker {self._meeting.names[gone[0]]} has ended, and worker {self._meeting.names[self.rank]} "
-                    f"waits for anybody's message at {self._place.site()}."
+                    f"Worker {self._meeting.names[gone[0]]} has ended while worker {self._meeting.names[self.rank]} "
+                    f"waits for a message from any worker at {self._place.site()}."
                 )
-            self._look_at_clock(since, "anybody's message")
+            self._check_timeout(since, "a message from any worker")
             time.sleep(NAP)
 
     def _has_come(self, source: int) -> bool:
@@ -122,8 +124,8 @@ class Mailbox:
         return None
 
     def _read_next(self, data: torch.Tensor, source: int, tag: int) -> bool:
-        """Waits for that worker's next message: into `data` if it is the one, which is said; else it is put aside. The
-        caller has taken `_is_read`."""
+        """Waits for the next message from `source`. If its tag and size match, reads it into `data` and returns True;
+        otherwise keeps it for a later receive. The caller has set `_is_read[source]`."""
         aside: tuple[int, torch.Tensor] | None = None
         try:
             self._take(self._signals(source, self.rank)[0], source, "receive")
@@ -144,7 +146,7 @@ class Mailbox:
                 self._change.notify_all()
 
     def _read_into(self, data: torch.Tensor, source: int) -> None:
-        """The first piece's signal has been taken."""
+        """Reads a whole message. The caller has taken the signal of the first piece."""
         full, free = self._signals(source, self.rank)
         for at in range(0, max(data.numel(), 1), BUFFER):
             if at:
@@ -158,25 +160,25 @@ class Mailbox:
     def _open(self, message: torch.Tensor, data: torch.Tensor, source: int) -> None:
         if message.numel() != data.numel():
             raise PartedError(
-                f"Worker {self._meeting.names[source]} sent {message.numel()} bytes, and worker "
+                f"Worker {self._meeting.names[source]} sent {message.numel()} bytes, but worker "
                 f"{self._meeting.names[self.rank]} expects {data.numel()} at {self._place.site()}.",
-                advice="A send and its receive must be of the same size and dtype.",
+                advice="A send and its receive must have the same size and dtype.",
             )
         data.copy_(message)
 
     def _take(self, address: int, peer: int, doing: str) -> None:
         since = time.monotonic()
 
-        def look() -> None:
+        def check() -> None:
             if peer in self._meeting.gone() and not signals.count(address):
                 raise PeerLostError(
-                    f"Worker {self._meeting.names[peer]} has ended, in the middle of a {doing} at {self._place.site()}."
+                    f"Worker {self._meeting.names[peer]} has ended during a {doing} at {self._place.site()}."
                 )
-            self._look_at_clock(since, f"worker {self._meeting.names[peer]} in a {doing}")
+            self._check_timeout(since, f"worker {self._meeting.names[peer]} in a {doing}")
 
-        signals.take(address, self._meeting.spin, look)
+        signals.take(address, self._meeting.spin, check)
 
-    def _look_at_clock(self, since: float, what: str) -> None:
+    def _check_timeout(self, since: float, what: str) -> None:
         if self._timeout is not None and time.monotonic() - since > self._timeout:
             raise PeerLostError(
                 f"Worker {self._meeting.names[self.rank]} has waited {self._timeout:.0f} s for {what} at "

@@ -1,4 +1,4 @@
-"""What torch's reduce operations do to tensors in host memory."""
+"""Implements torch's reduce operations on host tensors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ REDUCTIONS: dict[Any, Reduce] = {
 
 
 class Operation(NamedTuple):
-    reduce: Reduce  # makes two one
-    divide: Callable[[torch.Tensor], Any]  # what is done with the result
-    words: str  # for who calls it by another one than the others
+    reduce: Reduce
+    divide: Callable[[torch.Tensor], Any]  # applied to the result: AVG divides by the number of workers
+    words: str  # added to the name of the collective, so that a mismatch between workers is found and named
 
 
 def operation(op: Any, dtype: torch.dtype, world: int) -> Operation:
-    """What this dtype cannot be reduced by is refused here: in the middle of a collective it would be too late."""
+    """The operation for a torch ReduceOp. Raises ValueError if `dtype` does not support `op`, before the collective
+    begins, so that no peer is left inside it."""
     return _operation(int(getattr(op, "op", op)), dtype, world)
 
 
@@ -53,7 +54,7 @@ def _leave(flat: torch.Tensor) -> None:
 
 @functools.cache
 def _can_reduce(kind: Any, dtype: torch.dtype) -> bool:
-    """Tried, on one number."""
+    """Whether the operation works on this dtype: tries it on one element."""
     one, other = torch.ones(1, dtype=dtype), torch.ones(1, dtype=dtype)
     try:
         REDUCTIONS[kind](one, other)

@@ -1,13 +1,13 @@
-"""Sums that pass through shared memory in rows, so that nobody stands still while another one works.
+"""Pipelined all-reduce through shared memory: copy-in, addition and copy-out of different rows overlap.
 
-A row has a piece for every worker. In turn `k` a worker brings its row `k` (to each peer the piece that is the peer's
-to add up), adds up its own piece of row `k - 1`, and takes home the sums of row `k - 2`; one signal a turn says that
-all of it is done. So each signal is about what was written a turn ago, and a peer that is late by less than that holds
-up nobody.
+A row has one piece per worker. In turn `k` a worker copies in its row `k` (the piece of each peer goes to the slot that
+this peer reads), sums its own piece of row `k - 1`, and copies out the sums of row `k - 2`. One signal per turn
+announces all three steps. So a wait concerns data of the previous turn, and a peer that is late by less than one turn
+delays no worker.
 
-Three rows of slots are enough. A row is brought again three turns later: by then the peers' signals have said that they
-have added it up. A sum is put down three turns after the last one in its place: by then they have taken it home. The
-same holds from one call to the next, since who begins a call has ended the last one.
+Three rows of slots are enough. A row of slots is written again three turns later: by then the signals of the peers have
+confirmed that they have summed the old row, and that they have copied out the old sums. The same holds between two
+calls, because a worker that begins a call has finished the previous one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 
 from paceline.comm.memory.shm_rendezvous import Meeting
 
-PIECE = 512 << 10  # bytes: what was written is still in the cache when it is read
-ROW = 2 << 20  # … of all workers' pieces together, at most
-TURNS = 3
-ALIGN = 64
-Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # takes the second into the first
-Row = Sequence[torch.Tensor]  # by worker
+PIECE = 512 << 10  # bytes: small enough to be in the cache when a peer reads it
+ROW = 2 << 20  # bytes: upper limit for the pieces of all workers together
+TURNS = 3  # rows of slots
+ALIGN = 64  # bytes
+Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # reduces the second tensor into the first
+Row = Sequence[torch.Tensor]  # pieces by worker
 
 
 def add(into: torch.Tensor, other: torch.Tensor) -> None:
@@ -32,7 +32,7 @@ def add(into: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def space_for(world: int) -> int:
-    """Bytes that a relay of so many workers needs."""
+    """The bytes of shared memory that a relay of `world` workers needs."""
     return TURNS * world * world * _piece(world)
 
 
@@ -41,16 +41,16 @@ def _piece(world: int) -> int:
 
 
 class Relay:
-    """Of one group. `space` is the same shared memory for everybody."""
+    """The pipelined all-reduce of one group. `space` is the same shared memory on every worker."""
 
     def __init__(self, meeting: Meeting, space: torch.Tensor) -> None:
         self._meeting, self._space = meeting, space
         self._rank, self._world = meeting.rank, meeting.world
-        self._peers = [(self._rank + step) % self._world for step in range(1, self._world)]  # each begins with another
-        self._slots: dict[torch.dtype, list[list[Row]]] = {}  # by turn, by who brings, by whose it is
+        self._peers = [(self._rank + step) % self._world for step in range(1, self._world)]  # rotated: spreads the load
+        self._slots: dict[torch.dtype, list[list[Row]]] = {}  # by turn, writer, owner of the piece
 
     def all_reduce(self, flat: torch.Tensor, reduce: Reduce) -> None:
-        """In place, of any size. Every worker, after `meeting.call`; waits for all."""
+        """Reduces `flat`, of any size, in place. Every worker calls it, after `meeting.call`; waits for all."""
         meeting, rank, peers = self._meeting, self._rank, self._peers
         rows = list(self._rows(flat))
         slots = self._slots_of(flat.dtype)
@@ -86,7 +86,7 @@ class Relay:
 
     def _slots_of(self, dtype: torch.dtype) -> list[list[Row]]:
         if dtype not in self._slots:
-            with torch.inference_mode(False):  # what is made in it could not be written to outside
+            with torch.inference_mode(False):  # an inference tensor could not be written outside inference mode
                 slots = self._space.view(dtype).view(TURNS, self._world, self._world, -1)
                 self._slots[dtype] = [[row.unbind() for row in turn.unbind()] for turn in slots.unbind()]
         return self._slots[dtype]

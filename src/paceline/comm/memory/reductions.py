@@ -1,11 +1,12 @@
-"""Sums of memory that the workers share: gradient buckets are added up where they lie.
+"""In-place sums of gradient buckets in shared memory.
 
-A worker says that a bucket of its own is complete, and goes on. Once all have said so, each adds up its own part of it
-and writes the sum into everybody's bucket: two reads and two writes for each number, no copy in or out, and no thread.
-That is done when this worker next looks (`progress`), at the latest when it needs the sum (`finish`).
+A worker announces that its bucket is complete, and goes on. Once all workers have announced a bucket, each worker sums
+its own part of the bucket and writes the sum into the buckets of all workers. Each element costs two reads and two
+writes; no data is copied in or out, and no thread is needed. The addition runs at this worker's next `progress` call,
+or in `finish`.
 
-Buckets are made and started in the same order by every worker. Where a bucket's memory lies is each worker's own
-affair: the others learn it with every start.
+Every worker allocates and starts the buckets in the same order. Each start carries the current memory of the bucket, so
+that a worker may replace this memory at any time.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from paceline.comm.link.client import within
 from paceline.comm.memory.region import Region
 from paceline.comm.memory.shm_rendezvous import LINE, Meeting
 
-CHUNK = 256 << 10  # bytes that are added and passed on while they are in the cache
-OPEN = 64  # sums that may be under way at once
-START = struct.Struct("<qqqqqq")  # bucket, process, descriptor, number of the memory, elements, dtype
+CHUNK = 256 << 10  # bytes that are summed and written to all workers while they are in the cache
+OPEN = 64  # ring buffer entries for started sums; at most half of them are in use
+START = struct.Struct("<qqqqqq")  # bucket, process id, descriptor, serial number of the memory, elements, CRC of dtype
 HALVES = (torch.float16, torch.bfloat16)
 
 _serials = itertools.count(1)
 
 
 class Shared:
-    """A flat tensor of this worker's that the others can read and write."""
+    """A flat tensor of this worker that its peers can read and write."""
 
     def __init__(self, key: int, numel: int, dtype: torch.dtype) -> None:
         self.key, self.numel, self.dtype = key, numel, dtype
@@ -44,7 +45,7 @@ class Shared:
 
     @torch.inference_mode(False)
     def renew(self) -> None:
-        """Takes new memory, zeros; the old one is left to whoever holds it."""
+        """Replaces the memory by new, zeroed memory. The old memory lives as long as a reference to it."""
         self.serial = next(_serials)
         self.region = Region(self.numel * self.dtype.itemsize)
         self.flat = self.region.bytes[: self.numel * self.dtype.itemsize].view(self.dtype)
@@ -55,41 +56,43 @@ class Shared:
 
 @dataclass(eq=False, slots=True)
 class Sum:
-    """One that has been started. `name` says what is summed, for whoever asks."""
+    """A started sum. `name` describes the bucket in messages."""
 
     number: int
     bucket: Shared
     name: str
-    flat: torch.Tensor  # the bucket's memory when it was started
+    flat: torch.Tensor  # the bucket's memory at the start of the sum
     region: Region
-    heard: set[int] = field(default_factory=set)
+    heard: set[int] = field(default_factory=set)  # peers that have started this sum
     reduced: bool = False
-    adding: tuple[float, float] = (0.0, 0.0)  # when this worker added up its part
+    adding: tuple[float, float] = (0.0, 0.0)  # start and end time of this worker's additions
 
 
 class Reductions:
     """The sums of one group of workers."""
 
     def __init__(self, store: Any, rank: int, world: int, **options: Any) -> None:
-        """Every worker makes one, with a store of their own to meet in."""
+        """Every worker of the group calls it, with a store prefix for the exclusive use of this group; waits for
+        all."""
         self.rank, self.world = rank, world
         self._ready = Meeting(within(store, "ready"), rank, world, world * OPEN * LINE, **options)
         self._done = Meeting(within(store, "done"), rank, world, 0, **options)
         memory: Any = self._ready.space.numpy()
         self._starts = memoryview(memory)
-        self._open: deque[Sum] = deque()  # started, not yet added up here
-        self._kept: deque[Sum] = deque()  # added up here; others may not have opened the memory yet
+        self._open: deque[Sum] = deque()  # started, own part not yet added
+        self._kept: deque[Sum] = deque()  # own part added; kept alive because peers may not have opened the memory yet
         self._count, self._keys = itertools.count(), itertools.count()
-        self._done_by = [0] * world  # how many sums each has added its part of
-        # Of the peers: their memory's number and the memory, by bucket and worker. Goes with the bucket.
+        self._done_by = [0] * world  # by rank: number of sums to which that worker has added its part
+        # Per bucket and peer: serial number and mapping of the peer's memory. Freed with the bucket.
         self._maps: weakref.WeakKeyDictionary[Shared, dict[int, tuple[int, torch.Tensor]]] = weakref.WeakKeyDictionary()
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared:
-        """A bucket, of zeros. All workers make the same ones in the same order, at any time of their own."""
+        """A zeroed bucket. All workers allocate the same buckets in the same order; no worker waits."""
         return Shared(next(self._keys), numel, dtype)
 
     def start(self, bucket: Shared, name: str = "gradients") -> Sum:
-        """This worker's bucket is complete. Does not wait, unless very many are under way."""
+        """Announces that this worker's bucket is complete. Does not wait, unless 32 sums (half of `OPEN`) are still
+        open."""
         if len(self._open) >= OPEN // 2:
             self._add_up(wait=True)
         begun = Sum(next(self._count), bucket, name, bucket.flat, bucket.region)
@@ -100,12 +103,12 @@ class Reductions:
         return begun
 
     def progress(self) -> None:
-        """Adds up what all have started by now. Does not wait."""
+        """Adds this worker's part to all sums that every worker has started. Does not wait."""
         while self._open and self._add_up(wait=False):
             pass
 
     def finish(self, begun: Sum) -> None:
-        """Waits for a sum: then every worker's bucket holds it."""
+        """Waits for a sum. Afterwards the bucket of every worker holds the sum."""
         self._ready.said = self._done.said = begun.name
         while not begun.reduced:
             self._add_up(wait=True)
@@ -117,7 +120,7 @@ class Reductions:
             self._kept.popleft()
 
     def _add_up(self, *, wait: bool) -> bool:
-        """This worker's part of the oldest sum; False if a peer has not started it."""
+        """Adds this worker's part of the oldest open sum; False if a peer has not started that sum."""
         oldest = self._open[0]
         for peer in range(self.world):
             if peer == self.rank or peer in oldest.heard:
@@ -161,7 +164,8 @@ class Reductions:
 
 @torch.no_grad()
 def _sum_into_all(flats: list[torch.Tensor], rank: int, start: int, stop: int) -> None:
-    """Adds up a stretch of everybody's memory, and writes the sum to all of them. Half types are added in float32."""
+    """Sums the range [start, stop) of all buckets and writes the sum to all of them. float16 and bfloat16 are summed in
+    float32."""
     own, others = flats[rank], [flat for r, flat in enumerate(flats) if r != rank]
     step = CHUNK // own.element_size()
     for at in range(start, stop, step):

@@ -1,8 +1,8 @@
-"""Memory that the workers of one host share, and how they find it.
+"""Shared memory of the workers of one host, and the liveness of their processes.
 
-It has no name in any file system: a worker makes it, and its descriptor is handed to the others (handover.py). Further
-memory is found through the first: a worker writes its process and descriptor there, where nobody else can. So nothing
-outlives a crash, and a small /dev/shm does not matter.
+The memory has no name in any file system: one worker creates it and hands its descriptor to the others (handover.py).
+Further memory is announced in the first: a worker writes its process id and descriptor there, where no other account
+can write. So no memory outlives a crash, and the size of /dev/shm does not matter.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PAGE = 4096
 
 
 class Region:
-    """Shared memory as bytes, as a tensor of bytes, and as an address. Keeps itself alive through its tensors."""
+    """Shared memory as a buffer, as a tensor of bytes, and as an address. Its tensors keep the memory alive."""
 
     def __init__(self, size: int, *, fd: int | None = None) -> None:
-        """Makes new memory, or takes over the descriptor of another worker's."""
+        """Creates new memory; with `fd`, maps the memory of another worker and takes ownership of the descriptor."""
         self._fd = -1
         self.size = max(1, -(-size // PAGE)) * PAGE
         if fd is None:
@@ -38,19 +38,19 @@ class Region:
                 self.memory = mmap.mmap(fd, self.size)
             finally:
                 os.close(fd)
-        with torch.inference_mode(False):  # else it could not be written to outside
+        with torch.inference_mode(False):  # an inference tensor could not be written outside inference mode
             self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     @classmethod
     def of(cls, process: int, descriptor: int, size: int) -> Region:
-        """Opens another worker's memory at a place that this worker was told through memory that they share."""
+        """Opens another worker's memory. `process` and `descriptor` must come from shared memory: they are trusted."""
         try:
             fd = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         except (FileNotFoundError, ProcessLookupError):
             raise PeerLostError(f"A worker (process {process}) has ended before its memory was shared.") from None
         try:
-            fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # only memory has seals: a number that was used again may name a file
+            fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # fails for a file: the descriptor number may have been reused for one
         except OSError:
             os.close(fd)
             raise PeerLostError(f"A worker (process {process}) has closed its memory before it was shared.") from None
@@ -58,16 +58,16 @@ class Region:
 
     @property
     def fd(self) -> int:
-        """To be handed over; -1 where the memory is another worker's, or its door is closed."""
+        """The descriptor to hand over; -1 if the memory is another worker's, or after `close_door`."""
         return self._fd
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where others open it, as long as this process lives and has not closed it."""
+        """Process id and descriptor, by which peers open the memory while this process lives and keeps it open."""
         return os.getpid(), self._fd
 
     def close_door(self) -> None:
-        """All who are to share it have opened it: nobody else can."""
+        """Closes the descriptor, so that no further process can open the memory. Existing mappings stay valid."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -77,11 +77,11 @@ class Region:
 
 
 class Peers:
-    """The other workers on this host, as processes: whether they still live. Process numbers are used again, so each is
-    held by a descriptor of its own."""
+    """The processes of the other workers on this host, and whether they still live. Process ids are reused, so each
+    process is identified by a process descriptor (pidfd)."""
 
     def __init__(self, processes: dict[int, int]) -> None:
-        """Takes over the descriptor of each rank's process."""
+        """Takes ownership of the process descriptor of each rank."""
         self._poll, self._lock = select.poll(), threading.Lock()
         self._ranks = {fd: rank for rank, fd in processes.items()}
         for fd in self._ranks:
@@ -89,7 +89,7 @@ class Peers:
 
     def gone(self) -> list[int]:
         """The ranks that have ended."""
-        with self._lock:  # several threads wait for messages, and a poll object serves one
+        with self._lock:  # several threads wait for messages, and a poll object is not thread-safe
             return sorted(self._ranks[fd] for fd, _ in self._poll.poll(0))
 
     def __del__(self) -> None:
@@ -98,8 +98,8 @@ class Peers:
 
 
 def host_of_this_process() -> str:
-    """Equal for two processes that can share memory: the same kernel, and namespaces in which they see each other. One
-    network namespace, too: who is put into another is meant to be another host."""
+    """A host id that is equal for two processes that can share memory: same kernel, same process namespace. The network
+    namespace is part of the id, because a separate network namespace is meant as a separate host."""
 
     def inode(name: str) -> Any:
         return os.stat(f"/proc/self/ns/{name}").st_ino

@@ -1,7 +1,7 @@
-"""Where the workers of one host meet: shared space, a signal from each to each, and what each has called.
+"""Rendezvous of the workers of one host: shared memory, a semaphore per ordered pair, and each worker's current call.
 
-A call is written down before its first signal, so that the first wait finds out whether the other one made the same
-call. Who did not raises on both sides, with both places in the script.
+A worker writes the description of its call to shared memory before the first signal, so that the first wait shows
+whether the peer made the same call. A mismatch raises on all workers, naming the script line of each.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from paceline.comm.memory.handover import forget, hand_over
 from paceline.comm.memory.region import Peers, Region
 from paceline.errors import PacelineError, PartedError, PeerLostError
 
-SPIN = 300  # turns before sleeping: about a hundred microseconds
-LINE = 64
-TEXT = 1024  # bytes for a worker to say what it called
-CALL = struct.Struct("<qqqqq")  # number, what, size, root, parts
+SPIN = 300  # polls before sleeping: about 100 µs
+LINE = 64  # bytes of a cache line
+TEXT = 1024  # bytes for a worker's description of its call
+CALL = struct.Struct("<qqqqq")  # number, CRC of name and dtype, size, root, CRC of uneven parts
 CALLED_OFF = "called off"
 OFF = zlib.crc32(f"{CALLED_OFF} {torch.uint8}".encode())
-HEAR_OUT = 5.0  # seconds in which workers that have parted tell each other what they called
+HEAR_OUT = 5.0  # seconds in which diverged workers wait for the descriptions of their peers' calls
 
 
 class Meeting:
-    """`call`, then `signal` and `wait` for each peer, as often as the call needs; all do so in the same order."""
+    """A group of workers in shared memory. A collective is one `call`, then `signal` and `wait` for each peer, as often
+    as the collective needs; all workers use the same order."""
 
     def __init__(
         self,
@@ -44,24 +45,24 @@ class Meeting:
         names: list[int] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Every worker of the group; waits until all are there. `names` are the numbers by which people know them;
-        without a `timeout` a peer that lives is waited for as long as it takes."""
+        """Every worker of the group calls it; waits for all. `names` are the worker numbers shown in messages. Without
+        a `timeout` (seconds) there is no limit to the wait for a live peer."""
         self.rank, self.world = rank, world
-        self.site: Callable[[], str] = script_line  # of the call under way
+        self.site: Callable[[], str] = script_line  # returns the script line of the current call
         self.names, self._timeout = names or list(range(world)), timeout
-        # Where workers share cores, turning round takes the core from the one that is waited for.
+        # If workers share cores, polling takes the core from the worker that must signal.
         self.spin = SPIN if world <= (os.cpu_count() or 1) else 0
         self._codes: dict[tuple[str, torch.dtype], int] = {}
         self._number, self._call = 0, b""
-        self.said = ""  # what this worker waits for, in words
-        self._unheard = [False] * world  # who has not been compared with in the call under way
+        self.said = ""  # name of the current call, for messages
+        self._unchecked = [False] * world  # peers whose call has not been compared with the current call
         self._signals, self._taken = 0, [0] * world
         self._since, self._awaited = 0.0, 0
         self._broken: PacelineError | None = None
-        self._lay(store, space)
+        self._set_up(store, space)
 
-    def _lay(self, store: Any, space: int) -> None:
-        block = LINE * (self.world + 2) + TEXT  # of one worker: a signal from each, two calls, its words
+    def _set_up(self, store: Any, space: int) -> None:
+        block = LINE * (self.world + 2) + TEXT  # per worker: a semaphore for each peer, two calls, a text
         size = block * self.world + space
         if self.rank == 0:
             self._region = Region(size)
@@ -87,21 +88,22 @@ class Meeting:
         self.meet()
 
     def meet(self, name: str = "meeting") -> None:
-        """Returns when everybody is here."""
+        """Waits until every worker has called it."""
         self.call(name, torch.uint8, 0)
         self.signal()
         for peer in range(self.world):
             if peer != self.rank:
                 self.wait(peer)
-        self._unheard = [False] * self.world
+        self._unchecked = [False] * self.world
 
     def gone(self) -> list[int]:
-        """The workers that have ended."""
+        """The ranks whose process has ended."""
         return self._peers.gone()
 
     def call(self, name: str, dtype: torch.dtype, size: int, root: int = 0, parts: Sequence[int] = ()) -> None:
-        """A collective begins. All must begin the same one, of the same dtype and size (and parts), and signal: one
-        that was begun and not entered might be overwritten by the next before all have read it."""
+        """Begins a collective. All workers must begin the same collective, with the same dtype, size and parts, and
+        must then signal: without a signal the next call could overwrite this description before all peers have read
+        it."""
         if self._broken is not None:
             raise self._broken
         code = self._codes.get((name, dtype))
@@ -113,38 +115,38 @@ class Meeting:
         self._kind = (name, dtype, size, root, list(parts) if uneven else None)
         at = self._calls[self.rank] + LINE * (self._number & 1)
         self._region.memory[at : at + CALL.size] = self._call
-        self._unheard = [True] * self.world
+        self._unchecked = [True] * self.world
 
     def signal(self) -> None:
-        """What this worker has written so far may be read."""
+        """Tells all peers that the data written so far may be read."""
         self._signals += 1
         for address in self._posts:
             signals.post(address)
 
     def wait(self, peer: int) -> None:
-        """Waits for that worker's signal."""
+        """Waits for a signal from `peer`. The first wait of a call also compares the calls."""
         address = self._waits[peer]
         if not signals.is_posted(address):
             self._since, self._awaited = time.monotonic(), peer
-            signals.take(address, self.spin, self._look)
+            signals.take(address, self.spin, self._check_peers)
         self._taken[peer] += 1
-        if self._unheard[peer]:
-            self._unheard[peer] = False
+        if self._unchecked[peer]:
+            self._unchecked[peer] = False
             at = self._calls[peer] + LINE * (self._number & 1)
             if self._region.memory[at : at + CALL.size] != self._call:
                 self._differ(peer)
 
     def _differ(self, peer: int) -> None:
-        """A peer made another call: it has failed, or another one has, or the workers have parted."""
-        until, unheard = time.monotonic() + HEAR_OUT, [p for p in range(self.world) if p != self.rank]
+        """A peer made a different call: a worker has failed and calls the work off, or the workers have diverged."""
+        until, remaining = time.monotonic() + HEAR_OUT, [p for p in range(self.world) if p != self.rank]
         while not self._is_off(peer):
-            unheard = [p for p in unheard if self._unheard[p]]
-            if not unheard or not signals.sleep(self._waits[unheard[0]], max(0.0, until - time.monotonic())):
-                self._part()
-            peer = unheard[0]
+            remaining = [p for p in remaining if self._unchecked[p]]
+            if not remaining or not signals.sleep(self._waits[remaining[0]], max(0.0, until - time.monotonic())):
+                self._report_divergence()
+            peer = remaining[0]
             self._taken[peer] += 1
-            self._unheard[peer] = False
-        self._hear_the_rest()
+            self._unchecked[peer] = False
+        self._take_first_signals()
         raise CalledOff
 
     def _is_off(self, peer: int) -> bool:
@@ -152,25 +154,25 @@ class Meeting:
         return CALL.unpack(self._region.memory[at : at + CALL.size])[:2] == (self._number, OFF)
 
     def call_off(self) -> None:
-        """This worker failed in work that all do together: it answers the call that its peers make next, and they
-        raise `CalledOff`. Waits for all of them; whatever was exchanged in that call is lost."""
+        """Called by a worker that failed in joint work. Answers the next call of the peers, which then raise
+        `CalledOff`. Waits for all peers; the data of that call is lost."""
         self.call(CALLED_OFF, torch.uint8, 0)
         self.signal()
-        self._hear_the_rest()
+        self._take_first_signals()
 
-    def _hear_the_rest(self) -> None:
-        """A call that was called off ends for everybody with its first signal."""
+    def _take_first_signals(self) -> None:
+        """Takes the first signal of each remaining peer: a call that was called off ends with its first signals."""
         for peer in range(self.world):
-            if peer != self.rank and self._unheard[peer]:
-                self._unheard[peer] = False
+            if peer != self.rank and self._unchecked[peer]:
+                self._unchecked[peer] = False
                 self.wait(peer)
 
-    def _look(self) -> None:
-        """Still no signal. A worker that has ended and owes one will never send it."""
+    def _check_peers(self) -> None:
+        """Raises if waiting is pointless: a peer has ended without its signal, or the timeout has passed."""
         for peer in self._peers.gone():
             if self._taken[peer] < self._signals and not signals.count(self._waits[peer]):
                 self._broken = PeerLostError(
-                    f"Worker {self.names[peer]} has ended, and worker {self.names[self.rank]} waits for it in "
+                    f"Worker {self.names[peer]} has ended while worker {self.names[self.rank]} waits for it in "
                     f"{self.said} at {self.site()}."
                 )
                 raise self._broken
@@ -182,21 +184,22 @@ class Meeting:
             raise self._broken
 
     def is_here(self, peer: int) -> bool:
-        """Takes that worker's signal if it has come; does not wait."""
+        """Takes a signal from `peer` if there is one; does not wait."""
         if not signals.is_posted(self._waits[peer]):
             return False
         self._taken[peer] += 1
         return True
 
-    def _part(self) -> None:
-        """Another worker made another call. All find that out at their first wait."""
+    def _report_divergence(self) -> None:
+        """Describes this worker's call and raises. All workers find the mismatch at their first wait."""
         name, dtype, size, root, parts = self._kind
         text = f"{name} of {size} {str(dtype).removeprefix('torch.')}" + (f" from {root}" if root else "")
         text += f" in parts of {', '.join(map(str, parts))}" if parts else ""
         self.part(f"{text} at {self.site()}")
 
     def part(self, text: str) -> None:
-        """The workers have parted, and each finds that out here: they tell each other what they called, and raise."""
+        """Every worker of a diverged group calls it. The workers exchange the descriptions of their calls, and each
+        raises PartedError."""
         if self._broken is not None:
             raise self._broken
         raw = text.encode()[: TEXT - 1]
@@ -214,11 +217,11 @@ class Meeting:
                 self._taken[peer] += heard
             at = self._texts[peer]
             words = bytes(self._region.memory[at : at + TEXT]).split(b"\0")[0].decode(errors="replace")
-            said.append((peer, words if heard else "nothing yet"))
+            said.append((peer, words if heard else "no answer"))
         self._broken = PartedError(
             "The workers entered different collectives: "
             + "; ".join(f"worker {self.names[p]}: {words}" for p, words in said),
-            advice="A branch that depends on time, on unseeded randomness or on the process leads workers apart: all "
-            "must make the same collectives in the same order, of the same size and dtype.",
+            advice="Look for a branch of the script that depends on time, on unseeded randomness or on the process: "
+            "all workers must make the same collectives in the same order, with the same size and dtype.",
         )
         raise self._broken

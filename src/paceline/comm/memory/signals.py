@@ -1,8 +1,8 @@
-"""Signals between processes: POSIX semaphores that lie in shared memory.
+"""Signals between processes: POSIX semaphores in shared memory.
 
-A semaphore orders memory (what was written before `post` is seen after `take`), which a flag that Python polls does not
-on every processor; and its wait sleeps in the kernel. Calls that cannot block keep the interpreter's lock, since giving
-it away costs more than they do.
+A semaphore orders memory accesses (data written before `post` is visible after `take`); a flag that Python polls does
+not do so on every processor. A wait for a semaphore sleeps in the kernel. Calls that cannot block keep the GIL, because
+releasing it would cost more than the call.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import errno
 import time
 from collections.abc import Callable
 
-SIZE = 64  # bytes: a cache line each, so that two never disturb one another
+SIZE = 64  # bytes: one cache line per semaphore avoids false sharing
 CLOCK_MONOTONIC = 1
-LOOK_UP = 0.25  # seconds asleep before looking whether the peer is still there
+LOOK_UP = 0.25  # seconds of sleep between two checks that the peer still lives
 
 _quick, _slow = ctypes.PyDLL(None), ctypes.CDLL(None, use_errno=True)
 _init, _post, _try, _value = _quick.sem_init, _quick.sem_post, _quick.sem_trywait, _quick.sem_getvalue
@@ -32,7 +32,7 @@ _sleep.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Time))
 
 
 def make(address: int) -> None:
-    """A semaphore at zero, at this address of shared memory. By one process, before the others use it."""
+    """Creates a semaphore with value 0 at this address of shared memory. One process calls it, before any use."""
     _init(address, 1, 0)
 
 
@@ -40,8 +40,8 @@ post: Callable[[int], int] = _post
 
 
 def take(address: int, spin: int, look: Callable[[], None]) -> None:
-    """Waits for a post and takes it: turns round `spin` times, then sleeps. `look` is called now and then meanwhile: it
-    raises where waiting has become pointless."""
+    """Waits for a post and takes it: polls `spin` times, then sleeps. Calls `look` every 0.25 s (`LOOK_UP`); `look`
+    raises if waiting has become pointless."""
     for _ in range(spin):
         if not _try(address):
             return
@@ -50,7 +50,7 @@ def take(address: int, spin: int, look: Callable[[], None]) -> None:
 
 
 def sleep(address: int, seconds: float) -> bool:
-    """Waits for a post so long at most, and takes it; says whether there was one."""
+    """Waits at most `seconds` for a post and takes it; returns whether there was a post."""
     wake = time.monotonic() + seconds
     until = _Time(int(wake), int(wake % 1.0 * 1e9))
     while _sleep(address, CLOCK_MONOTONIC, until):
@@ -60,12 +60,12 @@ def sleep(address: int, seconds: float) -> bool:
 
 
 def is_posted(address: int) -> bool:
-    """Takes a post if there is one."""
+    """Takes a post if there is one; returns whether there was a post."""
     return not _try(address)
 
 
 def count(address: int) -> int:
-    """How many posts there are to take."""
+    """The number of posts that have not been taken."""
     found = ctypes.c_int()
     _value(address, ctypes.addressof(found))
     return found.value

@@ -1,16 +1,16 @@
-"""Sums over a `Wire`: five ways to the same total, for different sizes and numbers of workers.
+"""All-reduce over a `Wire`: five algorithms for different message sizes and numbers of workers n.
 
-    doubling          log₂ n messages of everything: nothing is sooner for a small tensor
-    halving_doubling  Rabenseifner's: 2 log₂ n messages, and as few bytes as can be, if n is a power of two
-    ring              as few bytes as can be for every n, but 2 (n - 1) messages one after the other
+    doubling          recursive doubling: log₂ n messages of the full tensor; the fastest for a small tensor
+    halving_doubling  Rabenseifner's algorithm: 2 log₂ n messages, and the fewest bytes if n is a power of two
+    ring              the fewest bytes for every n, but 2 (n - 1) messages in sequence
     tree              two binary trees, each for one half of the tensor: 2 log₂ n messages for every n
-    direct            each part goes straight to the worker that adds it up (direct.py): for half types, whose sums are
-                      made in float32 and rounded once
+    direct            each part goes directly to the worker that sums this part (direct.py): for float16 and bfloat16,
+                      which are summed in float32 and rounded once
 
-`all_reduce` chooses. Every worker of the wire calls the same function with a flat tensor of the same length and dtype,
-on the host; it is changed in place, and all workers end with the same bits. The order of additions depends on the
-number of workers and on the algorithm, never on time. When a peer is gone, the wire's error is raised and the tensor
-holds a part of the work. All but `direct` add in the tensor's own dtype.
+`all_reduce` chooses the algorithm. Every worker of the wire calls the same function with a flat host tensor of the same
+length and dtype. The tensor is changed in place, and all workers get the same bits. The order of additions depends only
+on the number of workers and on the algorithm, never on timing. If a peer is gone, the wire's error is raised and the
+content of the tensor is undefined. All algorithms except `direct` add in the tensor's own dtype.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from paceline.comm.network.direct import Cast, direct
 from paceline.comm.network.messages import Transfer, Wire
 from paceline.comm.network.parts import chunks, cut
 
-AHEAD = 8  # messages that may arrive before they are added up
+AHEAD = 8  # messages received before the first of them must be added
 HALVES = (torch.float16, torch.bfloat16)
 
 
 def all_reduce(flat: torch.Tensor, wire: Wire, *, algorithm: str | None = None, costs: Costs | None = None) -> None:
-    """Sums `flat` over the workers of the wire, in place, by the named algorithm or by the one that should be soonest.
-    `costs` must be the same on all workers."""
+    """Sums `flat` over the workers of the wire, in place, with the named algorithm; without a name, with the one of the
+    lowest estimated time. `costs` must be the same on all workers."""
     if flat.dim() != 1 or not flat.is_contiguous() or flat.device.type != "cpu":
-        raise ValueError(f"A flat tensor of the host is needed, not {tuple(flat.shape)} on {flat.device}.")
+        raise ValueError(
+            f"`flat` must be a 1-dimensional contiguous CPU tensor, found shape {tuple(flat.shape)} on {flat.device}."
+        )
     if wire.world == 1 or not flat.numel():
         return
     name = algorithm or ("direct" if flat.dtype in HALVES else choose(flat.nbytes, wire.world, costs))
@@ -42,7 +44,7 @@ def all_reduce(flat: torch.Tensor, wire: Wire, *, algorithm: str | None = None, 
 
 
 def doubling(flat: torch.Tensor, wire: Wire) -> None:
-    """In each round everybody swaps all it has with one other worker, twice as far away as before."""
+    """In each round every worker exchanges its full sum with one peer; the distance to the peer doubles each round."""
     pieces = chunks(flat, CHUNK)
     core = _fold(pieces, wire)
     distance = 1
@@ -50,16 +52,16 @@ def doubling(flat: torch.Tensor, wire: Wire) -> None:
         peer = wire.rank ^ distance
         sent = [wire.send(piece, peer) for piece in pieces]
         for piece, arrived in incoming(wire, [(piece, peer) for piece in pieces]):
-            sent.pop(0).wait()  # before the sum overwrites it
-            # The lower worker's numbers come first on both sides: even a NaN's bits agree.
+            sent.pop(0).wait()  # before the sum overwrites the piece
+            # The lower rank's values are the first operand on both sides, so that even the bits of a NaN agree.
             torch.add(*((arrived, piece) if peer < wire.rank else (piece, arrived)), out=piece)
         distance *= 2
     _unfold(pieces, wire, core)
 
 
 def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
-    """Half of what is left goes to a peer and its other half comes back, until each has the sum of one piece; then the
-    same way back with the sums."""
+    """Recursive halving: in each round a worker sends one half of its range to a peer and adds the peer's other half,
+    until each worker has the sum of one piece. Recursive doubling then returns the sums."""
     everything = chunks(flat, CHUNK)
     core = _fold(everything, wire)
     sent: list[Transfer] = []
@@ -84,8 +86,8 @@ def halving_doubling(flat: torch.Tensor, wire: Wire) -> None:
 
 
 def ring(flat: torch.Tensor, wire: Wire) -> None:
-    """Each part travels around once while it is added up, and once more as the sum. A chunk leaves as soon as it has
-    been added, while the next ones arrive."""
+    """Each part travels around the ring once while the workers add to it, and once more as the sum. A worker forwards a
+    chunk as soon as the chunk has been added, while the next chunks arrive."""
     rank, world = wire.rank, wire.world
     left, right = (rank - 1) % world, (rank + 1) % world
     parts = [chunks(flat[start:end], CHUNK) for start, end in cut(flat.numel(), world)]
@@ -93,8 +95,8 @@ def ring(flat: torch.Tensor, wire: Wire) -> None:
     coming = [(chunk, left) for step in range(1, world) for chunk in parts[(rank - step) % world]]
     for chunk, arrived in incoming(wire, coming):
         chunk.add_(arrived)
-        sent.append(wire.send(chunk, right))  # in the last step: the sum itself
-    # A part's sum can only come when what we gave to it has left our memory: it may be written there at once.
+        sent.append(wire.send(chunk, right))  # in the last step: the finished sum
+    # The sum of a part arrives only after this worker's contribution has left its memory: receive into it directly.
     sums = [(chunk, step) for step in range(world - 1) for chunk in parts[(rank - step) % world]]
     for (chunk, step), transfer in zip(sums, [wire.receive(chunk, left) for chunk, _ in sums], strict=True):
         transfer.wait()
@@ -104,17 +106,17 @@ def ring(flat: torch.Tensor, wire: Wire) -> None:
 
 
 def tree(flat: torch.Tensor, wire: Wire) -> None:
-    """Up to a root and down again, in two trees at once: who only gives in one has others below it in the other, so
-    that every worker's link is used alike (Sanders, Speck and Träff's two-tree idea)."""
+    """Reduce to a root and broadcast from it, in two trees at once. A leaf of one tree is an inner node of the other,
+    so that all links carry the same load (the two-tree algorithm of Sanders, Speck and Träff)."""
     rank, world = wire.rank, wire.world
     halves = [chunks(flat[start:end], CHUNK) for start, end in cut(flat.numel(), 2)]
-    kin = [_kin(rank, world, mirrored) for mirrored in range(2)]
+    relatives = [_relatives(rank, world, mirrored) for mirrored in range(2)]
     lines = [
-        (half[number], *kin[mirrored])
+        (half[number], *relatives[mirrored])
         for number in range(max(map(len, halves)))
         for mirrored, half in enumerate(halves)
         if number < len(half)
-    ]  # the same order on all workers: nobody waits for one who waits for it
+    ]  # the same order on all workers prevents a deadlock
     sent = list[Transfer]()
     arriving = incoming(wire, [(chunk, child) for chunk, _, children in lines for child in children])
     for chunk, parent, children in lines:
@@ -131,7 +133,8 @@ def tree(flat: torch.Tensor, wire: Wire) -> None:
 
 
 def broadcast(flat: torch.Tensor, wire: Wire) -> None:
-    """Gives every worker rank 0's values, in place. Who has them passes them on, to one twice as near each time."""
+    """Copies rank 0's values to every worker, in place, along a binomial tree: the distance to the target halves each
+    time."""
     pieces = chunks(flat, CHUNK)
     nearest = wire.rank & -wire.rank  # rank 0: none
     distance = (nearest or 1 << wire.world.bit_length()) >> 1
@@ -145,7 +148,7 @@ def broadcast(flat: torch.Tensor, wire: Wire) -> None:
     _finish(sent)
 
 
-def _straight(flat: torch.Tensor, wire: Wire) -> None:
+def _direct(flat: torch.Tensor, wire: Wire) -> None:
     direct(flat, wire, Cast(flat.dtype))
 
 
@@ -154,16 +157,16 @@ ALGORITHMS: dict[str, Callable[[torch.Tensor, Wire], None]] = {
     "halving_doubling": halving_doubling,
     "ring": ring,
     "tree": tree,
-    "direct": _straight,
+    "direct": _direct,
 }
 
 
-# -- what they share ---------------------------------------------------------------------------------------------------
+# -- shared by the algorithms ------------------------------------------------------------------------------------------
 
 
 def incoming(wire: Wire, wanted: Sequence[tuple[torch.Tensor, int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """For each (tensor, source) in turn: the tensor, and what the source sent for it. What was given may be overwritten
-    when the next one is asked for."""
+    """For each (tensor, source) in turn: the tensor, and the values that the source sent for it. The values are valid
+    only until the next iteration."""
     longest = max((tensor.numel() for tensor, _ in wanted), default=0)
     spare = [wanted[0][0].new_empty(longest) for _ in range(min(AHEAD, len(wanted)))]
     under_way: deque[tuple[torch.Tensor, torch.Tensor, Transfer]] = deque()
@@ -191,8 +194,8 @@ def _finish(transfers: Sequence[Transfer]) -> None:
 
 
 def _fold(pieces: Sequence[torch.Tensor], wire: Wire) -> int:
-    """Brings the workers down to a power of two: those above it give all they have to one below, and wait. Gives the
-    number of those who go on."""
+    """Reduces the number of active workers to a power of two and returns that number. Each other worker sends its
+    full tensor to an active worker, and then waits for `_unfold`."""
     core = 1 << (wire.world.bit_length() - 1)
     if wire.rank >= core:
         _finish([wire.send(piece, wire.rank - core) for piece in pieces])
@@ -202,30 +205,30 @@ def _fold(pieces: Sequence[torch.Tensor], wire: Wire) -> int:
 
 
 def _unfold(pieces: Sequence[torch.Tensor], wire: Wire, core: int) -> None:
-    """Gives the sums to those who waited."""
+    """Sends the sums to the inactive workers."""
     if wire.rank >= core:
         _finish([wire.receive(piece, wire.rank - core) for piece in pieces])
     elif wire.rank + core < wire.world:
         _finish([wire.send(piece, wire.rank + core) for piece in pieces])
 
 
-def _kin(rank: int, world: int, mirrored: int) -> tuple[int | None, list[int]]:
-    """A worker's parent and children in a binary tree over all workers. The first and the mirrored tree have no worker
-    that is above others in both."""
+def _relatives(rank: int, world: int, mirrored: int) -> tuple[int | None, list[int]]:
+    """A worker's parent and children in a binary tree over all workers. No worker has children in both the first and
+    the mirrored tree."""
     if not mirrored:
         place, worker_at = rank + 1, lambda place: place - 1
     elif world % 2 == 0:
         place, worker_at = world - rank, lambda place: world - place
     else:
         place, worker_at = (rank + 1) % world + 1, lambda place: (place - 2) % world
-    above = _above(place, world)
-    children = [worker_at(other) for other in range(1, world + 1) if _above(other, world) == place]
-    return None if above is None else worker_at(above), children
+    parent = _parent(place, world)
+    children = [worker_at(other) for other in range(1, world + 1) if _parent(other, world) == place]
+    return None if parent is None else worker_at(parent), children
 
 
-def _above(place: int, last: int) -> int | None:
-    """The parent of a place 1 … last. Read as binary, a place hangs as many levels up as it has zeros at its end; a
-    parent that does not exist is skipped. Odd places have nobody below them."""
+def _parent(place: int, last: int) -> int | None:
+    """The parent of a node 1 … last. The level of a node is the number of its trailing zero bits. If a parent number
+    exceeds `last`, the search goes on from that number. Odd nodes are leaves."""
     while True:
         lowest = place & -place
         if lowest << 1 > last and place <= last:

@@ -1,7 +1,7 @@
-"""Which algorithm for which size: what each costs on a link, and a measurement of the link.
+"""Chooses the all-reduce algorithm for a message size: a cost model of each algorithm, and a measurement of the link.
 
-The model is the usual one. A message costs a latency, and its bytes over the bandwidth; what a worker sends and what it
-receives travel at the same time. It need not be exact: near a border two algorithms cost the same.
+The cost model is the usual one: a message costs the latency plus its bytes divided by the bandwidth, and a worker sends
+and receives at the same time. The model need not be exact: near a switching point two algorithms cost the same.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import torch
 
 from paceline.comm.network.messages import Wire
 
-CHUNK = 1 << 19  # bytes: the largest message; what has arrived is added up while the next one travels
-PROBE = 4 << 20
+CHUNK = 1 << 19  # bytes: the largest message; one chunk is added while the next is on the network
+PROBE = 4 << 20  # bytes of the message that measures bandwidth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Of one link, between two workers. The default is a 10 Gbit/s network under Gloo."""
+    """The costs of one link between two workers. The default is a 10 Gbit/s network with Gloo."""
 
-    latency: float = 100e-6  # seconds from one worker's send to the other's receive
-    bandwidth: float = 1.1e9  # bytes a second, each way
+    latency: float = 100e-6  # seconds from the send on one worker to the receive on the other
+    bandwidth: float = 1.1e9  # bytes per second, in each direction
 
 
 def choose(size: int, world: int, costs: Costs | None = None) -> str:
-    """The algorithm that should sum `size` bytes over `world` workers soonest: every worker that knows the same costs
-    chooses the same."""
+    """The algorithm with the lowest estimated time to sum `size` bytes over `world` workers. Workers with equal costs
+    choose the same algorithm."""
     known = costs or Costs()
     return min(MODELS, key=lambda name: estimate(name, size, world, known))
 
 
 def estimate(algorithm: str, size: int, world: int, costs: Costs) -> float:
-    """Seconds that an algorithm should take."""
+    """The estimated seconds of an algorithm."""
     if world == 1:
         return 0.0
     messages, factor = MODELS[algorithm](size, world)
     return messages * costs.latency + factor * size / costs.bandwidth
 
 
-# By algorithm: how many messages follow one another, and how often the whole tensor passes a worker's link.
+# Each model returns the number of messages in sequence, and the bytes per link as a multiple of the tensor size.
 
 
 def _doubling(size: int, world: int) -> tuple[float, float]:
@@ -60,7 +60,7 @@ def _ring(size: int, world: int) -> tuple[float, float]:
 
 
 def _tree(size: int, world: int) -> tuple[float, float]:
-    """Up and down through two trees at once; the first chunk has to pass all levels before the last one ends."""
+    """Reduce and broadcast through two trees at once; filling the pipeline takes one chunk per level."""
     depth = 2 * math.ceil(math.log2(world))
     piece = min(size / 2, CHUNK)
     return depth, 2 + depth * piece / max(size, 1)
@@ -70,8 +70,8 @@ MODELS = {"doubling": _doubling, "halving_doubling": _halving_doubling, "ring": 
 
 
 def measure(wire: Wire, rounds: int = 5) -> Costs:
-    """The costs of this wire: the slowest link of the ring of its workers. Every worker calls it, and all get the same
-    numbers. Moves 4 MB a round, both ways over every link at once, as the algorithms do."""
+    """The costs of the slowest link in the ring of the wire's workers. Every worker calls it, and all get the same
+    result. Each round sends 4 MiB over every link at once, in both directions, as the algorithms do."""
     if wire.world == 1:
         return Costs()
     small, large = torch.zeros(1), torch.zeros(PROBE // 4)
@@ -91,7 +91,7 @@ def measure(wire: Wire, rounds: int = 5) -> Costs:
 
 
 def _ring_once(wire: Wire, tensor: torch.Tensor) -> float:
-    """Seconds until a message from the left is here and ours is gone to the right."""
+    """Seconds until the message from the left neighbour has arrived and the message to the right neighbour has left."""
     arrived = torch.empty_like(tensor)
     began = time.perf_counter()
     start = [wire.receive(arrived, (wire.rank - 1) % wire.world), wire.send(tensor, (wire.rank + 1) % wire.world)]

@@ -1,9 +1,10 @@
-"""A sum in two hops, for numbers that travel in another form than they are added up in.
+"""A two-hop all-reduce for values that are encoded on the network and summed in full precision.
 
-Each worker owns one part. All others send theirs straight to it, encoded; it decodes them, adds them up in full
-precision, in the order of ranks, encodes the sum once and sends it to all. So a value is rounded where it leaves a
-worker and where its sum does, however many workers there are. An algorithm that adds on the way would round at every
-hop. It moves as few bytes as can be, in 2 (n - 1) messages that need not wait for each other.
+Each worker owns one part. The other workers send their encoded values of this part directly to the owner. The owner
+decodes the values, adds them in full precision in rank order, encodes the sum once and sends the sum to all workers. So
+a value is rounded only twice, for any number of workers: when it leaves its worker, and in the sum. An algorithm that
+adds along the way would round at every hop. The algorithm moves the fewest possible bytes, in 2 (n - 1) messages that
+do not wait for each other.
 """
 
 from __future__ import annotations
@@ -18,21 +19,20 @@ from paceline.comm.network.parts import chunks, cut
 
 
 class Codec(Protocol):
-    """A form in which numbers travel. The same values give the same bytes, and the same bytes the same values, on every
-    worker."""
+    """The encoding of values on the network. Encoding and decoding are deterministic: all workers get the same bits."""
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """What travels: a flat tensor of its own memory, of a dtype and length that follow from those of `values`."""
+        """The encoded values: a new flat tensor whose dtype and length depend only on those of `values`."""
 
     def empty(self, values: torch.Tensor) -> torch.Tensor:
-        """Room for what travels in place of these values."""
+        """An uninitialized tensor with the dtype and length of `encode(values)`."""
 
     def decode(self, encoded: torch.Tensor, length: int) -> torch.Tensor:
-        """The values, in the dtype that they are added up in."""
+        """The `length` decoded values, in a dtype that can be added to the sum."""
 
 
 class Cast:
-    """Travels as another dtype. Not for integers, which it would cut."""
+    """Encodes values by a cast to another dtype. Not for integers, which a cast to a shorter dtype would corrupt."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -48,9 +48,10 @@ class Cast:
 
 
 def direct(flat: torch.Tensor, wire: Wire, codec: Codec) -> None:
-    """Sums `flat` over the workers of the wire, in place; all end with the same bits, the decoded ones."""
+    """Sums `flat` over the workers of the wire, in place. All workers get the same bits, also the owner of a part: the
+    decoded values of the encoded sum."""
     rank, world = wire.rank, wire.world
-    others = [(rank + step) % world for step in range(1, world)]  # not all start with the same one
+    others = [(rank + step) % world for step in range(1, world)]  # rotated: workers do not all send to rank 0 first
     parts = [chunks(flat[start:end], CHUNK) for start, end in cut(flat.numel(), world)]
     sent = list[Transfer]()
 
@@ -62,13 +63,13 @@ def direct(flat: torch.Tensor, wire: Wire, codec: Codec) -> None:
         sent.append(wire.send(encoded, to))
 
     given = {peer: [receive(chunk, peer) for chunk in parts[rank]] for peer in others}
-    for number in range(len(parts[0])):  # the longest
+    for number in range(len(parts[0])):  # parts[0] has the most chunks
         for peer in others:
             if number < len(parts[peer]):
                 send(codec.encode(parts[peer][number]), peer)
     sums = {peer: [receive(chunk, peer) for chunk in parts[peer]] for peer in others}
 
-    # Half types are added up in float32: more exact, and what a decoded value may need.
+    # float16 and bfloat16 are summed in float32: the sum is more exact, and a decoded value may need the range.
     exact = torch.float32 if flat.dtype in (torch.float16, torch.bfloat16) else flat.dtype
     for number, chunk in enumerate(parts[rank]):
         total = torch.zeros(chunk.numel(), dtype=exact)

@@ -1,14 +1,15 @@
-"""A sum over several hosts: within each host first, then between hosts, so that a host sends its gradient once and not
-once a worker.
+"""Hierarchical all-reduce over several hosts: first within each host, then between hosts.
+
+Each host sends its gradient over the network once, instead of once per worker.
 
     host A   worker 0: part 0 ─┐  host's sum    lane 0: A.0 ↔ B.0   ┌─ all parts to all workers
              worker 1: part 1 ─┤  of each part  lane 1: A.1 ↔ B.1   │
     host B   worker 0: part 0 ─┤                                    │
              worker 1: part 1 ─┘                                    ┘
 
-A *lane* is a wire between one worker of each host; each part crosses the network on its own lane. With as many lanes as
-the smallest host has workers (the default) all processes share the work of the network; with one lane each host has a
-leader. What the hosts do within themselves is a `Local`.
+A *lane* is a wire between one worker of each host; each part crosses the network on its own lane. By default there are
+as many lanes as the smallest host has workers, so that all processes share the network work. With one lane each host
+has a leader. `Local` is the interface of the sums within a host.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from paceline.comm.network.costs import Costs
 from paceline.comm.network.messages import Wire, connect
 from paceline.comm.network.parts import chunks, cut
 
-SLAB = 4 << 20  # bytes: while one slab is on the network, the next is added up within the host
+SLAB = 4 << 20  # bytes: while one slab is on the network, the next slab is summed within the host
 
 
 class Local(Protocol):
-    """The workers of one host, of which this one is `rank`. Each calls both methods, in the same order.
+    """The `world` workers of one host; `rank` is this worker. Every worker calls both methods in the same order.
 
-    `reduce_parts` of a slab may come before `share_parts` of the slab before it; never before that of the one before
-    that. So two slabs at most are open at a time, and are closed in the order in which they were opened."""
+    At most two slabs are open at a time: `reduce_parts` opens a slab and `share_parts` closes it. Slabs are closed in
+    the order in which they were opened."""
 
     @property
     def rank(self) -> int: ...
@@ -42,23 +43,26 @@ class Local(Protocol):
     def world(self) -> int: ...
 
     def reduce_parts(self, flat: torch.Tensor, parts: int) -> torch.Tensor:
-        """Cuts `flat` by `cut(len(flat), parts)`, and waits until the host's sum of part `rank` is here: gives it. It
-        may be a view of `flat` or lie elsewhere; the caller changes it in place, from any thread, before
-        `share_parts`. Workers from `parts` on get an empty tensor. The rest of `flat` may hold anything."""
+        """Cuts `flat` by `cut(len(flat), parts)`, waits for the host's sum of part `rank` and returns this sum. The
+        result may be a view of `flat` or separate memory. The caller changes the result in place, from any thread,
+        before `share_parts`. Workers with `rank >= parts` get an empty tensor. The other parts of `flat` are
+        undefined."""
 
     def share_parts(self, flat: torch.Tensor, parts: int) -> None:
-        """Waits until `flat` holds all parts, each as its worker's part is now."""
+        """Waits until `flat` holds all parts, each with the current values of the worker that owns the part."""
 
 
 def count_lanes(workers: Sequence[int], *, leaders: bool = False) -> int:
-    """The number of lanes between hosts with these numbers of workers: every lane has a worker on every host."""
+    """The number of lanes between hosts that have `workers[i]` workers each. Every lane needs a worker on every
+    host."""
     return 1 if leaders else min(workers)
 
 
 def connect_lane(
     store: Any, name: str, *, host: int, hosts: int, local_rank: int, lanes: int, address: str | None = None
 ) -> Wire | None:
-    """This worker's lane, if it has one. Every worker calls it; those with a lane wait for its other ends."""
+    """This worker's lane, or None. Every worker calls it; workers with a lane wait for the other workers of the
+    lane."""
     if local_rank >= lanes:
         return None
     return connect(store, f"{name}/lane{local_rank}", host, hosts, address=address)
@@ -75,13 +79,16 @@ def all_reduce(
     costs: Costs | None = None,
     slab: int = SLAB,
 ) -> None:
-    """Sums `flat` over all workers of all hosts, in place. Every worker calls it, with the same `lanes` and the same
-    settings, and waits for all; all end with the same bits.
+    """Sums `flat` over all workers of all hosts, in place. Every worker calls it with the same settings and waits for
+    all workers; all get the same bits.
 
-    A worker that is gone raises the wire's or the local leg's error; then this worker's lane is closed, so that other
-    hosts notice too. Half types are rounded at the host's sum and at the total."""
+    If a worker is gone, the error of the wire or of `local` is raised. This worker then closes its lane, so that the
+    other hosts notice the failure. float16 and bfloat16 are rounded twice: in the host's sum and in the total."""
     if (wire is not None) != (local.rank < lanes) or lanes > local.world:
-        raise ValueError(f"Worker {local.rank} of {local.world} on its host does not fit {lanes} lanes.")
+        raise ValueError(
+            f"lanes={lanes} does not match worker {local.rank} of {local.world} on its host, "
+            f"{'with' if wire is not None else 'without'} a wire."
+        )
 
     def exchange(part: torch.Tensor, offset: int) -> None:
         if wire is None:
@@ -105,7 +112,8 @@ def all_reduce(
 
 
 def _overlap(slabs: Sequence[torch.Tensor], local: Local, lanes: int, exchange: Any) -> None:
-    """The network in a thread of its own: its waiting, and torch's additions, leave the interpreter to the others."""
+    """Runs the network part in a thread, so that it overlaps with sums within the host: network waits and torch's
+    additions release the GIL."""
     open_slabs: deque[tuple[torch.Tensor, Future[None]]] = deque()
     begun = 0
     network = ThreadPoolExecutor(1, "paceline-network")

@@ -1,8 +1,7 @@
-"""What the network leg is made of: messages between two workers, started now and waited for later.
+"""Asynchronous point-to-point messages between workers on a network: the `Wire` interface and its Gloo implementation.
 
-A `Wire` knows nothing of sums. The algorithms (`algorithms.py`) are written on it, so that they run over whatever can
-carry bytes; here it is Gloo. A wire belongs to one thread at a time. Its workers call the algorithms on it in the same
-order.
+A `Wire` only moves bytes. The all-reduce algorithms (`algorithms.py`) use nothing but this interface, so that they run
+over any transport. One thread at a time uses a wire. All workers of a wire call the algorithms in the same order.
 """
 
 from __future__ import annotations
@@ -18,22 +17,23 @@ from paceline.comm.gloo import gloo_group
 from paceline.comm.link.client import within
 from paceline.errors import PeerLostError
 
-AT_ONCE = datetime.timedelta(milliseconds=1)
-TAGS = 1 << 30
+AT_ONCE = datetime.timedelta(milliseconds=1)  # a time-out that expires at once
+TAGS = 1 << 30  # message tags are counted modulo this number
 
 
 class Transfer(Protocol):
-    """A message under way."""
+    """A started message."""
 
     def wait(self) -> None:
-        """Returns when a receive has filled its tensor, or when a sent tensor may be changed again."""
+        """Returns when the receive has filled its tensor, or when the sent tensor may be changed again."""
 
 
 class Wire(Protocol):
-    """Messages between `world` workers, of which this one is `rank`.
+    """Messages between `world` workers; `rank` is this worker.
 
-    Between two workers messages arrive in the order in which they were started on each side, and the receiver knows how
-    long each is. Neither call waits. The tensor is contiguous, on the host, and left alone until `wait()` has returned.
+    Messages between two workers arrive in the order in which they were started, and the receiver knows the length of
+    each message in advance. `send` and `receive` do not wait. The tensor must be a contiguous host tensor, and the
+    caller must not touch the tensor until `wait()` has returned.
     """
 
     @property
@@ -47,20 +47,21 @@ class Wire(Protocol):
     def receive(self, tensor: torch.Tensor, source: int) -> Transfer: ...
 
     def close(self) -> None:
-        """Gives up, from any thread: what is under way raises `PeerLostError`, here and on the peers."""
+        """Closes the connections, from any thread: started messages raise `PeerLostError`, here and on the peers."""
 
 
 class GlooWire:
-    """A wire over TCP by Gloo.
+    """A wire over TCP, with Gloo.
 
-    A peer that is gone makes every `wait()` raise `PeerLostError`, whichever peer it waits for: who has noticed closes
-    its own connections, so that those who wait for it notice too.
+    If a peer is gone, every `wait()` on every worker raises `PeerLostError`, also a wait for another peer: a worker
+    that notices the loss closes its own connections, so that the workers that wait for it notice, too.
     """
 
     def __init__(self, upward: Any, downward: Any) -> None:
-        """Of two `ProcessGroupGloo` that nobody else uses: messages to higher ranks travel on the first, to lower ones
-        on the second. Gloo sends only what it was told to be waited for; on a connection of its own that word need not
-        queue behind messages that go the same way, and both directions of the network are always busy."""
+        """`upward` and `downward` are two `ProcessGroupGloo` for the exclusive use of this wire: messages to higher
+        ranks use the first, messages to lower ranks the second. Gloo sends data only after the receiver has announced
+        its receive. With two connections this announcement does not queue behind data in the same direction, and both
+        directions of the network stay busy."""
         self._upward, self._downward = upward, downward
         self.rank: int = upward.rank()
         self.world: int = upward.size()
@@ -70,10 +71,10 @@ class GlooWire:
 
     def send(self, tensor: torch.Tensor, to: int) -> Transfer:
         group = self._upward if self.rank < to else self._downward
-        tag = self._sent[to] % TAGS  # both sides count alike
+        tag = self._sent[to] % TAGS  # the receiver counts in the same way
         self._sent[to] += 1
         try:
-            return _GlooTransfer(self, group.send([tensor], to, tag), f"for worker {to} to take a message")
+            return _GlooTransfer(self, group.send([tensor], to, tag), f"for worker {to} to receive a message")
         except RuntimeError as error:
             raise self.lost(error, f"sending to worker {to}") from error
 
@@ -82,14 +83,14 @@ class GlooWire:
         tag = self._received[source] % TAGS
         self._received[source] += 1
         try:
-            return _GlooTransfer(self, group.recv([tensor], source, tag), f"for a message of worker {source}")
+            return _GlooTransfer(self, group.recv([tensor], source, tag), f"for a message from worker {source}")
         except RuntimeError as error:
             raise self.lost(error, f"receiving from worker {source}") from error
 
     def close(self) -> None:
-        if not self._closing.acquire(blocking=False):  # once
+        if not self._closing.acquire(blocking=False):  # close only once
             return
-        # Gloo has no way to close a connection, but a receive that times out breaks all of them, at both ends.
+        # Gloo cannot close a connection, but a receive that times out breaks all connections of a group, at both ends.
         never = torch.empty(1, dtype=torch.uint8)
         for group in (self._upward, self._downward):
             for peer in range(self.world):
@@ -97,10 +98,10 @@ class GlooWire:
                     if peer != self.rank:
                         group.recv([never], peer, TAGS).wait(AT_ONCE)
                 except RuntimeError:
-                    continue  # as meant
+                    continue  # the time-out is intended
 
     def lost(self, error: RuntimeError, doing: str) -> PeerLostError:
-        """Nothing but a broken connection can fail here. Closes all others."""
+        """The error for a broken connection, the only failure that Gloo has here. Closes all other connections."""
         self.close()
         return PeerLostError(
             f"Worker {self.rank} of {self.world} on the network lost a peer while {doing}: {_reason(error)}."
@@ -121,17 +122,18 @@ class _GlooTransfer:
 
 
 def connect(store: Any, name: str, rank: int, world: int, *, address: str | None = None) -> GlooWire:
-    """A wire between `world` workers that agree on `name`. Each of them calls it; it waits for all of them.
+    """A wire between `world` workers. Every worker calls it with the same `name`; waits for all.
 
-    `address`: of this host, by which the others reach it. Without one it is what the host's name resolves to."""
+    `address`: the address at which the other workers reach this host; None means the address that the host name
+    resolves to."""
     places = [within(store, f"paceline/wire/{name}/{way}") for way in ("up", "down")]
     try:
         return GlooWire(*(gloo_group(place, rank, world, address=address) for place in places))
     except RuntimeError as error:
         reason = _reason(error)
-        raise PeerLostError(f"Worker {rank} of {world} could not join the network leg {name}: {reason}.") from error
+        raise PeerLostError(f"Worker {rank} of {world} could not connect to the network {name}: {reason}.") from error
 
 
 def _reason(error: RuntimeError) -> str:
-    """Gloo's own words, without the place in its source and its good wishes."""
+    """Gloo's message, without the line of its source and without its general advice."""
     return str(error).splitlines()[0].split(". This is")[0].split(".cc:", 1)[-1].partition("] ")[2] or str(error)

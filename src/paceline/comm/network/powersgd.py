@@ -1,8 +1,8 @@
-"""PowerSGD (Vogels, Karimireddy and Jaggi, 2019): between hosts a gradient's matrices travel as products of thin ones.
+"""PowerSGD (Vogels, Karimireddy and Jaggi, 2019): low-rank compression of the gradients sent between hosts.
 
-A matrix M of a layer, n × m, becomes P Qᵀ with r columns each: one step of the power method from the last step's Q, so
-that over the steps the product follows the r strongest directions. What was left out is kept on each worker and added
-to its next gradient (error feedback): every direction gets its turn, only later.
+A layer's matrix M, n × m, is sent as P Qᵀ, with r columns in P and Q. Each training step runs one step of the power
+method from the previous Q, so that the product follows the r strongest directions over time. Each worker keeps the
+residual and adds it to its next gradient (error feedback), so that every direction is applied eventually.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paceline.comm.network.compression import WIDE
 from paceline.comm.network.costs import Costs
 from paceline.comm.network.messages import Wire
 
-ROWS = 1 << 16  # values of a matrix that are rebuilt at a time, so that they stay in the cache
+ROWS = 1 << 16  # values of a matrix that are rebuilt at a time, so that the values stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A matrix within a part of a bucket."""
+    """The position of a matrix within a part of a bucket."""
 
     start: int
     rows: int
@@ -35,25 +35,25 @@ class _Place:
 
 @dataclass(eq=False, slots=True)
 class _Memory:
-    """Of one part of the bucket, from step to step."""
+    """The state of one part of the bucket, kept between steps."""
 
     places: list[_Place]
-    rest: list[tuple[int, int]]  # what travels as it is
+    rest: list[tuple[int, int]]  # ranges that are sent uncompressed
     q: list[torch.Tensor]
-    left_out: list[torch.Tensor]  # of each matrix, this worker's own; empty without error feedback
+    left_out: list[torch.Tensor]  # this worker's residual of each matrix; empty without error feedback
 
 
 class PowerSGD:
-    """One for each bucket: it remembers.
+    """The compressor of one bucket. It keeps state between steps, so each bucket needs its own.
 
-    What it changes: the total of each matrix is replaced by an approximation of rank `rank`; the difference, summed
-    over workers, is in their memories and comes later. Vectors, and matrices for which it would save less than `least`
-    times the bytes, travel as they are and keep their numbers. So does everything in the first `start` steps, and in a
-    step that is not finite, so that a loss scaler sees it and no memory is spoilt. A worker's memory ends with its
-    process: a run that goes on from a checkpoint has lost what was left out until then.
+    The total of each matrix is replaced by an approximation of rank `rank`. The difference stays in the residuals of
+    the workers and is added to later steps. Vectors, and matrices whose compression ratio would be below `least`, are
+    sent uncompressed and stay exact. The same holds for the first `start` steps and for a step with non-finite values,
+    so that a loss scaler sees these values and the residuals stay finite. The residuals end with the process: a run
+    that resumes from a checkpoint starts without them.
 
-    All workers end with the same bits: one worker makes P orthogonal for all, and the product is built from it by
-    multiplications and additions in a fixed order, which no number of threads changes."""
+    All workers get the same bits: rank 0 of the wire orthogonalizes P for all workers, and the product is computed with
+    multiplications and additions in a fixed order, which does not depend on the number of threads."""
 
     whole = True
 
@@ -66,9 +66,9 @@ class PowerSGD:
         least: float = 2.0,
         feedback: bool = True,
     ) -> None:
-        """`shapes`: of the parameters in the bucket, in their order. Without them the bucket is taken as one square,
-        whose rows have nothing in common: that needs a higher rank. `feedback=False` is for comparison only: training
-        need not converge."""
+        """`shapes`: the shapes of the parameters in the bucket, in order. Without shapes each part of the bucket is
+        treated as one square matrix; its rows are unrelated, so a higher rank is needed. `feedback=False` is for
+        comparison only: training may not converge."""
         self.rank, self.start, self.least, self.feedback = rank, start, least, feedback
         self._shapes = shapes
         self._steps: dict[tuple[int, int], int] = {}
@@ -76,11 +76,11 @@ class PowerSGD:
 
     @property
     def notice(self) -> str:
-        kept = "is added to later ones" if self.feedback else "is lost"
+        residual = "is added to later gradients" if self.feedback else "is lost"
         return (
-            f"Between hosts gradients travel as matrices of rank {self.rank} (PowerSGD) from step {self.start + 1} on: "
-            f"each step's gradient is an approximation, and what it leaves out {kept}. "
-            "The loss will differ from an uncompressed run's."
+            f"Gradients are sent between hosts as matrices of rank {self.rank} (PowerSGD) from step {self.start + 1} "
+            f"on: each step's gradient is an approximation, and the residual {residual}. "
+            "The loss will differ from that of an uncompressed run."
         )
 
     def all_reduce(self, part: torch.Tensor, wire: Wire, *, offset: int = 0, costs: Costs | None = None) -> None:
@@ -105,14 +105,14 @@ class PowerSGD:
             p.addmm_(left_out, q)
         first, ps, rest = _pack(ps, [part[start:end] for start, end in memory.rest])
         all_reduce(first, wire, costs=costs)
-        # The same bits everywhere: all workers decide alike. Nothing has been changed yet.
+        # `first` has the same bits on all workers, so all take the same branch. `part` has not been changed yet.
         if not bool(torch.isfinite(first).all()):
             return all_reduce(part, wire, costs=costs)
 
         if wire.rank == 0:
             for p in ps:
-                # By reflections: a column that is zero or like another one is replaced by a new direction, so that no
-                # direction is ever lost for good.
+                # QR by reflections replaces a zero or linearly dependent column by a new direction, so that the rank
+                # of P never drops for good.
                 p.copy_(torch.linalg.qr(p).Q)
         broadcast(first[: sum(p.numel() for p in ps)], wire)
 
@@ -136,13 +136,13 @@ class PowerSGD:
         ]
         edges = [0, *(edge for p in places for edge in (p.start, p.start + p.rows * p.columns)), part.numel()]
         rest = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
-        dice = torch.Generator().manual_seed(offset)
-        q = [torch.randn(place.columns, self.rank, generator=dice, dtype=part.dtype) for place in places]
+        generator = torch.Generator().manual_seed(offset)
+        q = [torch.randn(place.columns, self.rank, generator=generator, dtype=part.dtype) for place in places]
         left_out = [torch.zeros_like(place.of(part)) for place in places] if self.feedback else []
         return _Memory(places, rest, q, left_out)
 
     def _matrices(self, start: int, end: int) -> Iterator[_Place]:
-        """The whole rows of the bucket's matrices that lie in this part."""
+        """The complete rows of the bucket's matrices within this part."""
         if self._shapes is None:
             side = math.isqrt(end - start)
             if side:
@@ -163,7 +163,7 @@ class PowerSGD:
 def _pack(
     matrices: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """One flat message of all, and views of it in their shapes."""
+    """One flat message of all tensors, and views of the message in the tensors' shapes."""
     tensors = [*matrices, *vectors]
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     pieces = flat.split([tensor.numel() for tensor in tensors])
@@ -172,8 +172,8 @@ def _pack(
 
 
 def _multiply(p: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-    """`out` = p qᵀ. Not by a matrix product: its order of additions depends on threads and processor, and the bits
-    with it."""
+    """`out` = p qᵀ. Not with a matrix product, whose order of additions, and so the bits, depend on threads and
+    processor."""
     columns = [(p[:, k : k + 1], q[:, k].contiguous()) for k in range(p.shape[1])]
     step = max(1, ROWS // out.shape[1])
     room = torch.empty_like(out[:step])

@@ -1,1 +1,1 @@
-"""`paceline` as a backend of torch.distributed."""
+"""The torch.distributed backend `paceline`."""

@@ -1,13 +1,13 @@
-"""`paceline` as a backend of torch.distributed: CPU tensors go through memory that the processes of a host share.
+"""The torch.distributed backend `paceline`: collectives on CPU tensors through the shared memory of one host.
 
     import paceline
     dist.init_process_group("cpu:paceline,cuda:nccl")        # or new_group(backend="paceline")
 
-DDP, FSDP2 and DTensor work on it unchanged. CUDA tensors are handed to NCCL. All processes of a group must be on one
-host: a group that is not says so when it is made.
+DDP, FSDP2 and DTensor work unchanged. CUDA tensors are handed to NCCL. All processes of a group must be on one host;
+otherwise creating the group raises `UsageError`.
 
-Every process of the group calls the same collectives in the same order; otherwise all of them raise `PartedError`, with
-each one's place in its script. When a process of the group has ended, the others raise `PeerLostError` within a second.
+Every process of the group calls the same collectives in the same order; otherwise all processes raise `PartedError`,
+with the script line of each. If a process of the group ends, the others raise `PeerLostError` within a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.comm.sparse import sparse
 from paceline.comm.torch_backend.works import Lines, Queue, Work
 from paceline.errors import UsageError
 
-_ProcessGroup: Any = dist.ProcessGroup  # its types are stricter than its callers
+_ProcessGroup: Any = dist.ProcessGroup  # its type annotations are stricter than its callers
 
 
 class Backend(_ProcessGroup):
@@ -48,10 +48,10 @@ class Backend(_ProcessGroup):
         settings = {"names": names, "timeout": options.timeout.total_seconds()}
         self._engine = Engine(PrefixStore("engine", store), rank, world, **settings)
         self._mail = Mailbox(PrefixStore("mail", store), rank, world, **settings)
-        self._done = Work(None)  # of all that was waited for at once
+        self._done = Work(None)  # returned by all synchronous calls
         self._done.finish()
         self._queue = Queue("collectives", self._engine.at)
-        self._lines: dict[tuple[str, int], Lines] = {}  # by way and peer
+        self._lines: dict[tuple[str, int], Lines] = {}  # by direction and peer
         self._lock = threading.Lock()
 
     def _refuse_other_hosts(self, store: Any, rank: int, world: int, names: list[int]) -> None:
@@ -60,9 +60,9 @@ class Backend(_ProcessGroup):
         if len(set(hosts)) > 1:
             other = next(peer for peer in range(world) if hosts[peer] != hosts[0])
             raise UsageError(
-                f"Asked for the backend paceline, which goes through shared memory, but processes {names[0]} and "
-                f"{names[other]} are not on one host.",
-                advice='Use "gloo" for groups over several hosts, and "paceline" for groups within one.',
+                f'The backend "paceline" uses shared memory, but processes {names[0]} and {names[other]} are not on '
+                "one host.",
+                advice='Use backend="gloo" for groups over several hosts, and "paceline" for groups within one host.',
             )
 
     # -- collectives -----------------------------------------------------------------------------------------------
@@ -83,22 +83,22 @@ class Backend(_ProcessGroup):
                 write_back(tensor, flat)
 
         if tensors[0].is_sparse and by.reduce is not add:
-            raise ValueError("The backend paceline can add sparse tensors up, and nothing else.")
+            raise ValueError("The backend paceline can reduce sparse tensors by SUM and AVG only.")
         return self._begin("all_reduce", run, tensors, opts)
 
     @torch.no_grad()
     def _sum_sparse(self, tensor: torch.Tensor, by: Operation) -> None:
-        """Everybody's numbers and their places, side by side: those of one place are added up."""
+        """Gathers the indices and values of all workers; `coalesce` adds the values of equal indices."""
         own = tensor.detach().coalesce()
         counts = self._engine.gather_sizes(own.values().shape[0])
-        places = self._every(own.indices().t(), counts).t()
-        numbers = self._every(own.values(), counts)
-        total = sparse(places, numbers, own.shape).coalesce()
+        indices = self._gather_rows(own.indices().t(), counts).t()
+        values = self._gather_rows(own.values(), counts)
+        total = sparse(indices, values, own.shape).coalesce()
         by.divide(total.values())
         tensor.copy_(total)
 
-    def _every(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-        """Everybody's rows, one below the other."""
+    def _gather_rows(self, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        """The rows of all workers, concatenated in rank order."""
         whole = rows.new_empty((sum(counts), *rows.shape[1:]))
         self._engine.all_gather(flat_of(rows), [flat_of(part) for part in whole.split(counts)])
         return whole
@@ -125,7 +125,7 @@ class Backend(_ProcessGroup):
 
         def run() -> None:
             for tensor in tensors:
-                # What the others hold afterwards is undefined in torch; here it stays.
+                # torch leaves the tensors of the other ranks undefined; here they stay unchanged.
                 flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
                 self._engine.all_reduce(flat, by.reduce, name=f"reduce to {opts.rootRank}{by.words}")
                 if self.rank() == opts.rootRank:
@@ -153,7 +153,7 @@ class Backend(_ProcessGroup):
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        """`outputs[r]` are worker r's tensors."""
+        """`outputs[r]` receives the tensors of worker r."""
         return self.allgather([list(output) for output in zip(*outputs, strict=True)], inputs, opts)
 
     def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Any:
@@ -225,7 +225,7 @@ class Backend(_ProcessGroup):
         return self._begin("all_to_all", run, [output], opts)
 
     def _splits(self, tensor: torch.Tensor, sizes: Any) -> list[int]:
-        """How many numbers each worker's part of a tensor has: the same, or these numbers of rows."""
+        """The number of elements in each worker's part. `sizes` are rows; an empty `sizes` means equal parts."""
         rows = len(tensor)
         sizes = list(sizes) or [rows // self.size()] * self.size()
         if sum(sizes) != rows or len(sizes) != self.size():
@@ -314,10 +314,10 @@ class Backend(_ProcessGroup):
                 lines = self._lines[way, peer] = Lines(f"{way} {peer}", self._mail.at)
             return lines.run(tag, work, run)
 
-    # -- what torch asks -------------------------------------------------------------------------------------------
+    # -- called by torch -------------------------------------------------------------------------------------------
 
     def _get_backend(self, device: torch.device) -> Backend:
-        """For whatever device: this is group and backend in one. torch 2.15 asks before it sends in batches."""
+        """This object is group and backend in one, for all devices. torch 2.15 calls it before batched sends."""
         return self
 
     def getBackendName(self) -> str:
@@ -346,7 +346,7 @@ class Backend(_ProcessGroup):
         return self._desc
 
     def abort(self) -> None:
-        """Called when the group is given up: its threads end, and its memory goes with the last who holds it."""
+        """Called when the group is aborted: its threads end. Its memory is freed with the last reference."""
         self.shutdown()
 
     def shutdown(self) -> None:
@@ -356,7 +356,7 @@ class Backend(_ProcessGroup):
             for lines in self._lines.values():
                 lines.close()
 
-    # Since torch 2.13 these go by other names.
+    # torch 2.13 and later call these methods by other names.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base
@@ -374,17 +374,17 @@ class Backend(_ProcessGroup):
     def _reduction(self, opts: Any, dtype: torch.dtype) -> Operation:
         return operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, dtype, self.size())
 
-    # What is wrong on this side alone is said before the first signal: after it the others would be left in the middle.
+    # Local mistakes must raise before the first signal: later, the peers would already be inside the collective.
 
     def _check_pieces(
         self, name: str, pieces: Sequence[torch.Tensor], own: torch.Tensor, *, equal: bool = False
     ) -> None:
-        """One for each worker: this one's like its `own`, or all of them."""
+        """There is one piece per worker, and this worker's piece (`equal`: every piece) matches `own`."""
         if len(pieces) != self.size():
-            raise ValueError(f"{name}: {len(pieces)} tensors were given for {self.size()} workers.")
+            raise ValueError(f"{name}: found {len(pieces)} tensors for {self.size()} workers.")
         for piece in pieces if equal else [pieces[self.rank()]]:
             if piece.numel() != own.numel() or piece.dtype != own.dtype:
-                raise ValueError(f"{name}: {piece.numel()} {piece.dtype} and {own.numel()} {own.dtype} do not fit.")
+                raise ValueError(f"{name}: {piece.numel()} {piece.dtype} do not match {own.numel()} {own.dtype}.")
 
     def _check_whole(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
         if whole.numel() != part.numel() * self.size() or whole.dtype != part.dtype:

@@ -1,6 +1,7 @@
-"""Makes `paceline` a backend of torch.distributed, without importing torch for it.
+"""Registers `paceline` as a backend of torch.distributed, without importing torch.
 
-If torch.distributed is there it is told at once, else as soon as somebody imports it.
+If torch.distributed is already imported, the backend is registered at once, otherwise when torch.distributed is first
+imported.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ HOME = "torch.distributed.distributed_c10d"
 def register() -> None:
     """Called by `import paceline`."""
     if HOME in sys.modules:
-        _tell(sys.modules[HOME])
+        _register_with(sys.modules[HOME])
     else:
-        sys.meta_path.insert(0, _Once())
+        sys.meta_path.insert(0, _ImportHook())
 
 
-def _tell(c10d: Any) -> None:
-    if not hasattr(c10d, "Backend") or NAME in c10d.Backend.backend_list:  # a torch without distributed; told before
+def _register_with(c10d: Any) -> None:
+    # A torch build without distributed has no `Backend`.
+    if not hasattr(c10d, "Backend") or NAME in c10d.Backend.backend_list:
         return
 
     def create(options: Any, settings: Any) -> Any:
@@ -34,8 +36,8 @@ def _tell(c10d: Any) -> None:
     c10d.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
 
 
-class _Once(importlib.abc.MetaPathFinder):
-    """Waits for one import, and goes."""
+class _ImportHook(importlib.abc.MetaPathFinder):
+    """Registers the backend at the first import of torch.distributed, then removes itself."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != HOME:
@@ -47,7 +49,7 @@ class _Once(importlib.abc.MetaPathFinder):
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                _tell(module)
+                _register_with(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

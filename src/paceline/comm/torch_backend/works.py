@@ -1,7 +1,7 @@
-"""Collectives as torch wants them: begun at once, waited for later, in the order in which they were begun.
+"""Asynchronous execution of collectives: torch's Work objects, and queues that run them in the order of their start.
 
-One that is to be waited for anyway runs in the caller's own thread, if nothing is ahead of it: handing it to another
-thread would take longer than most of them do.
+A synchronous collective runs in the caller's own thread as soon as the earlier collectives have finished: handing it to
+another thread would take longer than most collectives do.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from paceline.errors import PacelineError
 
 
 class WaitTimeoutError(PacelineError, RuntimeError):
-    """`wait(timeout)` was given up. A RuntimeError, as torch's own backends raise one, so that a script that catches
-    theirs catches ours."""
+    """`wait(timeout)` timed out. A RuntimeError, like the time-out errors of torch's own backends, so that a script can
+    catch both in the same way."""
 
 
 class Work(dist.Work):
-    """One collective. What it raised, `wait` raises."""
+    """One collective. If the collective raised an error, `wait` raises the same error."""
 
     def __init__(self, result: Any, source: int = -1, *, name: str = "collective") -> None:
         super().__init__()
         self.source, self.name = source, name
-        self.site = ""  # where in the script it was begun
+        self.site = ""  # the script line that started it
         self._result, self._error = result, None
         self._done = threading.Event()
         self._future: Any = None
@@ -38,21 +38,21 @@ class Work(dist.Work):
         self._lock = threading.Lock()
 
     def finish(self, error: Any = None) -> bool:
-        """Says whether `settle` is to be called after: somebody holds a future."""
+        """Marks the work as finished. Returns whether there is a future: then the caller must call `settle`."""
         with self._lock:
             self._error = error
             self._done.set()
             return self._future is not None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits for its end, or raises WaitTimeoutError after `timeout`; zero is torch's "no limit". As with Gloo's
-        collectives, a wait that was given up leaves the work under way and the group usable: wait again, or go on."""
+        """Waits for the end of the work, or raises WaitTimeoutError after `timeout`; in torch, zero means no limit. As
+        with Gloo, the work goes on after a time-out and the group stays usable: the caller may wait again."""
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         if not self._done.wait(seconds if seconds > 0 else None):
             raise WaitTimeoutError(
-                f"Operation timed out! The {self.name} begun at {self.site} has not ended after {seconds:g} s.",
-                advice="It is still under way: wait for it again, or with a longer timeout. If it never ends, another "
-                "rank has not made the same call.",
+                f"Operation timed out! The {self.name} started at {self.site} has not finished after {seconds:g} s.",
+                advice=f"The {self.name} is still running: call wait() again, with a longer timeout. If it never "
+                "finishes, another rank has not made the same call.",
             )
         if self._error is not None:
             raise self._error
@@ -62,19 +62,19 @@ class Work(dist.Work):
         with self._lock:
             is_first = self._future is None
             if is_first:
-                # DDP looks at futures in C++, which knows an error as such only where a callback has raised it.
+                # DDP reads futures in C++, which sees an error only if a callback of the future has raised it.
                 self._ended = torch.futures.Future()
-                self._future = self._ended.then(self._give)
+                self._future = self._ended.then(self._resolve)
             is_done = self._done.is_set()
         if is_first and is_done:
             self.settle()
         return self._future
 
     def settle(self) -> None:
-        """Gives the future its value, in this thread: what hangs on it runs here, and may wait for other works."""
+        """Sets the value of the future. Its callbacks run in this thread and may wait for other works."""
         self._ended.set_result(None)
 
-    def _give(self, ended: Any) -> Any:
+    def _resolve(self, ended: Any) -> Any:
         if self._error is not None:
             raise self._error
         return self._result
@@ -102,7 +102,7 @@ class Queue:
     """Runs works one after the other."""
 
     def __init__(self, name: str, set_site: Callable[[Callable[[], str]], None]) -> None:
-        """`set_site` is told where the call that is about to run was made."""
+        """`set_site` is called before each work, with a function that returns the script line of its call."""
         self._name, self._set_site = name, set_site
         self._todo: deque[tuple[Work, Callable[[], Any], bool]] = deque()
         self._change = threading.Condition()
@@ -114,7 +114,7 @@ class Queue:
         return not self._running and not self._todo
 
     def run(self, work: Work, function: Callable[[], Any], *, later: bool) -> Work:
-        """Runs it now, in this thread; or `later` in the queue's own."""
+        """Runs the function now, in this thread; with `later`, in the queue's own thread."""
         if not later:
             self.run_now(function)
             work.finish()
@@ -123,12 +123,12 @@ class Queue:
             work.site = script_line()
             self._todo.append((work, function, torch.is_inference_mode_enabled()))
             if not self._threads:
-                self._hire()
+                self._start_thread()
             self._change.notify_all()
         return work
 
     def run_now(self, function: Callable[[], Any]) -> None:
-        """Runs it in this thread, behind what was begun before."""
+        """Runs the function in this thread, after all works that were started earlier."""
         with self._change:
             while self._todo or self._running:
                 self._change.wait()
@@ -140,12 +140,12 @@ class Queue:
             self._stop_running()
 
     def close(self) -> None:
-        """What was begun is run; then the queue's threads end, and with them all that they hold."""
+        """Lets the queue's threads end after they have run all started works."""
         with self._change:
             self._closed = True
             self._change.notify_all()
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         self._threads += 1
         threading.Thread(target=self._serve, name=f"paceline {self._name}", daemon=True).start()
 
@@ -164,22 +164,22 @@ class Queue:
                 return False
             work, function, inference = self._todo.popleft()
             self._running = True
-        site = work.site  # not through the work: what it holds must go with it
+        site = work.site  # the lambda must not keep the work and its tensors alive
         self._set_site(lambda: site)
         error: Exception | None = None
         try:
-            with torch.inference_mode(inference):  # tensors that were made in it can be written to in it only
+            with torch.inference_mode(inference):  # inference tensors can only be written in inference mode
                 function()
         except Exception as raised:
             error = raised
         has_future = work.finish(error)
         self._stop_running()
         if has_future:
-            # What hangs on the future may begin other works and wait for them: another thread must be there to run
-            # them.
+            # Callbacks of the future may start other works and wait for them: another thread must be free to run those
+            # works.
             with self._change:
                 if not self._idle:
-                    self._hire()
+                    self._start_thread()
             work.settle()
         return True
 
@@ -190,16 +190,17 @@ class Queue:
 
 
 class Lines:
-    """Queues for the messages of a pair: those of one tag keep their order, and wait for no other tag's."""
+    """Queues for the messages of a pair of workers. Messages with the same tag keep their order; messages with
+    different tags do not wait for each other."""
 
     def __init__(self, name: str, set_site: Callable[[Callable[[], str]], None]) -> None:
         self._name, self._set_site = name, set_site
-        self._queues: list[tuple[int, Queue]] = []  # the tag that each was last used for
+        self._queues: list[tuple[int, Queue]] = []  # each with the tag of its last message
 
     def run(self, tag: int, work: Work, function: Callable[[], Any]) -> Work:
-        """Later. Called by one thread at a time."""
+        """Runs the function in a queue's thread. Only one thread at a time may call it."""
         at = next((i for i, (last, _) in enumerate(self._queues) if last == tag), None)
-        if at is None:  # as many queues as there are tags under way at once
+        if at is None:  # reuse an idle queue: as many queues as there are tags in use at the same time
             at = next((i for i, (_, queue) in enumerate(self._queues) if queue.is_idle), len(self._queues))
         queue = self._queues[at][1] if at < len(self._queues) else Queue(self._name, self._set_site)
         self._queues[at : at + 1] = [(tag, queue)]
