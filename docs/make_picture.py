@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 PACELINE = [sys.executable, "-m", "paceline"]
-SCRIPT = ["examples/cnn.py", "--epochs", "2", "--train-size", "10240", "--test-size", "1000"]
+SCRIPT = ["examples/cnn.py", "--epochs", "1", "--train-size", "10240", "--test-size", "1000"]
 WIDTH, HEIGHT = 1200, 760
 
 
@@ -26,24 +26,22 @@ def main(picture: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         profile = [*PACELINE, "profile", "-n", "2", "--whole-run", "--record", folder, *SCRIPT]
         subprocess.run(profile, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-        viewer = subprocess.Popen([*PACELINE, "view", "--json", "--record", folder], stdout=subprocess.PIPE, text=True)
+        (record,) = Path(folder).iterdir()
+        viewer = subprocess.Popen([*PACELINE, "view", "--json", record], stdout=subprocess.PIPE, text=True)
         try:
             assert viewer.stdout is not None
-            address = json.loads(viewer.stdout.readline())["url"]
-            picture.write_bytes(_screenshot(address, next(Path(folder).iterdir()).name))
+            document = "".join(iter(viewer.stdout.readline, "}\n")) + "}"
+            picture.write_bytes(screenshot(json.loads(document)["url"]))
         finally:
             viewer.terminate()
             viewer.wait()
 
 
-def _screenshot(address: str, record: str) -> bytes:
+def screenshot(address: str) -> bytes:
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(
-            viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", device_scale_factor=2
-        )
-        page.goto(address)  # sets the cookie that holds the token
-        page.goto(f"{address.split('?')[0]}run/{record}")
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", device_scale_factor=2)
+        page.goto(address)
         page.wait_for_load_state("networkidle")
         found = Image.open(io.BytesIO(page.screenshot()))
         browser.close()
