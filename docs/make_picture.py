@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 PACELINE = [sys.executable, "-m", "paceline"]
 SCRIPT = ["examples/cnn.py", "--epochs", "1", "--train-size", "10240", "--test-size", "1000"]
-WIDTH, HEIGHT = 1200, 760
+WIDTH, HEIGHT = 1280, 700
 
 
 def main(picture: Path) -> None:
@@ -40,7 +40,9 @@ def main(picture: Path) -> None:
 def screenshot(address: str) -> bytes:
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", device_scale_factor=2)
+        page = browser.new_page(
+            viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", device_scale_factor=2
+        )
         page.goto(address)
         page.wait_for_load_state("networkidle")
         found = Image.open(io.BytesIO(page.screenshot()))

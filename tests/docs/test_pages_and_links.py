@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import unicodedata
 from pathlib import Path
 
@@ -74,6 +75,15 @@ def test_no_alias_that_means_pandas_or_polars() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in sorted((ROOT / "docs").glob("*.md")) if f": {page.name}\n" not in nav] == []
+
+
+def test_badges_say_what_the_package_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    (torch,) = (need.partition(">=")[2] for need in project["dependencies"] if need.startswith("torch>="))
+    told = {"licence": project["license"], "python": " | ".join(versions), "torch": f"{torch} or newer"}
+    for name, text in told.items():
+        assert f">{text}<" in (ROOT / "docs" / "images" / f"badge-{name}.svg").read_text(), name
 
 
 @pytest.mark.slow
