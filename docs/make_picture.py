@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 PACELINE = [sys.executable, "-m", "paceline"]
 SCRIPT = ["examples/cnn.py", "--epochs", "1", "--train-size", "10240", "--test-size", "1000"]
-WIDTH, HEIGHT = 1280, 700
+WIDTH, HEIGHT = 1280, 650
 
 
 def main(picture: Path) -> None:
