@@ -7,7 +7,7 @@ WHICH := $(if $(TORCH),torch==$(TORCH),--constraint constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all lint format clean install
+.PHONY: demo test test-all lint format docs picture clean install
 install: $(STAMP)
 
 # Installed again only when what is to be installed changed.
@@ -35,5 +35,13 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, in site/: open site/index.html. It needs no network and no server.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The picture of the README: a real run of an example, as `paceline view` shows it. Needs chromium.
+picture: $(STAMP)
+	$(BIN)/python docs/make_picture.py docs/images/dashboard.png
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache paceline-runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache paceline-runs site

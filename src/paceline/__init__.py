@@ -1,10 +1,10 @@
 """Paceline: an ordinary training script on any number of workers, with the same numbers.
 
-The command line is `paceline`; this is the small API for those who like to see it in the script:
+The command line is `paceline`. The Python API, for scripts that distribute explicitly:
 
-    import paceline as pl
+    import paceline
 
-    model, optimizer, loader = pl.Mirrored().distribute(model, optimizer, loader)
+    model, optimizer, loader = paceline.Mirrored().distribute(model, optimizer, loader)
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_pictures_are_packed_checked_and_read_back(paceline_, pictures):
     code, out, err = paceline_("data", "pack", "train", "--shards", "3")
     assert (code, err) == (0, "")
     assert "10 records, 2 classes in 3 files" in out
-    assert 'pd.files("train-packed/*.tfrecord").records().map(pd.decode_example)' in out
+    assert 'data.files("train-packed/*.tfrecord").records().map(data.decode_example)' in out
     found = list(pd.files("train-packed/*.tfrecord").records().map(pd.decode_example))
     reds = {pd.decode_image(sample["image/encoded"][0])[0, 0, 0].item(): sample for sample in found}
     assert sorted(reds) == list(range(10))

@@ -329,7 +329,7 @@ def test_a_picture_over_the_limit_says_what_to_type() -> None:
             DataError, match=r"\(100 × 50 pixels\) has 15000 bytes .*, over the limit of 14.6 KiB"
         ) as told:
             pd.decode_image(raw.getvalue(), max_bytes=14_999)
-        assert "pd.decode_image(…, max_bytes=1 << 20)" in told.value.advice
+        assert "data.decode_image(…, max_bytes=1 << 20)" in told.value.advice
         assert pd.decode_image(raw.getvalue(), max_bytes=15_000).shape == (50, 100, 3)
         with pytest.raises(DataError, match=r"resized from 100 × 50 \(200 × 100 pixels\)"):
             pd.decode_image(raw.getvalue(), shorter=100, max_bytes=15_000)

@@ -114,9 +114,9 @@ def pack(
         session.print_document(msgspec.to_builtins(packed))
     elif not quiet:
         classes = f", {len(packed.classes)} classes" if packed.classes else ""
-        decoder = "pd.decode_example" if packed.kind == "pictures" else "pd.decode_sample"
+        decoder = "data.decode_example" if packed.kind == "pictures" else "data.decode_sample"
         print(f"{packed.records} records{classes} in {len(packed.files)} files, {_size(packed.bytes)}: {home}")
-        print(f'read them: pd.files("{home}/*.tfrecord").records().map({decoder})')
+        print(f'read them: data.files("{home}/*.tfrecord").records().map({decoder})')
 
 
 def check(

@@ -1,8 +1,8 @@
 """Input pipelines: a chain of plain stages that keeps a device fed.
 
-    import paceline.data as pd
+    from paceline import data
 
-    train = pd.arrays(images, labels).shuffle(seed=0).batch(256).to("cuda")
+    train = data.arrays(images, labels).shuffle(seed=0).batch(256).to("cuda")
     for epoch in range(10):
         for images, labels in train:
             ...

@@ -1,6 +1,6 @@
 """The pipeline: written as a chain of stages that is its own diagram, iterated like a DataLoader.
 
-    train = (pd.files("train-*.tfrecord")          # paths, sharded over workers
+    train = (data.files("train-*.tfrecord")        # paths, sharded over workers
                .records(parallel=8)                 # bytes
                .shuffle_and_repeat(10_000, seed=0)  # bytes, in another order each epoch
                .map_and_batch(decode, 256)          # batches of tensors
@@ -44,7 +44,7 @@ _begun: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
 class Pipeline:
-    """Made by the sources (`pd.arrays`, `pd.files`, …) and by its own stages."""
+    """Made by the sources (`data.arrays`, `data.files`, …) and by its own stages."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Pipeline:
         return mapped.batch(size, last=last, **told)
 
     def augment(self, *operations: Operation, seed: int = 0) -> Pipeline:
-        """Operations on the pictures of a batch, one after the other, where the batch lies: `pd.Crop`, `pd.Flip`, …"""
+        """Applies operations to the pictures of a batch, in order, on its device: `data.Crop`, `data.Flip`, …"""
         made = Augment(operations)
         return self.map(made, seed=seed if made.draws else None)
 

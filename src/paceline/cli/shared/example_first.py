@@ -16,12 +16,14 @@ def _show(examples: tuple[str, ...]) -> None:
         console.print(f" {'Example: ' if number == 0 else '         '}{line}", style="bold", soft_wrap=True)
 
 
-def verb(*examples: str) -> type[TyperCommand]:
-    """The class of a verb whose help begins with these lines."""
+def verb(*shown: str) -> type[TyperCommand]:
+    """The class of a verb whose help begins with these lines; the documentation reads them as `examples`."""
 
     class Verb(TyperCommand):
+        examples = shown
+
         def format_help(self, ctx: Any, formatter: Any) -> None:
-            _show(examples)
+            _show(shown)
             super().format_help(ctx, formatter)
 
     return Verb

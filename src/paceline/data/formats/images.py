@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000", "TGA")  # none that run a program
 WIDE = ("I", "F")  # modes of Pillow's with four bytes for each value
-RAISE_LIMIT = "pd.decode_image(…, max_bytes={})"
+RAISE_LIMIT = "data.decode_image(…, max_bytes={})"
 
 
 def find_pictures(folder: str | os.PathLike[str]) -> tuple[list[tuple[str, int]], list[str]]:

@@ -1,7 +1,7 @@
 """Packing: many small files, or a dataset's samples, as a few TFRecord files with an index; and checking such files.
 
 Pictures become Examples with the names that TensorFlow's own sets use; samples of a dataset are written by
-`pd.encode_sample`. Records are dealt to the files in a shuffled order, so that each file holds some of every class.
+`data.encode_sample`. Records are dealt to the files in a shuffled order, so that each file holds some of every class.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Packed(msgspec.Struct, kw_only=True):
     """What was written."""
 
     folder: str
-    kind: str  # "pictures": Examples; "samples": as pd.encode_sample writes them
+    kind: str  # "pictures": Examples; "samples": as data.encode_sample writes them
     files: list[str]
     records: int
     bytes: int
@@ -107,7 +107,7 @@ def pack(
     seed: int = 0,
 ) -> Packed:
     """Writes a dataset's samples into TFRecord files with an index, in a new folder. They are read again by
-    `pd.files("FOLDER/*.tfrecord").records().map(pd.decode_sample)`."""
+    `data.files("FOLDER/*.tfrecord").records().map(data.decode_sample)`."""
     return pack_samples(samples, os.fspath(folder), shards=shards, shuffle=shuffle, seed=seed)
 
 

@@ -88,7 +88,8 @@ def _in_slabs(raw: bytes, most: int) -> Integers:
 def checked_count(count: int, size: int, most: int) -> int:
     """So many values that take `size` bytes each in memory; DataError if that is too much."""
     if count * size > most:
-        raise too_large("The Example, decoded,", count * size, most, "pd.decode_example(…, max_bytes={})", so_far=True)
+        need = count * size
+        raise too_large("The Example, decoded,", need, most, "data.decode_example(…, max_bytes={})", so_far=True)
     return count
 
 

@@ -49,7 +49,7 @@ def _check_size(raw: bytes, max_bytes: int) -> None:
             need += VALUE
             at += 1 + width + size
         if need > max_bytes:
-            raise too_large("The sample, decoded,", need, max_bytes, "pd.decode_sample(…, max_bytes={})", so_far=True)
+            raise too_large("The sample, decoded,", need, max_bytes, "data.decode_sample(…, max_bytes={})", so_far=True)
 
 
 def _sizes() -> list[tuple[int, int]]:

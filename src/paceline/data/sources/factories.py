@@ -80,14 +80,14 @@ def cifar(
 
 
 def image_folder(folder: str | os.PathLike[str]) -> Pipeline:
-    """Paths and labels of a folder that has a folder for each class. Decode them with `pd.decode_image` in a map."""
+    """Paths and labels of a folder that has a folder for each class. Decode them with `data.decode_image` in a map."""
     found, _ = find_pictures(folder)
     return Pipeline(Items(found, lambda index: found[index][0]), title="image_folder")
 
 
 def indexed(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, max_bytes: int = RECORD) -> Pipeline:
     """The records of TFRecord files as things that can be asked for by index: shuffled as a whole, counted, resumed
-    at once. For files on this machine that have an index beside them (pd.Writer, `paceline data pack`) or are plain.
+    at once. For files on this machine that have an index beside them (data.Writer, `paceline data pack`) or are plain.
     `max_bytes`: refuses a larger record."""
     at_least(1, max_bytes=max_bytes)
     source = IndexedRecords(find(pattern), max_bytes)

@@ -50,7 +50,7 @@ def _read_idx(name: str, stream: Stream, limit: int) -> Array:
     left = stream.left()
     if left is not None and need > left:
         raise _other_size(name, stream, shape, need, f"{left} follow at most")
-    _check_limit(f"{name}: the array {list(shape)} of its header", need, limit, "pd.idx")
+    _check_limit(f"{name}: the array {list(shape)} of its header", need, limit, "data.idx")
     try:
         array = _empty(name, need).view(dtype).reshape(shape)
     except ValueError as error:  # too many dimensions, or one of zero beside absurd ones
@@ -107,11 +107,11 @@ def _read_all(path: str, stream: Stream, limit: int) -> Array:
     found = bytearray()
     known = None if stream.packed else stream.left()
     if known is not None:
-        _check_limit(f"{path}: with the files before it, it", known, limit, "pd.cifar")
+        _check_limit(f"{path}: with the files before it, it", known, limit, "data.cifar")
     try:
         while part := stream.read(STEP):
             if len(found) + len(part) > limit:
-                _check_limit(f"{path}: decompressed, it", len(found) + len(part), limit, "pd.cifar", so_far=True)
+                _check_limit(f"{path}: decompressed, it", len(found) + len(part), limit, "data.cifar", so_far=True)
             found += part
     except MemoryError:
         raise _no_memory(path, len(found)) from None

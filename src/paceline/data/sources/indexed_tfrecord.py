@@ -46,7 +46,7 @@ class IndexedRecords:
         room = os.fstat(descriptor).st_size - offset - HEAD - TAIL
         if self._limit < length <= room:
             what = f"{self.name(index)}, at byte {offset},"
-            raise too_large(what, length, self._limit, "pd.indexed(…, max_bytes={})")
+            raise too_large(what, length, self._limit, "data.indexed(…, max_bytes={})")
         body = self._read(index, descriptor, length + TAIL, offset + HEAD) if right and length <= room else b""
         if not right or len(body) != length + TAIL:
             raise DataError(
@@ -102,7 +102,8 @@ def _walk(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     try:
         if not reader.plain:
             raise DataError(
-                f"{path} is compressed: its records cannot be asked for by number.", advice="Use pd.files().records()."
+                f"{path} is compressed: its records cannot be asked for by number.",
+                advice="Use data.files().records().",
             )
         return np.asarray(reader.walk(), np.int64)
     finally:

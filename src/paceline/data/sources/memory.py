@@ -67,7 +67,7 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
     if array.dtype.kind not in "biufc" or not array.ndim:
         raise UsageError(
             f"Asked for samples of an array of {array.dtype} with {array.ndim} dimensions.",
-            advice="Arrays hold numbers, a sample in each row. For other things: pd.items([...]).",
+            advice="Arrays hold numbers, a sample in each row. For other things: data.items([...]).",
         )
     if not array.flags.writeable:  # of a file that is mapped: read, never written
         array = array.view()

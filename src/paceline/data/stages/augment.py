@@ -1,6 +1,6 @@
 """Augmentation of pictures, a whole batch at a time, on whatever device the batch lies.
 
-    pipeline.batch(256).augment(pd.Crop(32, padding=4), pd.Flip(), pd.Normalize(MEAN, STD), seed=0)
+    pipeline.batch(256).augment(data.Crop(32, padding=4), data.Flip(), data.Normalize(MEAN, STD), seed=0)
 
 Pictures are (n, channels, height, width), bytes from 0 to 255 or floats from 0 to 1. What is random is drawn for each
 picture, on the host, from the batch's own random numbers: so it is the same on every device, and when a run goes on.
