@@ -1,8 +1,8 @@
 """Channels last: images and convolution weights in memory format channels_last.
 
-Changes: the order of summation in a convolution, hence the last digits. Applies to models with 2-d convolutions. Can
-break: code that calls `.view` on an image (`.reshape` and `.flatten` work), and throughput if most of the model is not
-convolutions.
+Changes: the order of summation in a convolution, hence the last digits. Applies to models with 2-d convolutions.
+Can break: code that calls `.view` on an image (`.reshape` and `.flatten` work), and throughput if most of the model is
+not convolutions.
 
 By hand:
 
