@@ -1,6 +1,6 @@
 """Paceline: an ordinary training script on any number of workers, with the same numbers.
 
-The command line is `paceline`. The Python API, for scripts that distribute explicitly:
+The command line is `paceline`. If you prefer an explicit API in the script:
 
     import paceline
 
@@ -62,7 +62,7 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when first used: the command line has no use for torch."""
+    """Imports a public name at its first use: the command line never imports torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     import importlib

@@ -1,7 +1,7 @@
-"""`paceline` and `python -m paceline`.
+"""Entry point of `paceline` and `python -m paceline`.
 
-For the verbs that start workers, the zygote is started before anything else is imported: it needs seconds for
-torch, and all that this process has to import and parse happens meanwhile.
+For the verbs that start workers, the zygote starts before any other import: the zygote imports torch for seconds, and
+this process imports its own modules and parses the command line in the meantime.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
     if rest[:1] == ["--help"] or verb not in STARTS_WORKERS:
         return False
     if verb == "profile" and "--trace" in rest:
-        return False  # reads files; or it is the script's own, and the workers wait a little
-    return bool(rest) or verb == "bandwidth"  # the others need a script
+        # `--trace` reads files and needs no zygote. If it is an option of the script, the zygote only starts later.
+        return False
+    return bool(rest) or verb == "bandwidth"  # every other verb needs a script
 
 
 def _refuse(verb: str, error: LaunchError, *, json: bool) -> int:
-    """Where nothing can be started, most of what tells errors otherwise cannot be imported, either."""
+    """Reports the error with the standard library only: on a machine that cannot start a process, the import of the
+    command line's own error report may fail too."""
     print(f"paceline: {error.message}\n  {error.advice}", file=sys.stderr)
     if json:
         import json as standard

@@ -1,27 +1,27 @@
 """Every error that Paceline raises on purpose.
 
     PacelineError
-    ├── UsageError         what was asked cannot be done: an option, a path, a number
+    ├── UsageError         an option, a path or a number cannot be used as given
     ├── RecordError        the record's folder cannot be written or read
-    │   └── NotRegularError  something in a record is a link, a FIFO, a device: not opened
-    ├── TraceError         a file is no trace, or not a whole one
+    │   └── NotRegularError  an entry of a record is a link, a FIFO or a device, and is not opened
+    ├── TraceError         a file is not a trace, or an incomplete one
     ├── LaunchError        a worker could not be started
-    ├── ScriptError        the script does something whose numbers cannot be kept
-    │   ├── NotSplitError  a call cannot be computed in slices, or nothing was
+    ├── ScriptError        N workers cannot compute the same numbers as plain Python for this script
+    │   ├── NotSplitError  a call cannot be computed in slices, or no call was
     │   └── PartedError    the workers no longer run the same lines on the same numbers
-    ├── DataError          a record cannot be read, or a sample cannot be made of it
+    ├── DataError          a data record cannot be read, or cannot be decoded into a sample
     ├── PeerLostError      a collective failed because another worker is gone
-    └── PeerRaisedError    an exception that this worker raises too was raised by another worker's rows
+    └── PeerRaisedError    another worker's rows raised an exception, which every worker raises too
 
-Each says what was asked and what was found in its message, and what to type in its advice. Nobody who meets
-one needs a traceback to understand it.
+`message` says what is wrong and what was found; `advice` says what to type. A user understands each error without a
+traceback.
 """
 
 from __future__ import annotations
 
 
 class PacelineError(Exception):
-    """The root. `advice` is the last line that a person reads: what to type."""
+    """The root of all errors. `advice` is the last line of the report: what to type."""
 
     def __init__(self, message: str, *, advice: str = "") -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class PacelineError(Exception):
 
 
 class UsageError(PacelineError):
-    """What was asked cannot be done: an option, a path, a number."""
+    """An option, a path or a number cannot be used as given."""
 
 
 class RecordError(PacelineError):
@@ -41,11 +41,11 @@ class RecordError(PacelineError):
 
 
 class NotRegularError(RecordError):
-    """Something in a record is a link, a FIFO, a socket, a device, or a folder in the place of a file: not opened."""
+    """An entry of a record is a link, a FIFO, a socket, a device, or a folder instead of a file. It is not opened."""
 
 
 class TraceError(PacelineError):
-    """A file is no trace, or not a whole one."""
+    """A file is not a trace, or an incomplete one."""
 
 
 class LaunchError(PacelineError):
@@ -53,11 +53,11 @@ class LaunchError(PacelineError):
 
 
 class ScriptError(PacelineError):
-    """The script does something whose numbers cannot be kept."""
+    """N workers cannot compute the same numbers as plain Python for this script."""
 
 
 class NotSplitError(ScriptError):
-    """A call cannot be computed in slices, or nothing was: N workers would do the same work N times."""
+    """A call cannot be computed in slices, or no call was: N workers would do the same work N times."""
 
 
 class PartedError(ScriptError):
@@ -65,12 +65,12 @@ class PartedError(ScriptError):
 
 
 class DataError(PacelineError):
-    """A record cannot be read, or a sample cannot be made of it."""
+    """A data record cannot be read, or cannot be decoded into a sample."""
 
 
 class PeerLostError(PacelineError):
-    """A collective failed because another worker is gone: a consequence, never the cause of a failed run."""
+    """A collective failed because another worker is gone: a consequence, never the cause, of a failed run."""
 
 
 class PeerRaisedError(PacelineError):
-    """The cause of an exception that another worker's rows raised, and that every worker raises for that."""
+    """The `__cause__` of an exception that another worker's rows raised: every worker raises the same exception."""

@@ -1,6 +1,6 @@
-"""What a run is asked to do, and what one worker of it is told.
+"""Settings of a run and of each of its workers.
 
-The only module that reads the environment. The launcher sends `WorkerSettings` to each worker as JSON.
+This is the only module that reads the environment. The launcher sends `WorkerSettings` to each worker as JSON.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSettings:
-    """What to trace."""
+    """Which steps `paceline profile` traces, and how."""
 
     steps: int = 5
-    warm_up: int | None = None  # steps before; None: until step times have settled
-    stack: bool = False  # Python's stack, too
-    whole_run: bool = False  # the script goes on after the trace
+    warm_up: int | None = None  # steps before the trace; None: until step times have settled
+    stack: bool = False  # record Python stacks, too
+    whole_run: bool = False  # let the script go on after the trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharpnessSettings:
-    """What to measure of the solution that a run ends in."""
+    """How to measure the sharpness of the final weights of a run."""
 
-    samples: int = 1024  # of the last batches, or one batch where that is larger
-    keep: bool = False  # the weights stay in the record
-    line_from: str = ""  # a record that kept its own
+    samples: int = 1024  # samples taken from the last batches; one whole batch if a batch is larger
+    keep: bool = False  # keep the final weights in the record
+    line_from: str = ""  # a record that kept its weights: the loss is measured on the line between both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What the user asked for: the same on every worker of a run."""
+    """The options that the user gave: the same on every worker of a run."""
 
     script: str  # a path, or a module's name when `module` is set
     module: bool = False
@@ -49,28 +49,28 @@ class RunSettings:
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
     sync_bn: bool = False
     threads: int | None = None  # per worker; None: its share of the cores
-    steps: int | None = None  # stop after so many
-    enough: float = 0.0  # stop after so many seconds of settled steps, ten of them at least; 0: don't
+    steps: int | None = None  # stop after this number of steps
+    enough: float = 0.0  # stop after this many seconds of settled steps, but not before ten steps; 0: no limit
     backend: Backend = "auto"
-    compression: Compression = "none"  # of gradients, between hosts
+    compression: Compression = "none"  # of gradients sent between hosts
     share_record: bool = False  # other accounts may read the record
-    seed: int = 0  # starts torch's, numpy's and Python's random streams; a script's own seed overrides it
+    seed: int = 0  # seed of torch's, numpy's and Python's random streams; a script's own seed overrides it
     seed_shift: int = 0  # added to `seed`, and to every seed that the script sets
-    memory_limit: int = 0  # bytes that a worker may take; 0: what there is
-    stall_warning: float = 60.0
-    stall_abort: float | None = None
-    staged: bool = True  # False: a program that measures, not a training script; it is left alone
+    memory_limit: int = 0  # bytes that a worker may allocate; 0: no limit
+    stall_warning: float = 60.0  # seconds
+    stall_abort: float | None = None  # seconds
+    staged: bool = True  # False: a measuring program, not a training script; it runs without a stage
     mods: tuple[str, ...] = ()  # as typed: name, or name=value
-    autotune: bool = True  # try sizes of buckets in the first steps
-    timeline: bool = False  # keep a time line of phases and buckets in the record
-    noise_scale: bool = False  # measure gradient noise
+    autotune: bool = True  # try bucket sizes in the first steps
+    timeline: bool = False  # write a timeline of phases and buckets to the record
+    noise_scale: bool = False  # measure the gradient noise scale
     profile: ProfileSettings | None = None  # trace a few steps
-    sharpness: SharpnessSettings | None = None  # measure the solution at the end
+    sharpness: SharpnessSettings | None = None  # measure the sharpness of the final weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """What one worker is told when it starts."""
+    """The settings that one worker gets when it starts."""
 
     run: RunSettings
     record: str  # the record's folder
@@ -79,19 +79,19 @@ class WorkerSettings:
     local_rank: int = 0
     local_world: int = 1
     host: str = "localhost"
-    cores: tuple[int, ...] = ()  # affinity; empty: leave it alone
+    cores: tuple[int, ...] = ()  # affinity; empty: unchanged
     threads: int = 1
     gpus: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of this worker, its own first
-    store_host: str = "127.0.0.1"  # of torch's own store: under another launcher, or for a script that makes one
+    store_host: str = "127.0.0.1"  # of torch's own store: under another launcher, or if the script creates one
     store_port: int = 0
     agent_store: bool = False  # another launcher's agent serves the store
     control: str = ""  # address of the launcher's control channel; empty: none
     control_key: str = ""  # the launcher's public CURVE key
-    token: str = ""  # proves that a message is of this run
+    token: str = ""  # proves that a message belongs to this run
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> WorkerSettings:
-    """The settings of a process that another launcher (torchrun, Slurm through it) started, or of a lone one."""
+    """The settings of a process that another launcher started (torchrun, also under Slurm), or of a single process."""
     env = os.environ if environ is None else environ
     rank, world = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
     return WorkerSettings(
@@ -108,31 +108,31 @@ def from_environment(environ: Mapping[str, str] | None = None) -> WorkerSettings
 
 
 def visible_devices(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this run, in its order; None where it says nothing."""
+    """The GPUs that CUDA_VISIBLE_DEVICES lists, in its order; None if the variable is not set."""
     text = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]
-    # CUDA stops reading at the first entry that is no device: "" and "-1" hide all that follow.
+    # CUDA stops reading at the first entry that is not a device: "" and "-1" hide all entries after them.
     end = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
     return tuple(names[:end])
 
 
 def asked_threads(environ: Mapping[str, str] | None = None) -> int | None:
-    """Threads per process that the user's own OMP_NUM_THREADS asks for; None where it says nothing."""
+    """Threads per process according to the user's OMP_NUM_THREADS; None if the variable is not set."""
     text = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 def thread_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables around us that decide how many threads a process computes with."""
+    """The environment variables that set how many threads a process computes with."""
     env = os.environ if environ is None else environ
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     return {name: env[name] for name in names if name in env}
 
 
 def launcher_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables by which another launcher tells a process that it is a worker."""
+    """The environment variables by which another launcher tells a process that it is a worker."""
     env = os.environ if environ is None else environ
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     return {name: env[name] for name in names if name in env}

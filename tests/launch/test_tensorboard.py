@@ -181,7 +181,7 @@ def test_frames_are_right_without_the_fast_package(data: bytes) -> None:
 @pytest.mark.parametrize("name", ["file", "file/below"])
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"--tensorboard .*file.* it is no folder") as refused:
+    with pytest.raises(UsageError, match=r"--tensorboard .*file.* it is not a folder") as refused:
         prove_board(tmp_path / name)
     assert "--tensorboard DIR" in refused.value.advice
     prove_board(tmp_path / "new" / "folder")
@@ -208,7 +208,7 @@ def test_a_disk_that_fills_up_does_not_end_the_run_and_is_told_after_it(tmp_path
             on_event(Progress({0: one_step(2)}))
             on_event(Progress({0: one_step(2)}))
 
-    with pytest.raises(RecordError, match="could not be written to its end: File too large") as error:
+    with pytest.raises(RecordError, match="is incomplete, because a write failed: File too large") as error:
         run_on_a_full_disk()
     assert len(told) == 2
     assert str(tmp_path / "run") in error.value.advice

@@ -83,7 +83,7 @@ def test_on_two_workers(pool: Any) -> None:
 
 
 @pytest.mark.parametrize(("mods", "batch", "says"), [
-    (["emulate=4", "accumulate=3"], "keep", "do not come out even"),
+    (["emulate=4", "accumulate=3"], "keep", "cannot be divided evenly"),
     (["emulate=4"], "scale", "Leave --batch out"),
     (["emulate=4", "batch=x2"], "keep", "exclude each other"),
 ])  # fmt: skip

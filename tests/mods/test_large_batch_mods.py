@@ -252,7 +252,7 @@ def test_steps_are_those_of_the_api_with_the_scripts_settings(
     for found in runs:
         assert found["losses"] == pytest.approx(expected, rel=1e-9)
         assert len(found["state"]["param_groups"]) == 1, "the script's groups stay"
-        assert any(f"{kind} in the place of {how}" in notice for notice in found["notices"])
+        assert any(f"{kind} replaces {how}" in notice for notice in found["notices"])
 
 
 def _with(group: Group, mods: list[str], how: str, given: Any) -> Any:
@@ -286,9 +286,9 @@ def test_a_rate_that_fits_makes_first_steps_as_long_as_the_scripts_own_within_re
 
 def test_with_few_steps_in_all_layers_move_further() -> None:
     short = trained(lone_group(), ["optimizer=lamb", "decay=60"], plain=True, lr=1e-5)
-    assert any("its layers' rate is 0.05 where" in notice for notice in short["notices"])
+    assert any("the layers' learning rate is 0.05, " in notice for notice in short["notices"])
     long = trained(lone_group(), ["optimizer=lamb", "decay=60000"], plain=True, lr=1e-5)
-    assert any("its layers' rate is 0.005 where" in notice for notice in long["notices"])
+    assert any("the layers' learning rate is 0.005, " in notice for notice in long["notices"])
 
 
 @pytest.mark.parametrize(("name", "how"), [("lamb", "SGD"), ("lars", "Adam"), ("lamb", "AdamW"), ("lars", "SGD")])
@@ -368,11 +368,11 @@ def test_weights_in_float16_are_refused() -> None:
     ("noise", "can", "chosen", "scale", "says"),
     [
         (10_000.0, "lamb", "", 8.0, "mostly noise at this batch, so the rate is scaled × 8 (linear rule)"),
-        (math.inf, "lars", "", 8.0, "beyond measure"),
+        (math.inf, "lars", "", 8.0, "too large to measure"),
         (300.0, "lamb", "lamb", math.sqrt(8), "about 300 samples"),
-        (300.0, "lars", "lars", math.sqrt(8), "so LARS gives each layer a step of its own length"),
+        (300.0, "lars", "lars", math.sqrt(8), "so LARS adapts each layer's step length"),
         (None, "lamb", "lamb", math.sqrt(8), "unknown"),
-        (300.0, "", "", math.sqrt(8), "no other optimizer can take the place of this one"),
+        (300.0, "", "", math.sqrt(8), "this optimizer cannot be replaced"),
     ],
 )
 def test_what_is_chosen(noise: float | None, can: str, chosen: str, scale: float, says: str) -> None:

@@ -1,4 +1,4 @@
-"""Starts, watches and stops workers. Importing it imports no torch: only the zygote does that."""
+"""Starts, watches and stops workers. This package does not import torch in the launcher: only the zygote does."""
 
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.local import check, launch

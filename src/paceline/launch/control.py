@@ -1,8 +1,8 @@
 """The control channel: one authenticated ZeroMQ socket between the launcher and each of its workers.
 
-Workers send heartbeats, notices and failures; the launcher asks where they are. It is encrypted with a key
-pair made for the run, and every message carries the run's token: whatever has none is dropped unread. The
-worker's side lives in a thread of its own, so that it answers while the script is stuck in a collective.
+Workers send heartbeats, notices and failures; the launcher asks for their stacks. The channel is encrypted with a key
+pair made for the run, and every message carries the run's token: a message with another token is dropped. The worker's
+side runs in a separate thread, so that it answers while the script is stuck in a collective.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from paceline.launch.failures.tracebacks import stack_of
 from paceline.settings import WorkerSettings
 
 _BEAT = 0.5  # seconds between heartbeats
-_LARGEST = 1 << 20  # bytes of a message
+_LARGEST = 1 << 20  # most bytes of a message
 
 
 class Channel:
-    """The launcher's side: a socket in the run's own folder, which other accounts cannot enter."""
+    """The launcher's side: a socket in the run's temporary folder, which other accounts cannot enter."""
 
     def __init__(self, folder: Path) -> None:
         public, secret = zmq.curve_keypair()
@@ -41,7 +41,7 @@ class Channel:
         self.socket.setsockopt(zmq.CURVE_SERVER, 1)
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
-        # A socket's path may be 107 bytes long; one that is longer is reached through the folder's descriptor.
+        # A socket's path has 107 bytes at most. The folder's descriptor makes the path short, wherever the folder is.
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self.address = f"ipc:///proc/{os.getpid()}/fd/{self._folder}/control"
         self.socket.bind(self.address)
@@ -51,7 +51,7 @@ class Channel:
         self._peers: dict[int, bytes] = {}
 
     def receive(self) -> Iterator[tuple[int, messages.Beat | messages.Said | messages.Failed | messages.Stack]]:
-        """All that has come, with the rank it came from; never waits."""
+        """Yields all messages that have arrived, each with its rank; never waits."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -66,7 +66,7 @@ class Channel:
                 yield envelope.rank, envelope.message
 
     def ask_where(self, rank: int) -> bool:
-        """Asks a worker for its stack; False where it has not been heard of yet."""
+        """Asks a worker for its stack; False if the worker has not sent a message yet."""
         peer = self._peers.get(rank)
         if peer is None:
             return False
@@ -84,8 +84,7 @@ class Channel:
 
 
 class Control:
-    """The worker's side. Any thread may call `notice` and `failed`; only its own thread touches the
-    socket."""
+    """The worker's side. Any thread may call `notice` and `failed`; only the channel's own thread uses the socket."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -105,7 +104,7 @@ class Control:
         self._post(failure)
 
     def close(self) -> None:
-        """Sends what is left and a last heartbeat. A launcher that is gone keeps nobody waiting for long."""
+        """Sends the remaining messages and a last heartbeat. Waits 2 s at most, even if the launcher is gone."""
         self._over = True
         os.eventfd_write(self._bell, 1)
         self._thread.join(timeout=2)
@@ -167,7 +166,7 @@ class Control:
         envelope = messages.FromWorker(self._settings.token, self._settings.rank, message)
         try:
             body = msgspec.json.encode(envelope)
-        except UnicodeEncodeError:  # a lone surrogate: the name of a file that is no UTF-8, most often
+        except UnicodeEncodeError:  # a lone surrogate, usually from a file name that is not valid UTF-8
             body = msgspec.json.encode(texts.cleaned(msgspec.to_builtins(envelope)))
         socket.send(body, zmq.NOBLOCK)
 

@@ -1,4 +1,4 @@
-"""What `launch` tells its caller while the workers run."""
+"""The events that `launch` passes to its caller while the workers run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.record.schema import Step
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Rank 0 wrote something."""
+    """Rank 0 wrote to standard output or standard error."""
 
     rank: int
     stream: Literal["stdout", "stderr"]
@@ -19,21 +19,21 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The latest step of each rank that has made one; a few times a second at most."""
+    """The latest step of each rank that has made one. At most five events per second."""
 
     steps: dict[int, Step]
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should read; never the same twice in a run."""
+    """A line for the person at the terminal. No text comes twice in a run."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Workers wait for others too long: the report, ready to print. Once per stall."""
+    """Workers have waited for other workers for too long. `text` is the report, ready to print. Once per stall."""
 
     text: str
 

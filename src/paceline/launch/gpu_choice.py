@@ -1,7 +1,7 @@
-"""Which of a host's GPUs a run with fewer workers than GPUs gets: the best joined ones, and a line that says why.
+"""Chooses the best-connected GPUs for a run with fewer workers than GPUs, and says why.
 
-Called by the launcher before workers start. A host without GPUs, and a run that takes them all or only one, pay
-nothing: the driver's library is not even imported.
+The launcher calls it before workers start. There is no overhead on a host without GPUs, or for a run that takes one GPU
+or all of them: the driver's library is not imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.topology.machine import Gpu, Link, Topology
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A host whose GPUs are in the order of the ranks that get them, the rest behind."""
+    """A host whose GPUs are in the order of the ranks that get them, followed by the unused GPUs."""
 
     host: Host
     near: tuple[int | None, ...]  # the NUMA node of each worker's GPU
@@ -31,7 +31,7 @@ class Placed:
 
 @functools.cache
 def look() -> Topology:
-    """The GPUs of this machine and their links. Once a process: a sweep launches many runs."""
+    """The GPUs of this machine and their links. Cached per process, because a sweep launches many runs."""
     from paceline.topology.survey import gpus_and_links
 
     gpus, links = gpus_and_links()
@@ -39,14 +39,14 @@ def look() -> Topology:
 
 
 def choose_gpus(workers: int, host: Host, *, look: Callable[[], Topology] = look) -> Placed | None:
-    """The best GPUs for so many workers, among those that CUDA_VISIBLE_DEVICES leaves; None where there is
-    nothing to choose, or nothing known to choose by."""
+    """The best GPUs for this number of workers, among those in CUDA_VISIBLE_DEVICES. None if there is no choice, or if
+    the topology is unknown."""
     if not 1 < workers < len(host.gpus):
         return None
     topology = look()
     names = _names(host.gpus, topology.devices)
     models = {gpu.name for gpu in topology.devices}
-    # CUDA numbers GPUs of different models by speed, the driver by bus: their numbers cannot be compared.
+    # CUDA numbers GPUs of different models by speed, the driver numbers them by bus: the numbers do not match.
     if names is None or len(models) > 1:
         return None
     try:
@@ -64,7 +64,7 @@ def choose_gpus(workers: int, host: Host, *, look: Callable[[], Topology] = look
 
 
 def _names(visible: tuple[str, ...], gpus: tuple[Gpu, ...]) -> dict[int, str] | None:
-    """By index, what CUDA_VISIBLE_DEVICES calls each GPU: a number, or the beginning of its identifier."""
+    """Each GPU's name in CUDA_VISIBLE_DEVICES, by index: a number, or the beginning of the GPU's UUID."""
     found: dict[int, str] = {}
     for name in visible:
         fits = [gpu for gpu in gpus if (str(gpu.index) == name if name.isdigit() else gpu.uuid.startswith(name))]

@@ -1,4 +1,4 @@
-"""SIGTERM as an exception, like SIGINT: a verb that is told to end stops its workers and writes its record."""
+"""SIGTERM as an exception, like SIGINT, so that an interrupted verb stops its workers and writes its record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody asked for an end: what to exit with is 128 plus the signal's number."""
+    """A signal ended the verb. `exit_code` is 128 plus the signal's number."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("interrupted")
@@ -24,8 +24,8 @@ def exit_code_of(error: KeyboardInterrupt) -> int:
 
 @contextmanager
 def raised_on_sigterm() -> Iterator[None]:
-    """While the block runs SIGTERM raises Interrupted in the main thread; `launch` takes both signals itself while
-    workers run. Elsewhere than in the main thread, and where SIGTERM is ignored or handled already, nothing changes."""
+    """While the block runs, SIGTERM raises Interrupted in the main thread. `launch` handles both signals itself while
+    workers run. Outside the main thread, or if SIGTERM is already ignored or handled, the block changes nothing."""
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -39,7 +39,7 @@ def raised_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def held_off() -> Iterator[None]:
-    """While the block runs, which takes a bounded time, no signal of the two interrupts it: for the very end."""
+    """Ignores SIGINT and SIGTERM while the block runs. Only for a last block that takes a bounded time."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -47,13 +47,13 @@ def launch(
     oversubscribe: bool = False,
     limit: float | None = None,
 ) -> Outcome:
-    """Runs the script on `run.workers` workers and returns when all have ended and nothing of them is left. Those that
-    still run `limit` seconds after they were started are stopped: then the run has failed.
+    """Runs the script on `run.workers` workers. Returns when all workers and their child processes have ended. Workers
+    that still run `limit` seconds after their start are stopped, and the run has failed.
 
-    A script that fails is no error here: the outcome says so. Errors are what is wrong before a worker starts
-    (UsageError, RecordError), a zygote that cannot fork (LaunchError), and a record that can no longer be
-    written. While it runs, SIGINT and SIGTERM are passed on to the workers; call it from the main thread
-    for that.
+    A script that fails raises no error here: the outcome holds the failure. Errors are a wrong option or record before
+    a worker starts (UsageError, RecordError), a zygote that cannot fork (LaunchError), and a record that can no longer
+    be written. While the workers run, SIGINT and SIGTERM are passed on to them; that works only if `launch` is called
+    from the main thread.
     """
     host = discover()
     check(run, host, oversubscribe=oversubscribe)
@@ -106,52 +106,53 @@ def launch(
 
 
 def _check_mods(run: RunSettings) -> None:
-    """What a mod and an option both say, they say alike."""
+    """UsageError if a mod contradicts an option."""
     for one in catalog.parse(run.mods):
         number = int(one.value.partition(":")[0]) if one.entry.name in ("workers", "threads") else 0
         if one.entry.name == "workers" and number != run.workers:
             raise UsageError(
-                f"Asked for --mod workers={number}, and for {run.workers} workers.",
-                advice=f"Leave the mod out: -n {number}",
+                f"--mod workers={number} contradicts the number of workers of this run, {run.workers}.",
+                advice=f"Leave the mod out, and type: -n {number}",
             )
         if one.entry.name == "threads" and run.threads not in (None, number):
             raise UsageError(
-                f"Asked for --mod {one}, and for --threads {run.threads}.", advice="Leave one of them out."
+                f"--mod {one} contradicts --threads {run.threads}.", advice="Leave one of the two options out."
             )
 
 
 def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
-    """UsageError where a run cannot be started as asked."""
+    """UsageError if a run cannot be started with these settings."""
     if run.workers < 1:
-        raise UsageError(f"{run.workers} workers were asked for.", advice="Ask for one at least: -n 1")
+        raise UsageError(f"-n {run.workers}: a run needs at least one worker.", advice="Type: -n 1")
     _check_mods(run)
     most = _MOST_PER_CORE * host.usable_cores
     if run.workers > most and not oversubscribe:
         raise UsageError(
-            f"{run.workers} workers were asked for, and {host.name} has {host.usable_cores} cores: "
-            f"more than {_MOST_PER_CORE} workers a core only wait for each other.",
-            advice=f"Ask for {most} at most, or insist: --oversubscribe",
+            f"-n {run.workers}: {host.name} has {host.usable_cores} cores, and more than {_MOST_PER_CORE} workers per "
+            "core only wait for each other.",
+            advice=f"Type -n {most} or less, or allow more workers with --oversubscribe.",
         )
     _check_texts(run)
     limits.prove(run.workers)
     if run.module:
         top = run.script.partition(".")[0]
-        # As `python -m`, which looks into the current folder first.
+        # Like `python -m`, which searches the current folder first.
         if not importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) and not importlib.util.find_spec(top):
             raise UsageError(
-                f"There is no module {top!r} here or among the installed ones.",
-                advice="Type its dotted name, from the folder that holds the package: -m package.train",
+                f"-m {run.script}: there is no module {top!r} in {os.getcwd()} or among the installed packages.",
+                advice="Change to the folder that holds the package, and type the module's dotted name: "
+                "-m package.train",
             )
     elif not Path(run.script).is_file():
-        found = "It is a folder" if Path(run.script).is_dir() else "There is no such file"
+        found = "it is a folder" if Path(run.script).is_dir() else "there is no such file"
         raise UsageError(
-            f"The script {run.script!r} cannot be run: {found} (looked from {os.getcwd()}).",
+            f"The script {run.script!r} cannot be run: {found} (searched from {os.getcwd()}).",
             advice=_did_you_mean(Path(run.script)) or "Type the path of a Python file, or a module's name after -m.",
         )
 
 
 def _check_texts(run: RunSettings) -> None:
-    """Settings and records are JSON, which has no way to write bytes that are no UTF-8."""
+    """UsageError for a text that is not valid UTF-8: settings and records are JSON, which cannot hold such bytes."""
     for text in (run.script, *run.arguments, os.getcwd()):
         if texts.plain(text) != text:
             raise UsageError(
@@ -274,16 +275,15 @@ def _outcome(watch: Watch, host: Host, record: Path, seconds: float) -> Outcome:
 
 
 def _recorded(record: Path, workers: int) -> list[int]:
-    """Steps in the record: a worker that was killed could not send a last heartbeat."""
+    """The last step of each rank in the record: a killed worker could not send a last heartbeat."""
     found = (last_step(record, rank) for rank in range(workers))
     return [step.step for step in found if step is not None]
 
 
 def _conclude(record: Path, entry: Run, outcome: Outcome) -> None:
-    """Writes the outcome down. Where that fails, the run did not do all that was asked: the outcome says
-    so."""
+    """Writes the outcome to the record. If that fails, the outcome becomes a failure."""
     entry.outcome = outcome
-    shutil.rmtree(record / "scratch", ignore_errors=True)  # what other ranks than 0 wrote: see script/voice
+    shutil.rmtree(record / "scratch", ignore_errors=True)  # files of ranks above 0: see script/output/rank0.py
     try:
         write_run(record, entry)
     except RecordError as error:
@@ -292,7 +292,7 @@ def _conclude(record: Path, entry: Run, outcome: Outcome) -> None:
 
 
 def _versions() -> dict[str, str]:
-    """Read from the installed packages' metadata: importing torch for it would cost seconds."""
+    """Versions from the installed packages' metadata: importing torch for its version would take seconds."""
     found = {"python": platform.python_version()}
     for name in ("torch", "numpy", "msgspec", "pyzmq"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,7 +1,7 @@
-"""What the launcher, its zygote and its workers say to each other: the messages, and how they are framed.
+"""The messages between the launcher, its zygote and its workers, and their framing.
 
-Launcher and zygote share a socket pair (file descriptors travel with a message); launcher and workers share
-the control channel (`control.py`), whose messages carry the run's token.
+Launcher and zygote share a socket pair, whose messages can carry file descriptors. Launcher and workers share the
+control channel (`control.py`), whose messages carry the run's token.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from paceline.settings import WorkerSettings
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One worker to fork: its settings, and what to add to its environment."""
+    """One worker to fork: its settings, and the variables to add to its environment."""
 
     settings: WorkerSettings
     environment: dict[str, str]
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """Fork these workers. Comes with the pipes that take rank 0's standard output and error, then with each worker's
-    end of its link to the launcher's store."""
+    """Fork these workers. The message carries these descriptors: the pipes for rank 0's standard output and error,
+    then each worker's end of its link to the launcher's store."""
 
     orders: list[Order]
-    folder: str  # where the script is to run
-    scratch: str  # a temporary folder of the run, gone when it is over
+    folder: str  # the working directory of the script
+    scratch: str  # the run's temporary folder, removed when the run ends
 
 
 class Signal(msgspec.Struct, tag=True, frozen=True):
@@ -44,46 +44,46 @@ class Signal(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """torch is imported. `threads` is what torch would use by itself."""
+    """torch is imported. `threads` is torch's default number of threads."""
 
     threads: int
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):
-    """The zygote cannot serve: something could not be imported."""
+    """The zygote cannot serve because an import failed."""
 
     reason: str
 
 
 class Forked(msgspec.Struct, tag=True, frozen=True):
-    """The workers run; process ids in order of rank."""
+    """The workers run. `pids` are their process ids in order of rank."""
 
     pids: list[int]
 
 
 class Unforked(msgspec.Struct, tag=True, frozen=True):
-    """A worker could not be forked: the error's number. Those before it are killed, and swept up as always."""
+    """A worker could not be forked. The zygote kills the workers forked before and then sends Swept, as always."""
 
     rank: int
-    number: int
+    number: int  # errno of the failed fork
 
 
 class Ended(msgspec.Struct, tag=True, frozen=True):
-    """A worker ended: `code` as subprocess has it, minus the signal's number where a signal killed it."""
+    """A worker ended. `code` is its exit code, or minus the signal's number if a signal killed it, as in subprocess."""
 
     rank: int
     code: int
 
 
 class Swept(msgspec.Struct, tag=True, frozen=True):
-    """All workers ended, and so did everything they had started."""
+    """All workers ended, and so did every process that they had started."""
 
 
 # --- worker → launcher
 
 
 class Beat(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """A heartbeat: the worker's pulse. `waited` is how long it has been in the collective `waiting`."""
+    """A heartbeat: the worker's pulse. `waited` is how many seconds the worker has been in the collective `waiting`."""
 
     step: int
     seam: str
@@ -92,22 +92,22 @@ class Beat(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     collectives: int
     view: str
     latest: Step | None
-    passed: int = 0  # seams
-    last: bool = False  # the script is over, and so is this channel
+    passed: int = 0  # number of seams passed
+    last: bool = False  # the script has ended; the worker closes the channel
 
 
 class Said(msgspec.Struct, tag=True, frozen=True):
-    """Something for the person at the terminal."""
+    """A notice for the person at the terminal."""
 
     text: str
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """The script ended with an exception. `consequence`: it looks like another worker's fault."""
+    """The script ended with an exception. `consequence`: another worker's failure probably caused the exception."""
 
     name: str  # the exception's type
     summary: str  # one line: type and message
-    text: str  # what to show: a trimmed traceback, or a PacelineError's message
+    text: str  # the text to show: a trimmed traceback, or a PacelineError's message
     consequence: bool
 
 
@@ -118,7 +118,7 @@ class Stack(msgspec.Struct, tag=True, frozen=True):
 
 
 class FromWorker(msgspec.Struct, frozen=True):
-    """The envelope of all that a worker says."""
+    """The envelope of every message from a worker."""
 
     token: str
     rank: int
@@ -129,11 +129,11 @@ class FromWorker(msgspec.Struct, frozen=True):
 
 
 class Where(msgspec.Struct, tag=True, frozen=True):
-    """Where are you?"""
+    """A request for the worker's Python stack."""
 
 
 class ToWorker(msgspec.Struct, frozen=True):
-    """The envelope of all that the launcher says to a worker."""
+    """The envelope of every message to a worker."""
 
     token: str
     message: Where
@@ -145,6 +145,6 @@ def send(connection: socket.socket, message: msgspec.Struct, descriptors: list[i
 
 
 def receive(connection: socket.socket, types: Any) -> tuple[Any, list[int]]:
-    """Waits for one message, one of the union `types`. EOFError when the other side is gone."""
+    """Waits for one message, whose type is in the union `types`. Raises EOFError when the other side is gone."""
     body, descriptors = frames.receive(connection)
     return msgspec.json.decode(body, type=types), descriptors

@@ -11,13 +11,13 @@ from paceline.topology import Core, Host
 
 
 def place(run: RunSettings, host: Host, *, own_threads: int, near: tuple[int | None, ...] = ()) -> list[WorkerSettings]:
-    """The workers of a run on this host, in order of rank. `own_threads` is how many torch takes by
-    itself; `near` the NUMA node that each worker is best on, where that is known."""
+    """The workers of a run on this host, in order of rank. `own_threads` is torch's default number of threads; `near`
+    is the best NUMA node of each worker, if known."""
     asked = run.threads or _said_by_a_mod(run) or asked_threads()
     workers = []
     for rank, share in enumerate(_shares(host.cores, run.workers, near)):
         threads = asked or _threads(run.workers, host, share, own_threads)
-        # A lone worker is left alone, as plain Python would be; so is one whose threads don't fit into its
+        # A single worker is not pinned, as in plain Python. Neither is a worker with more threads than cores in its
         # share.
         pinned = run.workers > 1 and threads <= len(share)
         workers.append(
@@ -38,8 +38,8 @@ def place(run: RunSettings, host: Host, *, own_threads: int, near: tuple[int | N
 
 
 def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
-    """What the launcher adds to a worker's environment. `ports` are free ones: one for JAX's coordinator,
-    then one a worker for TensorFlow."""
+    """The variables that the launcher adds to a worker's environment. `ports` are free ports: one for JAX's
+    coordinator, then one per worker for TensorFlow."""
     tasks = [f"{worker.store_host}:{port}" for port in ports[1:]]
     added = {
         "RANK": str(worker.rank),
@@ -55,19 +55,19 @@ def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
         "JAX_PROCESS_ID": str(worker.rank),
     }
     if worker.world > 1:
-        # Intel's OpenMP spins 200 ms after each parallel region: time that a neighbour on the core could use.
-        # OMP_PLACES and KMP_AFFINITY are not set: they bind the main thread, hence every loader process, to
-        # one core, and the affinity mask says all they could.
+        # Intel's OpenMP spins for 200 ms after each parallel region, which takes CPU time from other workers on the
+        # core. OMP_PLACES and KMP_AFFINITY are not set: they bind the main thread, hence every loader process, to one
+        # core, and the affinity mask already pins the worker.
         added["KMP_BLOCKTIME"] = "1"
     if worker.run.profile is not None:
-        added["KINETO_LOG_LEVEL"] = "99"  # torch's profiler says on the terminal that it starts and stops
+        added["KINETO_LOG_LEVEL"] = "99"  # by default torch's profiler prints its start and stop on the terminal
     if worker.gpus:
         added["CUDA_VISIBLE_DEVICES"] = ",".join(worker.gpus)
     return added
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now."""
+    """Ports of the loopback interface that no process listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -79,7 +79,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def _shares(cores: tuple[Core, ...], workers: int, near: tuple[int | None, ...]) -> list[tuple[Core, ...]]:
-    """Each worker's cores: those of its own node, where every worker has one with cores enough for all on it."""
+    """Each worker's cores: cores of its own NUMA node if every worker has a node with a core for each of its workers,
+    else an equal part of all cores."""
     local = {node: tuple(core for core in cores if core.node == node) for node in set(near)}
     if len(near) != workers or any(node is None or len(local[node]) < near.count(node) for node in near):
         return [_share(cores, rank, workers) for rank in range(workers)]
@@ -87,15 +88,15 @@ def _shares(cores: tuple[Core, ...], workers: int, near: tuple[int | None, ...])
 
 
 def _share(cores: tuple[Core, ...], rank: int, workers: int) -> tuple[Core, ...]:
-    """Neighbouring cores, as equal as can be: the list goes node by node, so a share crosses nodes only
-    where the numbers leave no choice."""
+    """Adjacent cores, in shares that differ by one core at most. The list is ordered by NUMA node, so that few shares
+    cross nodes."""
     if workers >= len(cores):
         return (cores[rank % len(cores)],)
     return cores[len(cores) * rank // workers : len(cores) * (rank + 1) // workers]
 
 
 def _threads(workers: int, host: Host, share: tuple[Core, ...], own_threads: int) -> int:
-    """One thread a physical core of the share, and no more than the control group grants."""
+    """One thread per physical core of the share, and no more than the control group allows."""
     if workers == 1:
         return own_threads
     physical = len({core.physical for core in share})
@@ -108,7 +109,7 @@ def _said_by_a_mod(run: RunSettings) -> int | None:
 
 
 def _rotated(gpus: tuple[str, ...], rank: int) -> tuple[str, ...]:
-    """Its own GPU first, the others behind it, so that peer-to-peer paths stay open."""
+    """The worker's own GPU first, then the other GPUs, so that peer-to-peer paths stay open."""
     if not gpus:
         return ()
     own = rank % len(gpus)

@@ -1,6 +1,6 @@
-"""Processes as the kernel sees them: what state one is in, who is below it, and how to end all of that.
+"""Processes as the kernel sees them: the state of a process, its descendants, and how to kill the whole tree.
 
-For the launcher, when a process no longer speaks for itself: one that is stopped by a signal, or whose Python is stuck.
+The launcher uses it for a process that no longer answers: stopped by a signal, or stuck in a call outside Python.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import signal
 import time
 
 _FROZEN = ("T", "t")
-_PATIENCE = 10.0  # seconds for killed processes to go: one that waits for a disk cannot go before
+_PATIENCE = 10.0  # seconds for killed processes to end: a process that waits for a disk ends only afterwards
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter: R runs, S sleeps, D waits for a disk or a device, T is stopped; empty where it has ended."""
+    """The kernel's letter: R runs, S sleeps, D waits for a disk or device, T is stopped; empty if the process ended."""
     found = _stat(pid)
     return found[0] if found is not None and found[0] not in "ZX" else ""
 
@@ -25,7 +25,7 @@ def is_frozen(state: str) -> bool:
 
 
 def below(pid: int) -> list[int]:
-    """Every living process below this one."""
+    """The ids of all living descendants of a process."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         found = _stat(int(name)) if name.isdigit() else None
@@ -39,8 +39,8 @@ def below(pid: int) -> list[int]:
 
 
 def end_tree(pid: int) -> None:
-    """Kills a process and all below it; waits until those below are gone, for a while. It is stopped first: so it
-    starts no more, and goes on being the parent of what its children leave behind."""
+    """Kills a process and its descendants; waits up to 10 s until the descendants are gone. The process is stopped
+    first, so that it starts no more processes and stays the parent of the orphans among its descendants."""
     _send(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _PATIENCE
     while (left := below(pid)) and time.monotonic() < deadline:
@@ -61,7 +61,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
     """State and parent."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The command's name, in brackets, may hold anything.
+            # The command's name, in brackets, may hold any character.
             state, parent = file.read().rpartition(b")")[2].split()[:2]
     except (OSError, ValueError):
         return None

@@ -1,8 +1,8 @@
-"""A run's temporary folder, and the removal of those that dead runs left.
+"""A run's temporary folder, and the removal of temporary folders that dead runs left.
 
-The folder holds a file `owner`, on which the launcher and its zygote (and so its workers) hold a shared lock as long
-as they live. Whoever can lock that file for itself alone knows that nobody of that run lives any more. The folder gets
-its name only when the lock is held, so a run that is just starting is never taken for a dead one.
+The folder holds a file `owner`. The launcher and its zygote (and so its workers) hold a shared lock on that file as
+long as they live. A process that gets an exclusive lock on the file knows that every process of that run is gone. The
+folder gets its final name only after the launcher holds the lock, so a run that is just starting never looks dead.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_PREFIX = "pl-"  # short: paths of sockets lie below it, and may have 107 bytes
+_PREFIX = "pl-"  # short: sockets lie in the folder, and a socket's path has 107 bytes at most
 _UNNAMED = ".pl-"
 _OWNER = "owner"
 
 
 @contextlib.contextmanager
 def scratch_folder(record: Path) -> Iterator[str]:
-    """A new folder, gone when the block ends. `record` is written down in it: a dead run's scratch files lie there."""
+    """A new folder, removed when the block ends. `owner` holds the path of `record`, so that `remove_dead` can remove
+    the scratch files in the record as well."""
     made = tempfile.mkdtemp(prefix=_UNNAMED)
     descriptor = os.open(os.path.join(made, _OWNER), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -41,8 +42,8 @@ def scratch_folder(record: Path) -> Iterator[str]:
 
 
 def hold(folder: str) -> int:
-    """Holds the lock in another process, too: gives the descriptor that does, which forks inherit; -1 where the folder
-    has gone."""
+    """Takes the shared lock in another process, too. Returns the descriptor that holds the lock (forks inherit it), or
+    -1 if the folder is gone."""
     try:
         descriptor = os.open(os.path.join(folder, _OWNER), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -52,14 +53,14 @@ def hold(folder: str) -> int:
 
 
 def remove(folder: str, record: str) -> None:
-    """All that a run keeps for its own time only: its folder, and what ranks above 0 wrote instead of real files."""
+    """Removes a run's temporary files: its folder, and the files in the record's `scratch` that ranks above 0 wrote."""
     shutil.rmtree(os.path.join(record, "scratch"), ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was left of dead runs."""
+    """The temporary folders of dead runs that were removed."""
 
     folders: list[str]
 
@@ -72,7 +73,8 @@ class Removed:
 
 
 def remove_dead() -> Removed | None:
-    """Removes what dead runs of this user left; None where nothing was. Follows no link, and touches nobody else's."""
+    """Removes the temporary files of this user's dead runs; None if there were none. Follows no link, and skips other
+    users' folders."""
     parent, removed = tempfile.gettempdir(), []
     try:
         names = [name for name in os.listdir(parent) if name.startswith(_PREFIX)]
@@ -91,11 +93,11 @@ def remove_dead() -> Removed | None:
 
 @contextlib.contextmanager
 def _owned(folder: str) -> Iterator[int]:
-    """The owner file of one of this user's own folders; OSError where it is none."""
+    """Opens the owner file of a folder. Raises OSError if the folder or the file is not this user's, or is not one."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(handle).st_uid != os.getuid():
-            raise PermissionError(errno.EPERM, "another user's", folder)
+            raise PermissionError(errno.EPERM, "belongs to another user", folder)
         owner = os.open(_OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
     finally:
         os.close(handle)
@@ -108,7 +110,7 @@ def _owned(folder: str) -> Iterator[int]:
 
 
 def _remove_scratch_of(record: str) -> None:
-    """Only where it looks like a record's, and is this user's."""
+    """Removes `scratch` in a record, only if the folder is a record and `scratch` belongs to this user."""
     folder = os.path.join(record, "scratch")
     with contextlib.suppress(OSError):
         found = os.lstat(folder)
@@ -118,7 +120,7 @@ def _remove_scratch_of(record: str) -> None:
 
 
 def _lock(descriptor: int, how: int) -> bool:
-    """Whether it could be had, at once. A file system that knows no locks grants none."""
+    """Tries to lock without waiting; returns whether that worked. It never works on a file system without locks."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except OSError:

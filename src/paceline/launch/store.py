@@ -1,8 +1,8 @@
-"""The store that the workers of a run meet in: kept by the launcher, reached over a socket that each worker inherits.
+"""The key-value store of a run: the launcher serves it, and each worker reaches it over a socket that it inherits.
 
-It has no address. A worker's end of its socket is made before the worker is forked and handed down to it, so there is
-nothing for anybody else to connect to. Addresses, ids and descriptors (of shared memory, of processes) travel through
-it; see comm/link/client.py for the worker's side.
+The store has no address: the launcher makes each worker's socket before the fork, so no other process can connect.
+Workers exchange addresses, ids and descriptors (of shared memory, of processes) through the store. The worker's side is
+in comm/link/client.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paceline.comm.link import messages as say
 
 
 class LinkServer:
-    """Serves `workers` sockets from a thread of its own, so that a terminal that does not read keeps no worker
-    waiting. `ends[r]` is for worker r: hand it down, then close it here with `let_go`."""
+    """Serves `workers` sockets from a separate thread, so that workers need not wait when the launcher blocks on a
+    terminal that does not read. `ends[r]` is for worker r: pass it on, then close it in the launcher with `let_go`."""
 
     def __init__(self, workers: int) -> None:
         pairs = [socket.socketpair() for _ in range(workers)]
@@ -37,12 +37,12 @@ class LinkServer:
         self._thread.start()
 
     def let_go(self) -> None:
-        """The workers have their ends."""
+        """Closes the launcher's copies of `ends`, once the workers have theirs."""
         for end in self.ends:
             end.close()
 
     def serve(self) -> None:
-        """Answers until `close`, or until every worker is gone."""
+        """Answers requests until `close`, or until every worker is gone."""
         poll = select.poll()
         for each in (*self._ours, self._over):
             poll.register(each, select.POLLIN)
@@ -56,7 +56,7 @@ class LinkServer:
                     gone += 1
 
     def close(self) -> None:
-        """Ends the thread and lets everything go."""
+        """Ends the thread and closes every descriptor."""
         os.close(self._end)
         if self._thread.ident is not None:
             self._thread.join()
@@ -77,7 +77,7 @@ class LinkServer:
         self.close()
 
     def _answer(self, worker: socket.socket) -> bool:
-        """Whether the worker is still there."""
+        """Answers one request; returns whether the worker is still there."""
         try:
             body, came = frames.receive(worker)
             value, descriptors = self._do(self._decoder.decode(body), came)
@@ -108,7 +108,7 @@ class LinkServer:
     def _compare_set(self, ask: say.CompareSet) -> bytes:
         found = self._values.get(ask.key)
         if found is None and ask.expected:
-            return ask.expected  # as torch's stores have it
+            return ask.expected  # like torch's stores
         if found is None or found[0] == ask.expected:
             self._values[ask.key] = ask.desired, []
             return ask.desired

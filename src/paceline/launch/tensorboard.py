@@ -1,7 +1,7 @@
-"""A run for TensorBoard: scalars of each step, written while the run goes on.
+"""Writes each step's scalars for TensorBoard while the run goes on.
 
-The launcher reads what rank 0's files in the record gained, whenever the workers say that they have made steps; workers
-know nothing of it. TensorBoard itself is not needed to write what it reads (launch/tensorboard_events.py).
+Whenever the workers report steps, the launcher reads the new lines of rank 0's files in the record; workers are not
+involved. The event files are written without TensorBoard (launch/tensorboard_events.py).
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from paceline.launch.events import Event, Progress
 from paceline.record.logged import Logged, logged_path
 from paceline.record.schema import Step
 
-PIECE = 1 << 20  # bytes of a record's file that are read at once
+PIECE = 1 << 20  # bytes of a record's file to read at once
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 
 Line = TypeVar("Line", Step, Logged)
 
 
 def prove_board(folder: Path) -> None:
-    """Makes the folder and writes something there. UsageError where that cannot be: ask before a run is started."""
+    """Creates the folder and tries to write there; UsageError if that fails. Call it before a run starts."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(65536))
     except OSError as error:
-        # A file that is in the way "exists", which is true and no help.
-        found = "it is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        # The system's text for a file in the place of the folder, "File exists", would not help.
+        found = "it is not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
         raise UsageError(
-            f"Asked for --tensorboard {folder}, which cannot be written: {found}.",
-            advice="Name a folder that you may write: --tensorboard DIR",
+            f"--tensorboard {folder} cannot be written: {found}.",
+            advice="Name a folder that you may write to: --tensorboard DIR",
         ) from error
 
 
 @contextlib.contextmanager
 def showing(folder: Path | None, record: Path, tell: Callable[[Event], None]) -> Iterator[Callable[[Event], None]]:
-    """Round a launch: gives what to call with its events, which calls `tell` and writes what is new in the record to
-    `folder`; without a folder, `tell` itself. RecordError at the end where the folder filled up: the run went on."""
+    """Use it around a launch. Yields the function to call with the launch's events: it calls `tell` and writes the new
+    lines of the record to `folder`. Without a folder, yields `tell` itself. Raises RecordError at the end if a write
+    failed; the run itself goes on until then."""
     if folder is None:
         yield tell
         return
@@ -67,16 +68,17 @@ def showing(folder: Path | None, record: Path, tell: Callable[[Event], None]) ->
 
 
 class Board:
-    """The event file of one record: `folder/NAME/events.out.tfevents…`, where NAME is the record's: TensorBoard calls
-    such a folder a run, and several may share `folder`. A record whose run is over is written by one `look`."""
+    """The event file of one record: `folder/NAME/events.out.tfevents…`, where NAME is the record's name. TensorBoard
+    calls such a folder a run, and several runs may share `folder`. One `look` writes the whole record of a run that
+    has ended."""
 
     def __init__(self, folder: Path, record: Path) -> None:
-        from paceline.launch import tensorboard_events  # only where it was asked for: it imports numpy
+        from paceline.launch import tensorboard_events  # imports numpy, so only if --tensorboard is given
 
         self._format = tensorboard_events
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.0"
         self.path = folder / record.resolve().name / name
-        self.trouble = ""  # why nothing is written any more
+        self.trouble = ""  # why writing has stopped; empty: it has not
         self._steps = _Lines(record / "steps.rank0.jsonl", Step)
         self._logged = _Lines(logged_path(record), Logged)
         try:
@@ -89,14 +91,14 @@ class Board:
         self._write([tensorboard_events.encode_first(time.time())])
 
     def look(self) -> None:
-        """Writes what the record gained since the last look."""
+        """Writes the lines that were added to the record since the last look."""
         for steps in self._steps.pieces():
             self._write([self._format.encode(step.at, step.step, scalars(step)) for step in steps])
         for calls in self._logged.pieces():
             self._write([self._format.encode(call.at, call.step, _named(call)) for call in calls])
 
     def close(self) -> None:
-        """Writes the rest. The run may have made its last steps since it was last heard of."""
+        """Writes the remaining lines: the run may have made steps after its last Progress event."""
         self.look()
         self._file.close()
 
@@ -108,12 +110,12 @@ class Board:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
-            # What is trained is worth more than what is drawn of it: the run goes on.
-            self.trouble = f"{self.path} could not be written to its end: {error.strerror}."
+            # Training is worth more than its charts: the run goes on.
+            self.trouble = f"{self.path} is incomplete, because a write failed: {error.strerror}."
 
 
 class _Lines(Generic[Line]):
-    """The lines that a file gained, from its start on. A torn last one is left until it is whole."""
+    """Reads a growing file line by line. A torn last line is read once it is complete."""
 
     def __init__(self, path: Path, kind: type[Line]) -> None:
         self._path, self._at = path, 0
@@ -126,7 +128,7 @@ class _Lines(Generic[Line]):
                     file.seek(self._at)
                     data = file.read(PIECE)
             except OSError:
-                return  # not there yet, or never
+                return  # the file does not exist, perhaps only yet
             whole = data[: data.rfind(b"\n") + 1]
             if not whole:
                 return
@@ -137,15 +139,15 @@ class _Lines(Generic[Line]):
         try:
             return self._decoder.decode(text)
         except msgspec.DecodeError:
-            return None  # torn by a full disk: readers of the record tell it
+            return None  # torn by a full disk: the record's own readers report that
 
 
 def scalars(step: Step) -> dict[str, float]:
-    """What is drawn of a step, by tag. Only what is known: of short steps on a GPU most have not been split."""
+    """A step's scalars by tag, without those that are unknown: most short steps on a GPU are not split into phases."""
     found: dict[str, float] = {}
     if step.loss is not None or not step.finite:
         found["loss"] = math.nan if step.loss is None else step.loss
-    training = step.total - step.evaluation  # or an evaluation would look like a collapse
+    training = step.total - step.evaluation  # otherwise an evaluation would look like a drop in throughput
     if training > 0:
         found["samples_per_second"] = step.samples / training
     found["step_seconds/total"] = step.total

@@ -1,4 +1,4 @@
-"""Events as TensorBoard reads them: the framing of a TFRecord file round protobuf messages of few fields."""
+"""Encodes TensorBoard events: small protobuf messages, framed as in a TFRecord file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from paceline.data.formats.protobuf import FIXED32, FIXED64, VARINT, counted, number
 from paceline.data.formats.tfrecord import frame
 
-# Numbers of the fields.
+# Protobuf field numbers.
 WALL_TIME, STEP, FILE_VERSION, SUMMARY = 1, 2, 3, 5  # of an Event
 VALUE = 1  # of a Summary
 TAG, SIMPLE_VALUE = 1, 2  # of a Value
@@ -17,7 +17,7 @@ _DOUBLE, _FLOAT = struct.Struct("<d"), struct.Struct("<f")
 
 
 def encode_first(at: float) -> bytes:
-    """The event that every file begins with."""
+    """The first event of every file."""
     return _wall_time(at) + counted(FILE_VERSION, b"brain.Event:2")
 
 
@@ -31,7 +31,7 @@ def encode(at: float, step: int, values: Mapping[str, float]) -> bytes:
 
 
 def framed(event: bytes) -> bytes:
-    """An event as it lies in the file."""
+    """An event with the header and footer of a TFRecord."""
     before, after = frame(event)
     return before + event + after
 

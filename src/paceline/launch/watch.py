@@ -1,7 +1,7 @@
 """Watches the workers of one run until all have ended: one thread, one loop, four sources.
 
-The sources are the zygote (who was forked, who ended), the control channel (heartbeats, failures), rank 0's
-pipes and the launcher's own signals. Whatever happens, the loop ends when the zygote has swept up.
+The sources are the zygote (which workers were forked, which ended), the control channel (heartbeats, failures), rank
+0's pipes and the launcher's own signals. The loop always ends when the zygote reports that no process is left.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.settings import RunSettings
 
-_TICK = 0.2  # seconds between looks at the clock
-_GRACE_INTERRUPTED = 10.0  # seconds that a script has after SIGINT or SIGTERM
-_GRACE_FAILED = 1.0  # and after another worker failed
-_ANSWERS = 2.0  # seconds to wait for stacks
-_SWEEPING = 15.0  # seconds that the zygote has to end what it started, after the workers were killed
+_TICK = 0.2  # seconds between two checks of the deadlines
+_GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SIGTERM
+_GRACE_FAILED = 1.0  # seconds that a script has to end after another worker failed
+_ANSWERS = 2.0  # seconds to wait for the workers' stacks
+_SWEEPING = 15.0  # seconds that the zygote has to end its child processes, after the workers were killed
 _SWEEPING_INSISTED = 5.0  # … and after a second Ctrl-C
 _FAREWELL = 1.0  # seconds to wait for the last heartbeat of a worker that ended by itself
 
 
 class Signals:
-    """SIGINT and SIGTERM, kept for the loop while it runs. Outside the main thread Python cannot: none
-    come."""
+    """Queues SIGINT and SIGTERM for the loop while it runs. Outside the main thread Python cannot set signal handlers,
+    so no signal arrives."""
 
     def __init__(self) -> None:
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -51,7 +51,7 @@ class Signals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                # Ignored on purpose (nohup, a shell's background job): stays ignored.
+                # nohup or a shell's background job ignores the signal on purpose: it stays ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._take)
         return self
@@ -62,7 +62,7 @@ class Signals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self.bell)
-        if self.came and not self.answered:  # it came too late for this run: whoever had the handler before hears of it
+        if self.came and not self.answered:  # the signal came too late for this run: the restored handler gets it
             os.kill(os.getpid(), self.came[0])
 
     def _take(self, number: int, frame: FrameType | None) -> None:
@@ -71,7 +71,7 @@ class Signals:
 
 
 class Watch:
-    """The state of one run while it runs, and after `until_swept` how it ended."""
+    """The state of one run while it runs and, after `until_swept`, how the run ended."""
 
     def __init__(
         self,
@@ -98,14 +98,14 @@ class Watch:
         self._failures = Failures()
         self._live: set[int] = set()
         self._ended_well: set[int] = set()
-        self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves and may still have said something
+        self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves, whose last heartbeat may be unread
         self._kill_at: float | None = None
-        self._give_up_at: float | None = None  # when the zygote is done without
+        self._give_up_at: float | None = None  # when to stop waiting for the zygote
         self._limit, self._begun = limit, 0.0
         self._swept = True
         self._stalled: stall.Stalled | None = None  # a report waits for stacks until _answers_by
         self._answers_by = 0.0
-        self._asked: set[int] = set()  # who can answer
+        self._asked: set[int] = set()  # ranks that were asked for their stack
         self._stacks: dict[int, str] = {}
         self._progress_at = 0.0
         self._fresh = False
@@ -115,12 +115,12 @@ class Watch:
             self._poller.register(source, zmq.POLLIN)
 
     def until_ready(self) -> None:
-        """Until the zygote can fork, or somebody interrupted."""
+        """Runs until the zygote can fork, or a signal interrupts the run."""
         while self._zygote.ready is None and self.interrupted is None:
             self._turn()
 
     def begin(self, spawn: messages.Spawn, descriptors: list[int]) -> list[int]:
-        """Has the workers forked; returns their process ids, none where it was interrupted before."""
+        """Forks the workers; returns their process ids, or none if the run was interrupted before the fork."""
         self._zygote.send(spawn, descriptors)
         self._swept, self._begun = False, time.monotonic()
         self._live = set(range(len(spawn.orders)))
@@ -129,14 +129,14 @@ class Watch:
         return self.pids
 
     def until_swept(self) -> None:
-        """Runs until all workers ended, nothing of them is left and all they said was read."""
+        """Runs until all workers and their child processes ended, and all their messages and output were read."""
         while not self._swept or self._farewell_by or self._pipes:
             self._turn()
         if self._failures and self.cause is None and self.interrupted is None:
             self.cause = self._failures.cause(self._steps())
 
     def end_now(self) -> None:
-        """Kills what is left, whatever the reason that the launcher cannot go on."""
+        """Kills all remaining processes. For any error in the launcher itself."""
         if self._swept:
             return
         self._zygote.wake()
@@ -197,9 +197,9 @@ class Watch:
         return max((standing.beat.step for standing in self.standings if standing.beat), default=0)
 
     def _leaves(self, rank: int) -> None:
-        """A worker that ended with code 0 has said all that it will say."""
+        """Notes that a worker ended with code 0 and will send no more messages."""
         beat = self.standings[rank].beat
-        step = last_step(self._record, rank)  # without a farewell, newer than the last heartbeat
+        step = last_step(self._record, rank)  # newer than the last heartbeat if the worker sent no farewell
         steps = max(beat.step if beat else 0, step.step if step else 0)
         self._failures.left[rank] = Left(steps, self._said_farewell(rank))
 
@@ -220,7 +220,7 @@ class Watch:
             elif isinstance(message, messages.Stack):
                 self._stacks[rank] = message.text
             elif rank == 0 and message.text not in self.notices:
-                # All workers run the same lines and say the same: once is enough.
+                # All workers run the same lines and send the same notices: rank 0's are enough.
                 self.notices.append(message.text)
                 self._tell(Notice(message.text))
 
@@ -242,7 +242,7 @@ class Watch:
     def _interrupt(self, number: int) -> None:
         now = time.monotonic()
         self._signals.answered = True
-        if self.interrupted is not None:  # asked twice: no more patience
+        if self.interrupted is not None:  # a second Ctrl-C kills
             self._zygote.wake()
             self._zygote.send(messages.Signal(signal.SIGKILL))
             insisted = now + _SWEEPING_INSISTED
@@ -251,7 +251,7 @@ class Watch:
         self.interrupted = number
         self._stop(number, _GRACE_INTERRUPTED)
         if number == signal.SIGINT:
-            self._tell(Notice("Stopping every worker; Ctrl-C again kills them."))
+            self._tell(Notice("Stopping every worker. Press Ctrl-C again to kill them."))
 
     def _stop(self, number: int, grace: float) -> None:
         self._zygote.wake()
@@ -260,7 +260,7 @@ class Watch:
         self._give_up_at = self._kill_at + _SWEEPING
 
     def _do_without_zygote(self) -> None:
-        """It no longer answers: what it has started is ended here, and so is it."""
+        """The zygote no longer answers: kills it and all its child processes from here."""
         self._poller.unregister(self._zygote.fileno())
         self._zygote.destroy()
         self._swept = True
@@ -288,7 +288,7 @@ class Watch:
         elif self._live:
             self._inspect(now)
             if self._limit is not None and now - self._begun > self._limit:
-                cause = f"was stopped: it ran for more than {self._limit:.0f} s"
+                cause = f"was stopped: the run took longer than {self._limit:.0f} s"
                 self._failures.add(Failure(rank=min(self._live), kind=Kind.LATE, at=now, cause=cause, exit_code=1))
 
     def _inspect(self, now: float) -> None:

@@ -1,9 +1,9 @@
-"""Accumulate: a model's call in K micro-batches, each computed again in backward. Less memory, the same numbers.
+"""Accumulate: a model's call in K micro-batches, each recomputed in backward. Less memory, the same numbers.
 
-Changes: memory for time: activations of one micro-batch are kept at a time, and each is computed twice. Applies to
-training calls whose outputs have a row for each sample, or are means over them; anything else is refused. Can break:
-batch norm, which sees its micro-batch (and updates its running statistics at each); dropout draws other random numbers
-than on the whole batch. Speed: many micro-batches are small ones.
+Changes: memory against time: only one micro-batch's activations are in memory at a time, and each is computed twice.
+Applies to training calls whose outputs have a row for each sample, or are means over samples; other calls are refused.
+Can break: batch norm, which sees one micro-batch (and updates its running statistics for each); dropout draws other
+random numbers than on the whole batch. The smaller the micro-batches, the lower the throughput.
 
 By hand:
 
@@ -30,7 +30,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Known:
-    """What is known of one model."""
+    """The state of one model."""
 
     def __init__(self) -> None:
         self.recomputed = Recomputed()
@@ -38,7 +38,7 @@ class Known:
 
 
 class Mod:
-    """Wraps training calls of every model; where several workers share a call, those of the slice."""
+    """Wraps the training calls of every model; with several workers, each worker's sliced call."""
 
     def __init__(self, value: str) -> None:
         self.parts = int(value)
@@ -51,7 +51,7 @@ class Mod:
     def on_model(self, module: nn.Module) -> None:
         if any(isinstance(child, _BatchNorm) for child in module.modules()):
             self.stage.pulse.notice(
-                f"accumulate: batch norm sees each of the {self.parts} micro-batches by itself, so numbers differ."
+                f"accumulate: batch norm sees each of the {self.parts} micro-batches separately, so numbers differ."
             )
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,12 +93,12 @@ class Mod:
     def _check(self, module: nn.Module, left: dict[str, torch.Tensor]) -> None:
         for name, tensor in micro_batches.tensors_in(module).items():
             if tensor is not left.get(name):
-                why = f"it leaves {name} behind, which would be of the last micro-batch only"
+                why = f"its attribute {name} keeps a tensor, which would hold the last micro-batch only"
                 raise micro_batches.refusal(module, self.parts, why)
 
     def _slices(self) -> list[int]:
-        """How many rows each worker has, with the borrowed ones: all make as many micro-batches, and so meet in batch
-        norms that look at the whole batch."""
+        """The number of rows of each worker, including borrowed rows. All workers must make the same number of
+        micro-batches, because batch norms over the whole batch call collectives in each."""
         split = self.stage.views.split
         return [] if split is None else [max(1, size) for size in split.sizes]
 

@@ -1,11 +1,11 @@
-"""Batch: training batches of another size, and the learning rate with them.
+"""Batch: another size of the training batches, with the learning rate scaled accordingly.
 
-Changes: the mathematics. A step sees more samples (or fewer), so there are fewer steps, and the learning rate is
-multiplied: by the factor (linear), its square root, or not at all. Where nothing is said: linear for plain gradient
-descent, the square root for optimizers that divide by the size of gradients (Adam). Applies to DataLoaders that are
-iterated while a model trains; those of evaluation keep their batch. `batch=512` is for the first, others grow alike; no
-batch is larger than its dataset.
-Can break: accuracy, and what a script computes from its own batch size.
+Changes: the mathematics. A step sees more samples (or fewer), so there are fewer (or more) steps, and the learning rate
+is multiplied by the factor (linear), by its square root (sqrt), or not at all (none). The default is linear for SGD,
+and the square root for optimizers that normalise by gradient magnitude (Adam). Applies to DataLoaders that are iterated
+while a model trains; evaluation loaders keep their batch. `batch=512` sets the first training loader's batch, and the
+batches of other training loaders are scaled by the same factor; no batch is larger than its dataset.
+Can break: accuracy, and values that a script computes from its own batch size.
 
 By hand:
 
@@ -30,8 +30,8 @@ ADVICE = "Change the batch in the script, or leave the mod out."
 
 
 class Mod:
-    """Loaders get other batches before they are first iterated; learning rates are other ones during a step only, so
-    that a scheduler of the script's never notices."""
+    """Changes a loader's batches before its first iteration, and learning rates during a step only, so that the
+    script's scheduler is not affected."""
 
     def __init__(self, value: str) -> None:
         self.asked, _, self.rule = value.partition(":")
@@ -58,7 +58,7 @@ class Mod:
         def following(iterator: Any) -> Any:
             batch = plain(iterator)
             if iterator._auto_collation or not self.growth.is_due(self.growth.known(iterator)):
-                return batch  # of the sampler's size
+                return batch  # the batch sampler has already set its size
             return batch_resize.join_more(batch, lambda: plain(iterator), self.growth, self.stage.run.batch_dim)
 
         return following
@@ -68,19 +68,20 @@ class Mod:
     def before_backward(self, losses: list[torch.Tensor]) -> None:
         if not self.growth.new and not self.stage.aside:
             raise ScriptError(
-                f"Asked for --mod batch={self.asked}, but the script trains without a DataLoader, or on one that it "
-                "iterates with its models in eval mode.",
+                f"--mod batch={self.asked}: the script trains without a DataLoader, or iterates its DataLoader while "
+                "its models are in eval mode.",
                 advice=ADVICE,
             )
 
     def before_step(self, optimizer: Any) -> None:
         if not self.growth.new:
             return
-        chosen = any(mod.startswith("large_batch=") for mod in self.stage.run.mods)  # there, with the rest
+        # large_batch chooses the rate's rule together with the optimizer.
+        chosen = any(mod.startswith("large_batch=") for mod in self.stage.run.mods)
         rule: Any = self.rule or ("none" if chosen else usual_rule(self.stage, optimizer))
         self.rates.grown = self.growth.new / self.growth.old
         factor = 1.0 if rule == "none" else scale_rate(rule, self.rates.grown)
-        self._tell(f"× {factor:.4g} ({rule} rule)" if rule != "none" else "as it is")
+        self._tell(f"× {factor:.4g} ({rule} rule)" if rule != "none" else "unchanged")
         if factor != 1.0:
             self.rates.scale(optimizer, factor)
 

@@ -1,8 +1,8 @@
-"""The mods that there are: what each is called, what it takes, and what it promises. Knows nothing of torch, so that
-the command line can list and check them.
+"""The catalog of mods: each mod's name, values, summary and effect on numbers.
 
-A mod is a class in a file of its own, that subscribes to seams. Its docstring says what it changes, when it applies,
-what it can break, and the lines that keep it by hand.
+This module does not import torch, so that the command line can list and check mods. Each mod is a class `Mod` in a file
+of its own that subscribes to seams. The file's docstring says what the mod changes, when it applies, what it can break,
+and which lines have the same effect in a script.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Numbers = Literal["same", "rounded", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A mod, as people type it: `name`, or `name=value`."""
+    """A mod, as users type it: `name`, or `name=value`."""
 
     name: str
-    values: tuple[str, ...]  # that it takes, the default first; none: it takes no value. "N" stands for a number
+    values: tuple[str, ...]  # accepted values, the default first; empty: no value. "N" stands for any number from 1
     summary: str
-    numbers: Numbers  # the same as without it, to rounding of its precision, or others
-    excludes: tuple[str, ...] = ()  # by name, or only with a value: name=value
-    outermost: bool = False  # it wraps what the others do, however they were typed
-    innermost: bool = False  # the others wrap what it does
-    pattern: str = ""  # of its value, where `values` only shows what it may look like
+    numbers: Numbers  # compared with a run without the mod: the same, equal up to rounding, or different
+    excludes: tuple[str, ...] = ()  # mods that cannot be combined: name, or name=value for one value only
+    outermost: bool = False  # wraps all other mods, whatever the order on the command line
+    innermost: bool = False  # all other mods wrap this one
+    pattern: str = ""  # regular expression for the value; `values` then only holds examples
 
 
 CATALOG = {
@@ -38,7 +38,7 @@ CATALOG = {
         Entry(
             name="accumulate",
             values=("N",),
-            summary="each step in N micro-batches: less memory, more time",
+            summary="compute each step in N micro-batches: less memory, more time",
             numbers="rounded",
             excludes=("cuda_graphs", "compile=reduce-overhead", "compile=max-autotune"),
         ),
@@ -46,32 +46,32 @@ CATALOG = {
             name="batch",
             values=("512", "x4", "x4:linear", "x4:sqrt", "x4:none"),
             pattern=r"([1-9]\d*|x(?!0*\.?0*(:|$))\d+(\.\d+)?)(:(linear|sqrt|none))?",
-            summary="training batches of so many samples, or times as many; the learning rate by this rule",
+            summary="training batch of 512 samples, or 4× the script's, with the learning rate scaled by a rule",
             numbers="other",
         ),
         Entry(
             name="channels_last",
             values=(),
-            summary="pictures and convolution weights with the channel as the last dimension in memory",
+            summary="images and convolution weights in channels_last memory format",
             numbers="rounded",
         ),
         Entry(
             name="checkpointing",
             values=(),
-            summary="repeated blocks are computed again in backward: less memory, more time",
+            summary="recompute repeated blocks in backward: less memory, more time",
             numbers="same",
             excludes=("cuda_graphs", "compile"),
         ),
         Entry(
             name="compile",
             values=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-            summary="the model compiled by torch.compile, in this mode",
+            summary="compile the model with torch.compile, in this mode",
             numbers="rounded",
         ),
         Entry(
             name="cuda_graphs",
             values=(),
-            summary="forward, backward and optimizer step each launched as a whole",
+            summary="launch forward, backward and optimizer step as one CUDA graph each",
             numbers="rounded",
             excludes=("compile=reduce-overhead", "compile=max-autotune", "precision=fp16"),
             outermost=True,
@@ -85,33 +85,33 @@ CATALOG = {
         Entry(
             name="decay",
             values=("N",),
-            summary="the learning rate goes down along a cosine, to nothing at step N",
+            summary="cosine decay of the learning rate, to 1 % at step N",
             numbers="other",
         ),
         Entry(
             name="emulate",
             values=("N",),
-            summary="what N workers of the script's batch would compute: N times the batch, batch norms of a worker's",
+            summary="emulate N workers: N× batch, per-worker batch norm",
             numbers="other",
             excludes=("batch",),
         ),
         Entry(
             name="fused_optimizer",
             values=(),
-            summary="the optimizer's step in one kernel, where torch has one",
+            summary="compute the optimizer's step in one kernel, if torch has a fused version",
             numbers="rounded",
         ),
         Entry(
             name="ghost_bn",
             values=("N",),
-            summary="batch norms see ghosts of N samples, however large the batch; 32 is usual",
+            summary="ghost batch norm: normalise over groups of N samples, however large the batch; 32 is usual",
             numbers="other",
         ),
         Entry(
             name="large_batch",
             values=("auto", "auto:1000"),
             pattern=r"auto(:[1-9]\d*)?",
-            summary="measures gradient noise, then chooses rule, warm-up and optimizer; of so many steps in all",
+            summary="measure gradient noise, then choose rule, warm-up and optimizer; auto:1000: for 1000 steps in all",
             numbers="other",
             excludes=("optimizer", "lr_scale", "warmup", "decay", "ghost_bn", "cuda_graphs"),
             innermost=True,
@@ -120,7 +120,7 @@ CATALOG = {
             name="loader",
             values=("2", "4:8", "fast"),
             pattern=r"[1-9]\d*(:[1-9]\d*)?|fast",
-            summary="so many processes that load samples, each so many batches ahead, or as measuring shows",
+            summary="loader processes, and batches that each prefetches; fast: tuned automatically",
             numbers="same",
             excludes=("resident",),
         ),
@@ -128,14 +128,14 @@ CATALOG = {
             name="lr_scale",
             values=("8", "8:linear", "8:sqrt"),
             pattern=r"(?!0*\.?0*(:|$))\d+(\.\d+)?(:(linear|sqrt))?",
-            summary="the learning rate for a batch that is so many times as large, by this rule",
+            summary="scale the learning rate for a batch 8 times as large, by a rule",
             numbers="other",
         ),
         Entry(
             name="optimizer",
             values=("lamb", "lars", "lamb:0.02", "lars:5"),
             pattern=r"(lamb|lars)(:(?!0*\.?0*$)\d*\.?\d+(e-?\d+)?)?",
-            summary="LAMB or LARS in the place of SGD or Adam; at a rate of its own, or one that fits the script's",
+            summary="replace SGD or Adam by LAMB or LARS; with this learning rate, or one derived from the script's",
             numbers="other",
             excludes=("cuda_graphs", "fused_optimizer"),
             innermost=True,
@@ -143,39 +143,39 @@ CATALOG = {
         Entry(
             name="precision",
             values=("bf16", "fp16"),
-            summary="the model's forward under autocast; fp16 with scaled gradients",
+            summary="run the model's forward under autocast; fp16 with gradient scaling",
             numbers="other",
         ),
         Entry(
             name="resident",
             values=(),
-            summary="a dataset of tensors on the device, and a batch as one gather",
+            summary="keep a TensorDataset on the device, and make a batch by one gather",
             numbers="same",
             excludes=("loader",),
         ),
         Entry(
             name="tf32",
             values=(),
-            summary="matrix products and convolutions of float32 on tensor cores, inputs rounded to 10 bits",
+            summary="float32 matrix products and convolutions on tensor cores, inputs rounded to 10 bits",
             numbers="other",
         ),
         Entry(
             name="threads",
             values=("2", "2:bound"),
             pattern=r"[1-9]\d*(:bound)?",
-            summary="so many threads for each worker; bound: each to a core of its own",
+            summary="number of threads per worker; bound: each thread on its own core",
             numbers="rounded",
         ),
         Entry(
             name="warmup",
             values=("N",),
-            summary="the learning rate goes up in a line, over the first N steps",
+            summary="linear warm-up of the learning rate over the first N steps",
             numbers="other",
         ),
         Entry(
             name="workers",
             values=("N",),
-            summary="on N workers, as -n N",
+            summary="run on N workers, like -n N",
             numbers="rounded",
         ),
     )
@@ -184,7 +184,7 @@ CATALOG = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A mod and its value, as asked for."""
+    """A mod and its value, from the command line."""
 
     entry: Entry
     value: str
@@ -194,16 +194,17 @@ class Asked:
 
 
 def parse(texts: Sequence[str]) -> list[Asked]:
-    """What `--mod` was given, checked: known, of a value that it takes, none twice, none that excludes another."""
+    """The mods of the `--mod` options, innermost first. UsageError for an unknown mod, a wrong value, a mod that is
+    given twice, or two mods that exclude each other."""
     asked = [_parse_one(text) for text in texts]
     names = [one.entry.name for one in asked]
     for one in asked:
         if names.count(one.entry.name) > 1:
-            raise UsageError(f"Asked for the mod {one.entry.name} twice.", advice="Give it once.")
+            raise UsageError(f"--mod {one.entry.name} is given twice.", advice="Give it once.")
         for other in one.entry.excludes:
             if other in names or other in map(str, asked):
                 raise UsageError(
-                    f"Asked for the mods {one.entry.name} and {other}, which exclude each other.",
+                    f"--mod {one.entry.name} and --mod {other} exclude each other.",
                     advice="Leave one of them out.",
                 )
     return sorted(asked, key=lambda one: one.entry.outermost - one.entry.innermost)
@@ -213,30 +214,34 @@ def _parse_one(text: str) -> Asked:
     name, given, value = text.partition("=")
     entry = CATALOG.get(name)
     if entry is None:
-        raise UsageError(f"Asked for --mod {text}, but there is no mod {name!r}.", advice="List them: paceline mods")
+        raise UsageError(f"--mod {text}: there is no mod {name!r}.", advice="To list all mods, type: paceline mods")
     if not entry.values:
         if given:
-            raise UsageError(f"Asked for --mod {text}, but {name} takes no value.", advice=f"--mod {name}")
+            raise UsageError(f"--mod {text}: {name} takes no value.", advice=f"Type: --mod {name}")
         return Asked(entry, "")
     if entry.pattern:
         if not re.fullmatch(entry.pattern, value):
             known = ", ".join(entry.values)
             raise UsageError(
-                f"Asked for --mod {text}, but {name} takes values like {known}.",
-                advice=f"--mod {name}={entry.values[0]}",
+                f"--mod {text}: {name} takes values like {known}.",
+                advice=f"Type for example: --mod {name}={entry.values[0]}",
             )
         return Asked(entry, value)
     value = value if given else entry.values[0]
     if entry.values == ("N",):
         if not value.isdigit() or int(value) < 1:
-            raise UsageError(f"Asked for --mod {text}, but {name} takes a number from 1.", advice=f"--mod {name}=2")
+            raise UsageError(
+                f"--mod {text}: {name} takes a number from 1 up.", advice=f"Type for example: --mod {name}=2"
+            )
     elif value not in entry.values:
         known = ", ".join(entry.values)
-        raise UsageError(f"Asked for --mod {text}, but {name} takes {known}.", advice=f"--mod {name}={entry.values[0]}")
+        raise UsageError(
+            f"--mod {text}: {name} takes {known}.", advice=f"Type for example: --mod {name}={entry.values[0]}"
+        )
     return Asked(entry, value)
 
 
 def load(asked: Asked) -> Any:
-    """The mod itself, in a worker: an object with an `on_stage`."""
+    """Imports the mod in a worker; returns an object with the method `on_stage`."""
     module = importlib.import_module(f"paceline.mods.{asked.entry.name}")
     return module.Mod(asked.value)

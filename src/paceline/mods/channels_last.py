@@ -1,8 +1,8 @@
-"""Channels last: pictures, and the weights of convolutions, with the channel as the last dimension in memory.
+"""Channels last: images and convolution weights in memory format channels_last.
 
-Changes: the order in which a convolution adds up, hence the last digits. Applies to models with convolutions over
-pictures. Can break: code that calls `.view` on a picture (`.reshape` and `.flatten` work), and speed where most of the
-model is not convolutions.
+Changes: the order of summation in a convolution, hence the last digits. Applies to models with 2-d convolutions.
+Can break: code that calls `.view` on an image (`.reshape` and `.flatten` work), and throughput if most of the model is
+not convolutions.
 
 By hand:
 
@@ -23,7 +23,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Converts a model at its first call, and the pictures that it is given at every call."""
+    """Converts a model at its first call, and its 4-d inputs at every call."""
 
     def __init__(self, value: str) -> None:
         pass

@@ -1,10 +1,10 @@
-"""Checkpointing: the repeated blocks of a model keep their inputs only, and are computed again in backward.
+"""Checkpointing: the repeated blocks of a model keep only their inputs, and are recomputed in backward.
 
-Changes: memory for time (about a third more of it); gradients are exactly the same. Random numbers are the same the
-second time, and running statistics are not updated twice. Applies to models with repeated blocks (the layers of a
-transformer, the blocks of a ResNet), which are found: of the modules made of others that occur several times, those
-that hold most of the weights. Can break: blocks that change what they were given; scripts that freeze weights between
-forward and backward.
+Changes: memory against time (about a third more time); gradients are exactly the same. The recomputation draws the same
+random numbers and does not update running statistics again. Applies to models with repeated blocks (the layers of a
+transformer, the blocks of a ResNet). The mod finds the blocks: among the composite modules that occur several times,
+those that hold most of the weights. Can break: blocks that change their inputs in place; scripts that freeze weights
+between forward and backward.
 
 By hand:
 
@@ -30,7 +30,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Mod:
-    """Blocks are other ones during a training call only: whoever copies or saves a model finds nothing in it."""
+    """Replaces the blocks' `forward` during a training call only, so that a copied or saved model is unchanged."""
 
     def __init__(self, value: str) -> None:
         self._blocks: weakref.WeakKeyDictionary[nn.Module, list[nn.Module]] = weakref.WeakKeyDictionary()
@@ -42,13 +42,13 @@ class Mod:
 
     def on_model(self, module: nn.Module) -> None:
         if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
-            self.stage.pulse.notice(f"{type(module).__name__} is compiled: checkpointing leaves it alone.")
+            self.stage.pulse.notice(f"checkpointing: {type(module).__name__} is compiled, and stays unchanged.")
             return
         blocks = self._blocks[module] = repeated_blocks(module)
         if blocks:
             told = f"checkpointing: {len(blocks)} × {type(blocks[0]).__name__} of {type(module).__name__}"
         else:
-            told = f"checkpointing: {type(module).__name__} has no repeated blocks, and is left as it is"
+            told = f"checkpointing: {type(module).__name__} has no repeated blocks, and stays unchanged"
         self.stage.pulse.notice(told)
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ class Mod:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules that a model is a repetition of: of one class, or the Sequentials of one list; empty: none."""
+    """The repeated modules of a model: of one class, or the Sequentials of one container; empty if there are none."""
     kinds: dict[Any, list[nn.Module]] = defaultdict(list)
     for parent in model.modules():
         for child in parent.children():
@@ -106,5 +106,6 @@ def _outermost(blocks: list[nn.Module]) -> list[nn.Module]:
 
 
 def _weight(blocks: list[nn.Module]) -> tuple[int, int]:
-    """Their weights; where two kinds hold the same, the smaller blocks need less memory."""
+    """The number of weights, then the number of blocks: of two kinds with equal weights, the one with more and smaller
+    blocks needs less memory."""
     return sum({p: p.numel() for block in blocks for p in block.parameters()}.values()), len(blocks)

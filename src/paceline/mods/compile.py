@@ -1,9 +1,9 @@
-"""Compile: the model as torch.compile makes it, and on a GPU the cross entropy of large outputs.
+"""Compile: torch.compile for the model and, on a GPU, for the cross entropy of large outputs.
 
-Changes: operations are fused, hence the last digits. Applies to most models; the first steps take long. A loss over
-many classes is as large as the model's output and, in one kernel, is read once instead of six times; with `precision`,
-in its half precision. Can break: models that torch.compile cannot trace, and speed where shapes change at every step;
-with `precision`, code that asks for the gradient of such an output after the loss was computed.
+Changes: operations are fused, hence the last digits. Applies to most models; the first steps take long. The compiled
+cross entropy over many classes reads the model's output once instead of six times; with `precision`, it reads the
+half-precision original. Can break: models that torch.compile cannot trace, and throughput if shapes change at every
+step; with `precision`, code that asks for the gradient of such an output after the loss was computed.
 
 By hand:
 
@@ -25,7 +25,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Compiles a model at its first call. One that the script has compiled is left alone."""
+    """Compiles a model at its first call. A model that the script has compiled stays unchanged."""
 
     def __init__(self, value: str) -> None:
         self.mode = value
@@ -43,13 +43,14 @@ class Mod:
 def compiled_where_large(
     plain: Callable[..., Any], compile: Callable[..., Any] = lambda loss: torch.compile(loss)
 ) -> Callable[..., Any]:
-    """A loss that is compiled where its input is large. It reads the original of an input that was widened."""
+    """The loss, compiled if its input is large. For an input that `precision` converted to float32, the compiled loss
+    reads the half-precision original."""
 
     def widening(narrow: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return plain(narrow.float(), *args, **kwargs)
 
     compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
-    inside = False  # torch calls what it finds under this name, too, while it compiles the loss
+    inside = False  # while torch compiles the loss, it calls F.cross_entropy, which is this function
 
     def cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal inside

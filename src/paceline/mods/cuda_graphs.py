@@ -1,10 +1,10 @@
-"""CUDA graphs: forward and backward of the model, and the optimizer's step, each launched as a whole.
+"""CUDA graphs: the model's forward, its backward, and the optimizer's step are launched as one graph each.
 
-Changes: nothing but how kernels are launched; SGD, Adam and AdamW make their steps in one kernel (`fused_optimizer`),
-hence the last digits. Applies to models on a GPU whose batches have one shape; the odd last batch runs as before. The
-largest single gain on small models, whose kernels are shorter than their launches. Can break: models that look at
-values while they compute, or whose hooks do: those run as before, and a notice says so. Takes memory: a graph keeps its
-activations.
+Changes: only how kernels are launched; SGD, Adam and AdamW use their fused step (`fused_optimizer`), hence the last
+digits. Applies to models on a GPU whose batches have one shape; a smaller last batch runs without a graph. The gain is
+largest on small models, whose kernels take less time than their launches. Can break: models that read values on the
+host while they compute, or that have hooks: these run without graphs, and a notice says so. A graph keeps its
+activations in memory.
 
 By hand:
 
@@ -29,13 +29,13 @@ from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, Layout, aside
 from paceline.mods.support.graphed_step import GraphedStep
 from paceline.script.seams.stage import Stage
 
-WARM_UP = 3  # calls of a kind that run as before: libraries choose kernels, compilers compile
-COMMON = 0.25  # the share of all calls that a kind needs, to be worth a graph
-AT_ONCE = 4  # calls of a kind that may be between forward and backward
+WARM_UP = 3  # calls of a kind before the capture, in which libraries choose kernels and compilers compile
+COMMON = 0.25  # share of all calls from which on a kind of call gets a graph
+AT_ONCE = 4  # most calls of a kind that may be between forward and backward
 
 
 class Known:
-    """What is known of one model's calls."""
+    """The state of one model's calls."""
 
     def __init__(self, module: nn.Module) -> None:
         self.layout = Layout(module)
@@ -49,7 +49,7 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self._models: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
-        self._by_name = False  # the script asks for gradients of parameters by name
+        self._by_name = False  # the script uses torch.autograd.grad, or backward(inputs=…)
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
@@ -68,7 +68,8 @@ class Mod:
             if named and not self._by_name and not caller.startswith(("torch.", "paceline.")):
                 self._by_name = True
                 if any(not g.is_free for known in self._models.values() for gs in known.graphs.values() for g in gs):
-                    raise ScriptError("The script asks for gradients by name, which it did not before.", advice=WITHOUT)
+                    said = "--mod cuda_graphs: torch.autograd.grad or backward(inputs=…) is first used inside a step."
+                    raise ScriptError(said, advice=WITHOUT)
             return plain(*args, **kwargs)
 
         return differentiate
@@ -90,7 +91,7 @@ class Mod:
         return call
 
     def _graph(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> GraphedCall | None:
-        """A graph for this call; None where it is to run as before."""
+        """A graph for this call; None if the call runs without one."""
         known = self._models.get(module)
         if known is not None and known.refused:
             return None
@@ -109,7 +110,7 @@ class Mod:
             try:
                 graphs.append(GraphedCall(plain, module, given))
                 return graphs[-1]
-            except Exception as error:  # whatever the model does that cannot be captured
+            except Exception as error:  # capture fails with many types of error
                 why = str(error).strip().partition("\n")[0]
         known.refused = True
         self.stage.pulse.notice(f"{type(module).__name__} runs without CUDA graphs: {why}")

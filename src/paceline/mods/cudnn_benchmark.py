@@ -1,7 +1,7 @@
-"""cuDNN's benchmark mode: at the first sight of a shape its algorithms are tried, and the fastest is kept.
+"""cuDNN benchmark mode: for each new shape, cuDNN tries its convolution algorithms and keeps the fastest.
 
-Changes: which algorithm adds up a convolution, hence the last digits. Applies to convolutions on GPUs. Can break:
-reproducibility from run to run; and it costs time where shapes change often.
+Changes: the algorithm of a convolution, hence the last digits. Applies to convolutions on GPUs. Can break:
+reproducibility from run to run, and throughput if shapes change often.
 
 By hand:
 
@@ -16,7 +16,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Set before the script begins; a script that sets it itself has the last word."""
+    """Sets the flag before the script begins; a script's own setting overrides it."""
 
     def __init__(self, value: str) -> None:
         pass

@@ -1,8 +1,7 @@
-"""Decay: the learning rate goes down along half a cosine, to nothing at a given step.
+"""Decay: cosine decay of the learning rate, to 1 % at step N.
 
-Changes: the mathematics: late steps are smaller. Applies to every optimizer that has no scheduler of torch's, for the
-time of its step. Can break: accuracy, where the number of steps is not that of the whole run; after it, the rate stays
-at a hundredth.
+Changes: the mathematics: late steps are smaller. Applies to every optimizer without a torch scheduler, during its step
+only. Can break: accuracy, if N is not the number of steps of the whole run; after step N the rate stays at 1 %.
 
 By hand:
 
@@ -18,11 +17,11 @@ from paceline.converge.schedules import factor
 from paceline.mods.support.learning_rates import Rates
 from paceline.script.seams.stage import Stage
 
-END = 0.01  # of the rate: what is left, also after the last step
+END = 0.01  # the rate at step N and later, relative to the script's rate
 
 
 class Mod:
-    """Counts each optimizer's steps, and multiplies its rates while it makes them."""
+    """Counts each optimizer's steps, and multiplies its rates during each step."""
 
     def __init__(self, value: str) -> None:
         self.steps = int(value)
@@ -43,5 +42,5 @@ class Mod:
 
 
 def has_schedule(optimizer: Any) -> bool:
-    """Whether a scheduler of torch's holds this optimizer."""
+    """Whether a torch scheduler controls this optimizer."""
     return any("initial_lr" in group for group in optimizer.param_groups)

@@ -1,7 +1,7 @@
-"""Fused optimizer: the step of all parameters in one kernel.
+"""Fused optimizer: one kernel updates all parameters.
 
 Changes: the order of operations in an update, hence the last digits. Applies to Adam, AdamW, SGD and Adagrad over
-floating-point parameters. Can break: nothing known; an optimizer without a fused form is left as it is.
+floating-point parameters. Can break: nothing known; an optimizer without a fused version stays unchanged.
 
 By hand:
 
@@ -21,7 +21,7 @@ FUSED = (Adam, AdamW, SGD, Adagrad)
 
 
 class Mod:
-    """Switches an optimizer over before its first step."""
+    """Sets an optimizer's flag `fused` before its first step."""
 
     def __init__(self, value: str) -> None:
         pass

@@ -1,9 +1,9 @@
-"""Ghost batch norm: batch norms see ghosts of so many samples, however large the batch.
+"""Ghost batch norm: batch norms normalise over groups (ghosts) of N samples, however large the batch.
 
-Changes: the mathematics: each stretch of SIZE samples is normalised by its own mean and variance; running statistics,
-and so evaluation, are of the whole batch. Applies to nn.BatchNorm1d, 2d and 3d in any model of the script; modules and
-parameters stay the same objects. With several workers ghosts are parts of each worker's slice. A batch that is smaller
-than a ghost is one ghost. Can break: scripts that compare the class of a batch norm.
+Changes: the mathematics: each N consecutive samples are normalised by their own mean and variance; running statistics,
+and so evaluation, use the whole batch. Applies to nn.BatchNorm1d, 2d and 3d in any model of the script; modules and
+parameters stay the same objects. With several workers, ghosts are parts of each worker's slice. A batch smaller than a
+ghost is one ghost. Can break: scripts that compare the class of a batch norm.
 
 By hand:
 
@@ -35,7 +35,8 @@ class Mod:
     def on_stage(self, stage: Stage) -> None:
         if stage.run.sync_bn:
             raise UsageError(
-                "Asked for --sync-bn and --mod ghost_bn: batch norm cannot see the whole batch and a part of it.",
+                "--sync-bn and --mod ghost_bn exclude each other: batch norm cannot see both the whole batch and a "
+                "part of it.",
                 advice="Leave one of them out.",
             )
         self.stage = stage
@@ -54,7 +55,7 @@ class Mod:
     def before_forward(self, module: nn.Module) -> None:
         if self._seen or not self._changed or not (torch.is_grad_enabled() and module.training):
             return
-        self._seen = True  # the last batch of an epoch may be any size
+        self._seen = True  # only the first batch counts: the last one of an epoch may have any size
         rows = (self._delivered or self.stage.views.rows) // self.stage.group.world
         if 0 < rows < self.size:
             self.stage.pulse.notice(
@@ -66,6 +67,6 @@ class Mod:
         if not self._changed and not self.stage.aside:
             found = f"only {', '.join(sorted(self._others))}" if self._others else "no batch norm"
             raise ScriptError(
-                f"Asked for --mod ghost_bn={self.size}, but the script's models have {found}.",
-                advice="Leave it out: other norms (layer, group) do not depend on the batch.",
+                f"--mod ghost_bn={self.size}: the script's models have {found}.",
+                advice="Leave the mod out: other norms (layer, group) do not depend on the batch.",
             )

@@ -1,11 +1,11 @@
-"""Large batch: `large_batch=auto` measures how noisy gradients are, and chooses rule, warm-up and optimizer by it.
+"""Large batch: `large_batch=auto` measures the gradient noise scale, then chooses rate rule, warm-up and optimizer.
 
 Changes: the mathematics. The rate warms up over a sixth of the steps; in the first of them (a twentieth of STEPS, 4 to
-200) the script's own optimizer holds, and the noise scale is measured. Where the batch is well below it, the rate is
-scaled by the usual rule; where it is not, a higher rate does not help, and LARS (in models with batch norms) or LAMB
-takes the place of SGD or Adam. With `large_batch=auto:STEPS`, the number of steps of the whole run, and no schedule in
-the script, the rate goes down along a cosine. Batch norms become ghosts of 32. Applies where the batch grew:
-`--emulate`, `batch`, `--batch scale`. Can break: accuracy; it goes by a few papers and a table: docs/converge.md.
+200) the script's own optimizer runs, and the noise scale is measured. If the batch is well below the noise scale, the
+rate is scaled by the usual rule. Otherwise a higher rate does not help, and LARS (in models with batch norms) or LAMB
+replaces SGD or Adam. With `large_batch=auto:STEPS` (steps of the whole run) and without a schedule in the script, the
+rate has a cosine decay. Batch norms become ghosts of 32. Applies to enlarged batches: `--emulate`, `batch`, `--batch
+scale`. Can break: accuracy; the choice rests on a few papers and a table: docs/converge.md.
 
 By hand:
 
@@ -34,14 +34,14 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Everything is for the first optimizer that steps; others keep their rates."""
+    """Changes only the first optimizer that steps; other optimizers keep their rates."""
 
     def __init__(self, value: str) -> None:
         self.steps = int(value.partition(":")[2] or 0)
         self.warm_up = max(5, self.steps // 6) if self.steps else 100
         self._choice: Choice | None = None
         self._made = self._batch = self._ghosts = 0
-        self._enough = False  # was seen to choose by
+        self._enough = False  # enough steps were measured for a choice
         self._primary: Any = None
         self._redirected: dict[int, dict[str, Redirected]] = {}
 
@@ -51,7 +51,7 @@ class Mod:
             stage.pulse.notice("large_batch=auto does nothing: the batch is the script's own (see --emulate).")
             return
         self.rates = Rates.of(stage)
-        self.rates.start = 0.0  # until it is known that the rate itself is scaled
+        self.rates.start = 0.0  # until the choice is to scale the script's own rate
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
@@ -78,7 +78,7 @@ class Mod:
 
     def before_backward(self, losses: Any) -> None:
         if self._choice is not None and self._choice.optimizer:
-            self._primary._step_supports_amp_scaling = False  # a scaler of the script's is to unscale by itself
+            self._primary._step_supports_amp_scaling = False  # the script's gradient scaler unscales before the step
 
     def before_step(self, optimizer: Any) -> None:
         self._primary = self._primary or optimizer

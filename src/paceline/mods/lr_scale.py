@@ -1,10 +1,10 @@
-"""Learning-rate scale: the script's learning rate for a batch that is K times as large.
+"""Learning-rate scale: scales the script's learning rate for a batch K times as large.
 
-Changes: the mathematics: each step's rate is multiplied by K (linear) or its square root. Where nothing is said: linear
-for plain gradient descent and LARS, the square root for optimizers that divide by the size of gradients (Adam, LAMB).
-Applies to every optimizer, for the time of its step: a scheduler of the script's never notices. The mod `batch` scales
-the rate by itself; this one is for batches that grew otherwise (`--batch scale`, `--emulate`), or with `batch=…:none`.
-Can break: accuracy. Scaled at once, a rate is too high for the first steps: see `warmup`.
+Changes: the mathematics: each step's rate is multiplied by K (linear) or its square root (sqrt). The default is linear
+for SGD and LARS, and the square root for optimizers that normalise by gradient magnitude (Adam, LAMB). Applies to every
+optimizer, during its step only: the script's scheduler is not affected. The mod `batch` scales the rate itself; this
+mod is for batches that grow otherwise (`--batch scale`, `--emulate`), or with `batch=…:none`. Can break: accuracy. The
+full scaled rate is too high for the first steps: add `warmup`.
 
 By hand:
 
@@ -21,7 +21,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Multiplies rates while an optimizer steps."""
+    """Multiplies an optimizer's rates during its step."""
 
     def __init__(self, value: str) -> None:
         times, _, self.rule = value.partition(":")

@@ -1,11 +1,11 @@
-"""Optimizer: LAMB or LARS in the place of the script's SGD, Adam or AdamW.
+"""Optimizer: LAMB or LARS instead of the script's SGD, Adam or AdamW.
 
-Changes: the mathematics: each layer's step is as long as goes with the layer. What the script set goes on to hold:
-decay, momentum (LAMB's β1, where the script has SGD), Adam's betas and ε, groups, schedulers. Biases and parameters of
-norms are neither adapted nor decayed. The rate is one at which the first steps are as long as the script's own
-optimizer would make them; `optimizer=lamb:0.02` sets that of the layers to 0.02 at the script's first rate. Applies to
-torch's SGD, Adam and AdamW, whose objects stay: `zero_grad`, `state_dict` and schedulers work as before.
-Can break: accuracy at small batches; a state of this mod is no state of the plain script.
+Changes: the mathematics: each layer's step length is adapted to the norm of its weights. The script's settings stay in
+force: weight decay, momentum (as LAMB's β1), Adam's betas and ε, groups, schedulers. Biases and parameters of norms are
+neither adapted nor decayed. By default, the learning rate makes the first steps as long as the script's own optimizer
+would make them; `optimizer=lamb:0.02` sets the layers' rate to 0.02 at the script's first rate. Applies to torch's SGD,
+Adam and AdamW, whose objects stay: `zero_grad`, `state_dict` and schedulers work as before.
+Can break: accuracy at small batches; the plain script cannot load an optimizer state that was saved with this mod.
 
 By hand:
 
@@ -29,7 +29,7 @@ KINDS = (SGD, Adam, AdamW)
 
 
 class Mod:
-    """Redirects the steps of optimizers from their first one on."""
+    """Replaces the `step` of optimizers, before their first step."""
 
     def __init__(self, value: str) -> None:
         self.name, _, rate = value.partition(":")
@@ -45,9 +45,9 @@ class Mod:
             return
         if type(optimizer) not in KINDS or optimizer.defaults.get("differentiable"):
             raise ScriptError(
-                f"Asked for --mod optimizer={self.name}, but the script has {type(optimizer).__name__}: it takes the "
-                "place of SGD, Adam and AdamW only.",
-                advice="Leave it out, or change the optimizer in the script.",
+                f"--mod optimizer={self.name}: the script has {type(optimizer).__name__}, and the mod replaces only "
+                "SGD, Adam and AdamW.",
+                advice="Leave the mod out, or change the optimizer in the script.",
             )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         try:
@@ -57,7 +57,7 @@ class Mod:
         self.put_into(optimizer)
 
     def put_into(self, optimizer: Any) -> None:
-        """From now on its steps are the other's."""
+        """From now on, `optimizer.step` makes a LAMB or LARS step."""
         told = [int(mod.partition("=")[2]) for mod in self.stage.run.mods if mod.startswith("decay=")]
         redirected = Redirected(optimizer, self.name, self.rate, self.stage, steps=told[0] if told else 0)
         step = Optimizer.profile_hook_step(lambda self, closure=None: redirected.step(self, closure))
@@ -65,5 +65,5 @@ class Mod:
         self._met.add(optimizer)
 
     def before_backward(self, losses: Any) -> None:
-        for optimizer in self._met:  # a gradient scaler of the script's is to unscale by itself
+        for optimizer in self._met:  # then the script's gradient scaler unscales gradients before the step
             optimizer._step_supports_amp_scaling = False

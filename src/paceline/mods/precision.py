@@ -1,11 +1,11 @@
-"""Precision: the model's forward under autocast, and its outputs in float32 again.
+"""Precision: the model's forward under autocast, with outputs converted back to float32.
 
-Changes: products and convolutions are computed in bfloat16 (8 bits) or float16 (11 bits, of a smaller range); the rest,
-the loss, the weights and their updates stay float32. With fp16, gradients are scaled while they are computed, and are
-the true ones when backward returns; a step whose gradients were infinite at that scale is left out. Applies where the
-device is fast at it: bfloat16 from Ampere on, float16 also before. Can break: code that looks at inner dtypes; with
-fp16, code that looks at gradients of what is no leaf (they are scaled), optimizers with a closure (refused), and
-clipping by value, which hides an infinite gradient.
+Changes: products and convolutions are computed in bfloat16 (8 bits) or float16 (11 bits, of a smaller range); the other
+ops, the loss, the weights and their updates stay float32. With fp16, gradients are scaled during backward and unscaled
+when backward returns; a step whose gradients are infinite at that scale is skipped. Applies to devices that are fast in
+this type: bfloat16 from Ampere on, float16 also on older GPUs. Can break: code that reads dtypes inside the model; with
+fp16, code that reads gradients of non-leaf tensors (they are scaled), optimizers with a closure (refused), and clipping
+by value, which hides an infinite gradient.
 
 By hand:
 
@@ -36,7 +36,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Mod:
-    """Wraps the outermost call of every model. What the script's own autocast does inside is left alone."""
+    """Wraps the outermost call of every model. The script's own autocast inside the model stays in force."""
 
     def __init__(self, value: str) -> None:
         self.dtype = DTYPES[value]
@@ -49,7 +49,7 @@ class Mod:
 
     def on_model(self, module: nn.Module) -> None:
         if self.scaler is not None and any(parameter.device.type == "cpu" for parameter in module.parameters()):
-            self.stage.pulse.notice("precision=fp16: float16 is slow on a CPU; precision=bf16 may not be.")
+            self.stage.pulse.notice("precision=fp16: float16 is slow on a CPU; precision=bf16 may be faster.")
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

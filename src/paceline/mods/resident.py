@@ -1,9 +1,9 @@
-"""Resident: a dataset of tensors is put on the device once, and a batch is one gather.
+"""Resident: a TensorDataset is copied to the device once, and each batch is one gather.
 
-Changes: nothing but where batches come from: the same samples in the same order. Applies to a `TensorDataset` (or a
-`Subset` of one) that the DataLoader puts together by its own default; with one worker on a GPU it lies there if half of
-the free memory holds it, else it stays on the host. Can break: code that changes the dataset's tensors while it trains
-on a GPU, or that expects batches on the host.
+Changes: only where batches come from; the samples and their order stay the same. Applies to a `TensorDataset` (or a
+`Subset` of one) in a DataLoader with the default collate function. With one worker and a GPU, the tensors go to the GPU
+if they fit into half of its free memory, else they stay on the host. Can break: code that changes the dataset's tensors
+while it trains on a GPU, or that expects batches on the host.
 
 By hand:
 
@@ -23,19 +23,19 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 
 from paceline.script.seams.stage import Stage
 
-SHARE = 0.5  # of a GPU's free memory that may be taken
+SHARE = 0.5  # most of a GPU's free memory that the dataset may take
 
 
 class Batch(tuple[torch.Tensor, ...]):
-    """Tensors that are a batch already."""
+    """Tensors that are already collated."""
 
 
 class Mod:
-    """Teaches a loader's dataset to give a whole batch at a time, before it is first iterated, and its sampler to give
-    a batch's indices as one tensor: one by one, they take longer than a small step."""
+    """Changes a loader before its first iteration: its dataset returns a whole batch at a time, and its sampler returns
+    a batch's indices as one tensor. Single indices take longer than a small step."""
 
     def __init__(self, value: str) -> None:
-        self._whole: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()  # sampler → where to
+        self._whole: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()  # sampler → device
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
@@ -63,7 +63,7 @@ class Mod:
             self._whole[loader.sampler] = device
 
     def _device(self, tensors: tuple[torch.Tensor, ...]) -> torch.device:
-        """Several workers put a batch together on the host."""
+        """The device of the tensors. Several workers collate a batch on the host."""
         if self.stage.group.world > 1 or not torch.cuda.is_available():
             return torch.device("cpu")
         free, _ = torch.cuda.mem_get_info()
@@ -79,7 +79,8 @@ class Mod:
             whole = len(order) - len(order) % batches.batch_size if batches.drop_last else len(order)
             yield from order[:whole].split(batches.batch_size) if whole else ()
             if (generator := getattr(batches.sampler, "generator", None)) is not None:
-                torch.randperm(len(order), generator=generator)  # as the sampler does at its end, for a part of none
+                # At its end, RandomSampler draws one more permutation of which it uses no element.
+                torch.randperm(len(order), generator=generator)
 
         return __iter__
 
@@ -91,7 +92,7 @@ def _is_plain(sampler: Any) -> bool:
 
 
 def _order(sampler: Any) -> torch.Tensor:
-    """All indices that a plain sampler would give, with the random numbers that it would draw."""
+    """All indices in the plain sampler's order, drawn with the same random numbers."""
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
         return torch.arange(count)
@@ -103,7 +104,7 @@ def _order(sampler: Any) -> torch.Tensor:
 
 
 def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None] | None:
-    """A dataset's tensors, and the samples that are taken of them where it is a part of another."""
+    """A dataset's tensors and, for a Subset, its indices. None for any other dataset."""
     if type(dataset) is TensorDataset:
         return dataset.tensors, None
     if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:

@@ -1,7 +1,8 @@
-"""TF32: products of float32 matrices and convolutions on tensor cores.
+"""TF32: float32 matrix products and convolutions on tensor cores.
 
-Changes: inputs of a product are rounded to 10 bits of mantissa, sums stay float32. Applies on GPUs from Ampere on;
-elsewhere it does nothing. Can break: what depends on the last digits (ill-conditioned solves, finite differences).
+Changes: inputs of a product are rounded to 10 bits of mantissa, sums stay float32. Applies to GPUs from Ampere on, and
+has no effect on other devices. Can break: code that depends on the last digits (ill-conditioned solves, finite
+differences).
 
 By hand:
 
@@ -17,7 +18,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Set before the script begins; a script that sets it itself has the last word."""
+    """Sets the flags before the script begins; a script's own setting overrides them."""
 
     def __init__(self, value: str) -> None:
         pass

@@ -1,10 +1,10 @@
-"""Threads: how many each worker computes with, and where.
+"""Threads: the number of threads of each worker, and their cores.
 
-Changes: how sums are cut up between threads, hence the last digits. `threads=2:bound` holds each thread to a core of
-its own, physical cores first; without it they go where the system puts them, within the worker's share of the cores (or
-anywhere, where there are more threads than that share has). Applies on CPUs. What reads `OMP_NUM_THREADS` only when it
-starts (other libraries, processes of the script's) finds the same number. Can break: nothing; too many threads for the
-cores are slow. Under `bound`, processes that the script itself starts begin on the first thread's core.
+Changes: how sums are divided between threads, hence the last digits. `threads=2:bound` binds each thread to its own
+core, physical cores first. Without `bound` the system places the threads within the worker's share of the cores (or on
+any core, if the share has fewer cores than threads). Applies on CPUs. `OMP_NUM_THREADS` gets the same number, for
+libraries and child processes that read it at their start. Can break: nothing, but more threads than cores are slow.
+With `bound`, processes that the script starts begin on the first thread's core.
 
 By hand:
 
@@ -22,24 +22,24 @@ from paceline.script.seams.stage import Stage
 from paceline.topology import discover
 
 TASKS = "/proc/self/task"
-ENOUGH = 1 << 17  # numbers for each thread: torch wakes no more threads than it has work for
+ENOUGH = 1 << 17  # elements per thread: torch starts no more threads than the work needs
 
 
 class Mod:
-    """Set before the script begins; a script that sets it itself has the last word."""
+    """Sets the number before the script begins; a script's own setting overrides it."""
 
     def __init__(self, value: str) -> None:
         threads, _, where = value.partition(":")
         self.threads, self.bound = int(threads), where == "bound"
 
     def on_stage(self, stage: Stage) -> None:
-        if torch.get_num_threads() != self.threads:  # the launcher has placed the worker accordingly
+        if torch.get_num_threads() != self.threads:  # usually the launcher has already set this number
             torch.set_num_threads(self.threads)
         host = discover()
         try:
             torch.set_num_interop_threads(len({core.physical[0] for core in host.cores}))  # one for each package
         except RuntimeError:
-            pass  # they are at work already
+            pass  # torch has already started them
         if not self.bound:
             return
         firsts = {core.physical: core.id for core in reversed(host.cores)}
@@ -47,17 +47,17 @@ class Mod:
         cores = sorted(firsts.values()) + siblings
         if not bind(cores[: self.threads], self.threads):
             stage.pulse.notice(
-                f"threads={self.threads}:bound: the threads could not be bound; they go where they like."
+                f"threads={self.threads}:bound: the threads could not be bound to cores; the system places them."
             )
 
 
 def bind(cores: list[int], threads: int) -> bool:
-    """Holds torch's threads to these cores, one each; False where there are too few, or the threads are not to be
-    found. This thread is the first of them."""
+    """Binds torch's threads to these cores, one thread per core. The calling thread is the first. Returns False if
+    there are too few cores, or if torch's threads cannot be identified."""
     if len(cores) < threads:
         return False
     before = set(os.listdir(TASKS))
-    torch.ones(ENOUGH * threads).add_(1)  # wakes the others, which are made by the first that needs them
+    torch.ones(ENOUGH * threads).add_(1)  # torch starts its other threads at the first large op
     others = sorted(set(os.listdir(TASKS)) - before, key=int)
     if len(others) != threads - 1:
         return False

@@ -1,9 +1,9 @@
-"""Warm-up: the learning rate goes up in a line, over so many steps.
+"""Warm-up: linear warm-up of the learning rate over the first N steps.
 
-Changes: the mathematics of the first steps. Where other mods scale the rate (`batch`, `lr_scale`), it goes from the
-script's own rate to the scaled one; where none does, or another optimizer was put in place (`optimizer`), from nothing.
-Applies to every optimizer, for the time of its step: a scheduler of the script's never notices, and both are
-multiplied. Can break: nothing known; a run that is resumed from the script's checkpoint warms up again.
+Changes: the mathematics of the first steps. If another mod scales the rate (`batch`, `lr_scale`), the rate rises from
+the script's own to the scaled one. Otherwise, and with the mod `optimizer`, it rises from zero. Applies to every
+optimizer, during its step only: the script's scheduler is not affected, and both factors multiply. Can break: nothing
+known; a run that resumes from the script's checkpoint warms up again.
 
 By hand:
 
@@ -20,7 +20,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Counts each optimizer's steps, and multiplies its rates while it makes the first ones."""
+    """Counts each optimizer's steps, and multiplies its rates during the first N."""
 
     def __init__(self, value: str) -> None:
         self.steps = int(value)
@@ -29,13 +29,13 @@ class Mod:
     def on_stage(self, stage: Stage) -> None:
         self.rates = Rates.of(stage)
         if any(mod.startswith("optimizer=") for mod in stage.run.mods):
-            self.rates.start = 0.0  # there is no rate of the script's own for it
+            self.rates.start = 0.0  # the script has no rate for the new optimizer
         stage.subscribe(self)
 
     def before_step(self, optimizer: Any) -> None:
         made = self._made[id(optimizer)]
         if made < self.steps:
-            # A step at no rate at all would be a lost one: half a step further on.
+            # Half a step ahead: a first step with rate zero would be wasted.
             self.rates.warm(optimizer, (made + 0.5) / self.steps)
 
     def after_step(self, optimizer: Any) -> None:

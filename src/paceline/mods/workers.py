@@ -1,8 +1,8 @@
-"""Workers: how many processes share the work.
+"""Workers: the number of workers that share the work.
 
-Changes: a batch is computed in slices, hence the last digits; batch norm sees its slice (`--sync-bn`: the batch). The
-same as `-n N`, in the place where mods are tried and kept. Applies to scripts whose model can be sliced, which is
-proven at the first batch. Can break: what docs/same-numbers.md says.
+Changes: the batch is computed in slices, hence the last digits; batch norm sees its slice (with `--sync-bn` the whole
+batch). The mod is the same as `-n N`, in a form that `tune` can try and keep. Applies to scripts whose model can be
+sliced, which is proven at the first batch. Can break: the cases listed in docs/same-numbers.md.
 
 By hand:
 
@@ -16,7 +16,7 @@ from paceline.script.seams.stage import Stage
 
 
 class Mod:
-    """Nothing is left to do in a worker: the launcher has started as many."""
+    """Does nothing in a worker: the launcher has already started N workers."""
 
     def __init__(self, value: str) -> None:
         pass

@@ -1,1 +1,1 @@
-"""Capture: a trace of a few steps of an unmodified script, on every worker."""
+"""Captures a trace of a few steps of an unmodified script, on every worker."""

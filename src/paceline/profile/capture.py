@@ -1,6 +1,6 @@
-"""Traces a few steps of one worker, once the script has warmed up, into `trace.rankR.json.gz`.
+"""Traces a few steps of one worker after its warm-up, into `trace.rankR.json.gz`.
 
-Steps end where the recorder says. Until the trace begins and after it has ended this is one comparison a step.
+The recorder decides where a step ends. Before and after the trace, the overhead is one comparison per step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import gzip
 import json
 import time
 import warnings
-from os import replace, unlink  # as they are before a script's files are redirected
+from os import replace, unlink  # bound here, before a script's file functions are redirected
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.seams.stage import Stage
 from paceline.settings import ProfileSettings
 
-LOOKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # after these steps rank 0 says whether the times have settled
-PATIENCE = 60.0  # seconds: steps that take long are not waited for until there are eight of them
-TRIAL = 1  # step under the profiler before those that are kept: the first one allocates its buffers
+LOOKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # after these steps rank 0 decides whether the times have settled
+PATIENCE = 60.0  # seconds after which the trace begins even with fewer than eight steps, for scripts with long steps
+TRIAL = 1  # steps under the profiler before the kept ones: in its first step the profiler allocates its buffers
 
 
 class Capture:
-    """Listens at the seams of one worker, after the recorder. Every worker has one: all begin at the same step."""
+    """Subscribes to the seams of one worker, after the recorder. Every worker has a Capture, and all begin at the same
+    step."""
 
     def __init__(self, stage: Stage, recorder: Recorder, folder: Path, asked: ProfileSettings) -> None:
         self.stage, self.recorder, self.asked = stage, recorder, asked
@@ -40,8 +41,8 @@ class Capture:
         self._marks = Marks(stage.watch)
         self._gathering = Gathering(stage, recorder, folder)
         self._profiler: profile | None = None
-        self._first = 0  # step of the trace
-        self._seen = 0  # steps
+        self._first = 0  # first step of the trace
+        self._seen = 0  # number of steps seen
         self._done = False
         self._seconds: list[float] = []
         self._ended = time.perf_counter()
@@ -60,7 +61,7 @@ class Capture:
         self.close()
 
     def close(self) -> None:
-        """Ends a trace that is under way; what it has is written. Called however the script ends."""
+        """Ends and writes a trace that is under way. Called however the script ends."""
         if self._profiler is not None and not self._done:
             self._stop()
         self._gathering.write()
@@ -89,10 +90,10 @@ class Capture:
             return self._seen + TRIAL >= self.asked.warm_up
         if self._seen not in LOOKS:
             return False
-        # The first step holds all that came before it.
+        # The first step's time includes the script's set-up before it.
         late = self._seen == LOOKS[-1] or now - self._begun > PATIENCE
         answer = torch.tensor([late or settle(self._seconds) is not None], dtype=torch.uint8)
-        self.stage.group.broadcast(answer, "whether the trace begins")
+        self.stage.group.broadcast(answer, "the decision to start the trace")
         return bool(answer.item())
 
     # -- the trace -----------------------------------------------------------------------------------------------------
@@ -109,10 +110,10 @@ class Capture:
             profile_memory=True,
             with_stack=self.asked.stack,
         )
-        self._profiler.step_num = self._seen + 1  # so that its steps have the script's numbers
+        self._profiler.step_num = self._seen + 1  # so that the profiler's steps have the script's numbers
         self._marks.lay()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch to whoever writes schedules, which the user does not
+            warnings.simplefilter("ignore")  # torch warns authors of schedules, and this schedule is not the user's
             self._profiler.start()
 
     def _action(self, step: int) -> ProfilerAction:
@@ -129,7 +130,7 @@ class Capture:
             told = {"rank": rank, "world": world, "first": self._first, "last": last}
             profiler.add_metadata_json("paceline", json.dumps(told))
             if world > 1 and not dist.is_initialized():
-                # As torch says it where the script has a process group: for other readers of traces.
+                # torch writes the same entry if the script has a process group: other trace readers expect it.
                 theirs = {"backend": self.stage.group.backend, "rank": rank, "world_size": world}
                 profiler.add_metadata_json("distributedInfo", json.dumps(theirs))
         profiler.stop()

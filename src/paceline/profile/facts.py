@@ -1,6 +1,6 @@
-"""Gathers, in one worker, what the rules want to know of a script and a trace does not say: see `record.facts`.
+"""Collects a script's facts in one worker: what the advisor's rules need and a trace does not show (`record.facts`).
 
-Looks at each loader, model and optimizer once, when it is met, and holds on to none of them.
+Inspects each loader, model and optimizer once, at its first use, and keeps no reference to it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from paceline.record.private import write_file
 from paceline.script.recorder import Recorder
 from paceline.script.seams.stage import Stage
 
-MOST = 64  # of each kind: a script that makes a loader an epoch is not followed for ever
+MOST = 64  # most facts of each kind: a script may make a new loader in every epoch
 
 
 class Gathering:
-    """Listens at the seams of one worker. Waits for nobody."""
+    """Subscribes to the seams of one worker. Calls no collective."""
 
     def __init__(self, stage: Stage, recorder: Recorder, folder: Path) -> None:
         self._stage, self._recorder = stage, recorder
@@ -55,7 +55,7 @@ class Gathering:
             self.facts.optimizers.append(_optimizer(optimizer))
 
     def write(self) -> None:
-        """What was met until now, and the switches as they stand. May be called again: the last counts."""
+        """Writes the facts collected so far and torch's present settings. A second call replaces the file."""
         facts = self.facts
         facts.threads = torch.get_num_threads()
         facts.backend = dist.get_backend() if dist.is_initialized() else self._stage.group.backend
@@ -113,7 +113,7 @@ def _model(module: nn.Module) -> ModelFacts:
 
 
 def _lies_channels_last(weight: torch.Tensor) -> bool:
-    # A 1×1 kernel lies both ways at once.
+    # The weight of a 1×1 kernel is contiguous in both memory formats.
     return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
 
 

@@ -1,7 +1,8 @@
-"""Marks in a trace: which phase the script is in, and which of its lines wait for the device.
+"""Marks in a trace: the script's phases, and the lines that wait for the device.
 
-Phases are the stopwatch's own, so that a trace and the step record speak of the same things. The lines are of calls
-that read a tensor's value on the host: torch's own stack knows functions, not lines, and slows every call.
+The phases are those of the stopwatch, so that a trace and the record's steps have the same ones. The lines are those
+that read a tensor's value on the host. torch's own stacks do not serve: they name functions, not lines, and slow every
+call.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from paceline.comm.stopwatch import Stopwatch
 
 PHASE = "paceline."
 LINE = "paceline.line#"
-# What makes the host wait until the device has computed a value.
+# Tensor methods that make the host wait until the device has computed a value.
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__", "__repr__")
 
 
 class Marks:
-    """From `lay` to `lift` every phase and every such call is a `record_function`. Of one worker; waits for nobody."""
+    """Between `lay` and `lift`, every phase and every call in `READS` is a `record_function`. One per worker; calls no
+    collective."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
@@ -41,7 +43,7 @@ class Marks:
             opened.append(mark)
 
         def marked_leave() -> None:
-            # A phase that was entered before the marks were laid has none.
+            # A phase that was entered before `lay` has no mark.
             if opened:
                 opened.pop().__exit__(None, None, None)
             leave()
@@ -65,7 +67,7 @@ class Marks:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if sys._getframe(1).f_globals.get("__name__", "").startswith("paceline."):
-                return plain(*args, **kwargs)  # our own doing, which is no line of the script's
+                return plain(*args, **kwargs)  # a call by Paceline is not a line of the script
             with record_function(f"{LINE}{script_line()}#{name.strip('_')}"):
                 return plain(*args, **kwargs)
 

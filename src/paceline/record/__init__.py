@@ -1,4 +1,4 @@
-"""What a run leaves behind: one folder of plain files, its types, its writer and its reader."""
+"""A run's record: one folder of plain files, their types, the writer and the reader."""
 
 from paceline.record.folder import new_folder, prepare
 from paceline.record.reader import last_step, read_run, read_steps

@@ -1,7 +1,7 @@
-"""How a script is set up, as its worker saw it: `facts.rankR.json`, which `profile` leaves for the rules.
+"""The file `facts.rankR.json`: how a script is set up, as one worker saw it. `profile` writes it for the rules.
 
-A trace says what ran; these say what it does not: which switches of torch are on, how loaders, models and optimizers
-were made, how long saving took.
+A trace shows which ops ran. The facts hold what a trace does not show: torch's settings, how loaders, models and
+optimizers were made, how long each `torch.save` took.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ LARGEST = 16 << 20  # bytes
 class LoaderFacts(msgspec.Struct, kw_only=True):
     """One DataLoader, when it was first iterated."""
 
-    batch: int | None = None  # samples; None where it has no batch size of its own
-    samples: int | None = None  # of its dataset
+    batch: int | None = None  # samples; None if the loader has no batch size
+    samples: int | None = None  # in the dataset
     processes: int = 0
-    ahead: int | None = None  # batches of each process
+    ahead: int | None = None  # batches that each process prefetches
     pinned: bool = False
-    dataset: str = ""  # its class
-    tensors: bool = False  # a TensorDataset, put together by torch's default: `resident` applies
-    bytes: int = 0  # of those tensors
+    dataset: str = ""  # the dataset's class
+    tensors: bool = False  # a TensorDataset with torch's default collate function: the mod `resident` applies
+    bytes: int = 0  # of the TensorDataset's tensors
 
 
 class ModelFacts(msgspec.Struct, kw_only=True):
@@ -35,8 +35,8 @@ class ModelFacts(msgspec.Struct, kw_only=True):
     name: str
     parameters: int
     bytes: int
-    convolutions: int = 0  # over pictures
-    channels_last: bool = False  # a weight of one of them lies so
+    convolutions: int = 0  # 2-d convolutions
+    channels_last: bool = False  # the weight of at least one convolution is in channels_last
     device: str = "cpu"
 
 
@@ -45,7 +45,7 @@ class OptimizerFacts(msgspec.Struct, kw_only=True):
 
     name: str
     tensors: int
-    momentum: bool = True  # it keeps something of earlier steps
+    momentum: bool = True  # the optimizer keeps state of earlier steps
     fused: bool = False
     foreach: bool | None = None  # None: torch decides
 
@@ -55,20 +55,20 @@ class SaveFacts(msgspec.Struct, kw_only=True):
 
     step: int
     seconds: float
-    line: str = ""  # of the script, file:line
+    line: str = ""  # the script's line, as file:line
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """Of one worker, at its end."""
+    """The facts of one worker, at the end of its script."""
 
     threads: int
-    backend: str = ""  # of the script's own process group, else as asked for
-    gpus: int = 0  # that torch sees
-    tf32: bool = False  # for products of matrices
+    backend: str = ""  # of the script's own process group if it has one, else of Paceline's
+    gpus: int = 0  # number of GPUs that torch sees
+    tf32: bool = False  # for matrix products
     tf32_convolutions: bool = False
     cudnn_benchmark: bool = False
     deterministic: bool = False
-    seconds: float = 0.0  # from the first step's end to the last one's
+    seconds: float = 0.0  # from the end of the first step to the end of the last step
     loaders: list[LoaderFacts] = []
     models: list[ModelFacts] = []
     optimizers: list[OptimizerFacts] = []
@@ -80,7 +80,7 @@ def facts_path(folder: Path, rank: int) -> Path:
 
 
 def read_facts(folder: Path | Folder, rank: int) -> Facts | None:
-    """None where there are none, or where they are damaged: rules do without."""
+    """The facts of one rank; None if the file is missing or damaged: every rule works without facts."""
     try:
         return msgspec.json.decode(Folder.of(folder).file(f"facts.rank{rank}.json").read(LARGEST), type=Facts)
     except (OSError, RecordError, msgspec.DecodeError, RecursionError):

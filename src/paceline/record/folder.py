@@ -1,4 +1,4 @@
-"""The folder of a record: made once per run, and proven writable before anything is started."""
+"""The folder of a record: created once per run, and checked for writing before any worker starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PROBE = b"\0" * 65536
 
 
 def new_folder(parent: Path, script_name: str, *, share: bool = False) -> Path:
-    """Makes `parent/2026-11-15T10-22-31-train` and returns it: never a folder that was there before. Other accounts may
-    read it only where `share` says so."""
+    """Creates a new folder such as `parent/2026-11-15T10-22-31-train` and returns it. Other accounts may read the
+    folder only with `share`."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script_name).stem or script_name).strip("-.") or "script"
     name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{stem}"
     for attempt in range(1, 1000):
@@ -39,8 +39,8 @@ def new_folder(parent: Path, script_name: str, *, share: bool = False) -> Path:
 
 
 def prepare(folder: Path, *, share: bool = False) -> None:
-    """Makes the folder where it is missing, takes out what an earlier run left there, and proves that it can be
-    written: a record is of one run. Other accounts may read it only where `share` says so."""
+    """Creates the folder if it is missing, removes an earlier run's files (a record belongs to one run), and checks
+    that the folder can be written. Other accounts may read the folder only with `share`."""
     try:
         if folder.is_dir():
             if not share:
@@ -66,14 +66,14 @@ def prepare(folder: Path, *, share: bool = False) -> None:
 
 
 def _make_scratch(folder: Path) -> None:
-    """Where other ranks than 0 write the script's files (see script/voice): private in a shared record, too."""
+    """Creates the folder for the script's files of ranks above 0 (see script/output/rank0.py), private even in a shared
+    record."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder / SCRATCH, OWNER)
 
 
 def prove(folder: Path) -> None:
-    """Writes something there and takes it away again: permission bits and free-space counters can both
-    lie."""
+    """Writes a file to the folder and removes it. Permission bits and free-space counters are not reliable enough."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         try:
@@ -85,21 +85,21 @@ def prove(folder: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> RecordError:
-    """The error to raise when writing the record failed: what was found, and what to type."""
+    """The error for a failed write to the record."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = "Free some space there, or name another folder: --record DIR"
     else:
-        advice = "Name a folder that you may write: --record DIR"
+        advice = "Name a folder that you may write to: --record DIR"
     return RecordError(f"The record cannot be written to {path}: {error.strerror or error}.", advice=advice)
 
 
 def log_path(folder: Path | str, rank: int) -> Path:
-    """Where a worker's standard output and error are."""
+    """The file that holds a worker's standard output and error."""
     return Path(folder) / f"log.rank{rank}.txt"
 
 
 def open_log(folder: Path | str, rank: int) -> int:
-    """A descriptor that appends to a worker's log. RecordError where that cannot be."""
+    """A descriptor that appends to a worker's log. RecordError if the log cannot be opened."""
     path = log_path(folder, rank)
     try:
         return create(path, append=True)
@@ -108,7 +108,7 @@ def open_log(folder: Path | str, rank: int) -> int:
 
 
 def last_lines(folder: Path | str, rank: int, count: int = 10) -> list[str]:
-    """The end of a worker's log; nothing where it has none."""
+    """The last lines of a worker's log; none if there is no log."""
     try:
         end, _ = Folder.of(folder).file(f"log.rank{rank}.txt").read_end(16384)
     except (OSError, RecordError):

@@ -1,9 +1,9 @@
-"""Opens the files of a record, and nothing outside it.
+"""Opens the files of a record, and no file outside it.
 
-A record may come from anywhere. A symbolic link in it could lead to any file of the reader's account, and a FIFO
-blocks whoever opens it. So every reader goes through `Folder` and `File`: below the folder that was named, no part of a
-path may be a link, and only regular files are opened. Each part is opened relative to the descriptor of the part before
-it, so replacing a part in between changes nothing. A hard link cannot be told from the file itself.
+A record may come from an untrusted source. A symbolic link in a record could lead to any file of the reader's account,
+and a FIFO blocks the process that opens it. So every reader goes through `Folder` and `File`: below the folder that the
+caller named, no part of a path may be a link, and only regular files are opened. Each part is opened relative to the
+descriptor of its parent, so that replacing a part meanwhile has no effect. Hard links cannot be detected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import io
 import stat
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from os import (  # as they are before a script's files are redirected
+from os import (  # bound here, before a script's file functions are redirected
     O_CLOEXEC,
     O_DIRECTORY,
     O_NOCTTY,
@@ -34,7 +34,7 @@ from typing import BinaryIO, cast
 from paceline.errors import NotRegularError, RecordError
 
 _FOLDER = O_RDONLY | O_DIRECTORY | O_CLOEXEC
-_FILE = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC  # O_NONBLOCK: a FIFO does not keep us
+_FILE = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC  # O_NONBLOCK: opening a FIFO does not block
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a FIFO",
@@ -48,7 +48,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder. `base` is as somebody named it, and may be a link; none of `parts`, below it, may be one."""
+    """A folder. `base` is the folder that the caller named, and may be a link; none of `parts` below it may be one."""
 
     base: Path
     parts: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Folder:
 
     @property
     def path(self) -> Path:
-        """To be shown, not to be opened."""
+        """The path for messages. Do not open it."""
         return self.base.joinpath(*self.parts)
 
     def __str__(self) -> str:
@@ -73,8 +73,8 @@ class Folder:
         return Folder(self.base, (*self.parts, *map(_part, parts)))
 
     def names(self, pattern: str = "*") -> list[str]:
-        """What lies in it, sorted; nothing where there is no such folder. OSError where it cannot be listed,
-        NotRegularError where it is a link."""
+        """The names of the folder's entries, sorted; none if the folder does not exist. OSError if the folder cannot be
+        listed, NotRegularError if it is a link."""
         try:
             here = self.open()
         except FileNotFoundError:
@@ -85,7 +85,7 @@ class Folder:
             close(here)
 
     def open(self) -> int:
-        """A descriptor, for the caller to close."""
+        """A descriptor of the folder. The caller closes it."""
         here = open_file(self.base, _FOLDER)
         for number, part in enumerate(self.parts, 1):
             try:
@@ -103,26 +103,26 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file in such a folder."""
+    """A file in a `Folder`."""
 
     folder: Folder
     name: str
 
     @classmethod
     def of(cls, path: Path | File) -> File:
-        """Of a path: the folder that it is in may be a link, the file may not."""
+        """The file at a path. The folder of a path may be a link, the file may not."""
         return path if isinstance(path, File) else Folder(path.parent).file(path.name)
 
     @property
     def path(self) -> Path:
-        """To be shown, not to be opened."""
+        """The path for messages. Do not open it."""
         return self.folder.path / self.name
 
     def __str__(self) -> str:
         return str(self.path)
 
     def stat(self) -> stat_result | None:
-        """Of whatever has this name, also of a link; None where nothing has."""
+        """The status of the entry with this name, without following a link; None if there is no such entry."""
         try:
             here = self.folder.open()
         except OSError:
@@ -135,14 +135,14 @@ class File:
             close(here)
 
     def exists(self) -> bool:
-        """Whether anything has this name. What is no regular file is told when it is opened."""
+        """Whether an entry has this name. `open` refuses an entry that is not a regular file."""
         return self.stat() is not None
 
     def open(self) -> BinaryIO:
-        """OSError where it is not there or may not be read, NotRegularError where it is no regular file."""
+        """Opens the file. OSError if the file is missing or unreadable, NotRegularError if it is not a regular file."""
         here = self.folder.open()
         try:
-            # Asked before as well as after: opening a device may do something.
+            # Checked before the open as well as after it: opening a device may have side effects.
             self._prove(stat_at(self.name, dir_fd=here, follow_symlinks=False))
             try:
                 descriptor = open_file(self.name, _FILE, dir_fd=here)
@@ -160,19 +160,19 @@ class File:
         return cast(BinaryIO, fdopen(descriptor, "rb"))
 
     def read(self, most: int | None = None) -> bytes:
-        """All of it. As `open`, and RecordError where it has more than `most` bytes."""
+        """The whole content. Raises like `open`, and RecordError if the file has more than `most` bytes."""
         with self.open() as file:
             size = fstat(file.fileno()).st_size
             if most is not None and size > most:
                 raise RecordError(
-                    f"{self} has {size >> 20:,} MiB; nothing of ours has more than {most >> 20}.",
-                    advice="It is not read. If it is whole, make it smaller or look at it with another tool.",
+                    f"{self} has {size >> 20:,} MiB; Paceline writes such files with at most {most >> 20} MiB.",
+                    advice="The file is not read. If it is intact, shorten it or open it with another tool.",
                 )
-            # It may grow meanwhile: no more than was there, or than may be.
+            # The file may grow meanwhile: `most` bounds the read.
             return file.read() if most is None else file.read(most)
 
     def read_end(self, most: int) -> tuple[bytes, bool]:
-        """Its last bytes, and whether there were more. As `open`."""
+        """The last `most` bytes, and whether the file has more. Raises like `open`."""
         with self.open() as file:
             start = max(0, fstat(file.fileno()).st_size - most)
             file.seek(start, io.SEEK_SET)
@@ -185,14 +185,14 @@ class File:
 
 def _part(name: str) -> str:
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise RecordError(f"{name[:200]!r} is no name of a file in a record.")
+        raise RecordError(f"{name[:200]!r} is not a valid name of a file in a record.")
     return name
 
 
 def _refusal(path: Path, told: stat_result, wanted: str = "regular files") -> NotRegularError:
-    kind = _KINDS.get(stat.S_IFMT(told.st_mode), "no regular file")
+    kind = _KINDS.get(stat.S_IFMT(told.st_mode), "not a regular file")
     if kind == "a symbolic link":
-        advice = "Links are not followed. Put the thing itself there, or name its own folder on the command line."
+        advice = "Links are not followed. Replace the link by its target, or name the target on the command line."
     else:
-        advice = "Take it out of the record; the other pages stay as they are."
+        advice = "Remove it from the record. The other pages of the record are not affected."
     return NotRegularError(f"{path} is {kind}. Only {wanted} are opened.", advice=advice)

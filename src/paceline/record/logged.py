@@ -1,4 +1,4 @@
-"""Numbers that a script logs by name (`paceline.log(accuracy=0.7)`): a line a call in `logged.jsonl`, of rank 0."""
+"""The file `logged.jsonl`: numbers that rank 0 logs by name (`paceline.log(accuracy=0.7)`), one line per call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.record.inside import Folder
 
 
 class Logged(msgspec.Struct, kw_only=True):
-    """One call."""
+    """One call of `paceline.log`."""
 
-    step: int  # optimizer steps made before it
+    step: int  # number of optimizer steps before the call
     at: float  # unix time
-    numbers: dict[str, float | None]  # None: not finite, for which JSON has no sign
+    numbers: dict[str, float | None]  # None: not finite, which JSON cannot write
 
 
 def logged_path(folder: Path) -> Path:
@@ -22,7 +22,7 @@ def logged_path(folder: Path) -> Path:
 
 
 def read_logged(folder: Path | Folder) -> list[Logged]:
-    """All lines that are whole; nothing where the script logged nothing."""
+    """All complete lines; none if the script logged no numbers."""
     try:
         text = Folder.of(folder).file("logged.jsonl").read()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The file `noise.rankR.jsonl`: what one worker measured of the gradients of some steps."""
+"""The file `noise.rankR.jsonl`: one worker's gradient norms in some steps, for the gradient noise scale."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Noise(msgspec.Struct, kw_only=True):
     """Squared norms of two gradients of the same step. Each line alone is enough for an unbiased estimate."""
 
     step: int
-    small: int  # samples of the smaller one
-    large: int
-    of_small: float  # |gradient|², as means over samples
+    small: int  # samples of the smaller gradient
+    large: int  # samples of the larger gradient
+    of_small: float  # |gradient|² of the mean over the smaller number of samples
     of_large: float
 
 
 def read_noise(folder: Path | Folder) -> list[Noise]:
-    """Of all workers, in the order of steps; none where nothing was measured. A torn last line is left out."""
+    """The measurements of all workers, in order of steps. A torn last line is left out."""
     found = []
     here = Folder.of(folder)
     for name in here.names("noise.rank*.jsonl"):

@@ -1,7 +1,7 @@
-"""What each stage of an input pipeline cost, as its worker saw it: `pipelines.rankR.jsonl`.
+"""The file `pipelines.rankR.jsonl`: the cost of each stage of an input pipeline on one worker.
 
-A line each time that a loop over a pipeline has ended, and one at the run's end. Figures are of all that the pipeline
-has done so far: the last line of each counts. A run that uses no pipeline of `paceline.data` has no such file.
+A worker writes a line whenever a loop over a pipeline ends, and one at the end of the run. The numbers are totals since
+the pipeline's start, so only the last line of each pipeline counts. A run without `paceline.data` has no such file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST = 64 << 20  # bytes
 
 
 class StageReport(msgspec.Struct, kw_only=True):
-    """One stage: seconds of work for a result, how much of it a core was busy, and where it is done."""
+    """One stage: seconds of work per result, the share of them that kept a core busy, and where the work is done."""
 
     name: str
     where: str
@@ -25,22 +25,22 @@ class StageReport(msgspec.Struct, kw_only=True):
     results: int
     seconds: float
     busy: float
-    capacity: float  # results a second that it can give; 0: not known
-    ready: int | None = None  # results that lie ready, of how many that may
-    room: int | None = None
+    capacity: float  # results per second that the stage can deliver; 0: not known
+    ready: int | None = None  # results in the stage's buffer
+    room: int | None = None  # size of that buffer, in results
     notes: list[str] = []
 
 
 class PipelineReport(msgspec.Struct, kw_only=True):
-    """Of all that a pipeline has done so far."""
+    """Totals of a pipeline since its start."""
 
     stages: list[StageReport]
     results: int
-    waited: float  # of the consumer's time that it waited for results
-    bottleneck: str  # in words
-    lost: int
-    slowest: str = ""  # the stage that the consumer waits for; empty where it does not, or where nobody knows
-    seconds: float = 0.0  # of the consumer, waiting for results and using them
+    waited: float  # share of the consumer's time that it waited for results
+    bottleneck: str  # as a sentence
+    lost: int  # samples that were skipped
+    slowest: str = ""  # the stage that the consumer waits for; empty if it does not wait, or if the stage is unknown
+    seconds: float = 0.0  # the consumer's time, waiting for results and using them
 
     @property
     def slowest_stage(self) -> StageReport | None:
@@ -48,11 +48,11 @@ class PipelineReport(msgspec.Struct, kw_only=True):
 
 
 class Reported(msgspec.Struct, kw_only=True):
-    """One line."""
+    """One line of the file."""
 
-    pipeline: int  # in the order in which the script first looped over them
+    pipeline: int  # number of the pipeline, in order of the script's first loop over each
     title: str
-    step: int  # optimizer steps made before it
+    step: int  # number of optimizer steps before the line
     at: float  # unix time
     report: PipelineReport
 
@@ -62,7 +62,7 @@ def pipelines_path(folder: Path, rank: int) -> Path:
 
 
 def read_pipelines(folder: Path | Folder, rank: int) -> list[Reported]:
-    """What was last said of each pipeline; none where there was none. A torn line ends it: readers do without."""
+    """The last line of each pipeline; none if there is no pipeline. Reading stops at a torn line, without an error."""
     try:
         lines = Folder.of(folder).file(f"pipelines.rank{rank}.jsonl").read(LARGEST).splitlines()
     except (OSError, RecordError):
@@ -78,7 +78,7 @@ def read_pipelines(folder: Path | Folder, rank: int) -> list[Reported]:
 
 
 def most_waited_for(reported: list[Reported]) -> Reported | None:
-    """The pipeline that the script waited longest for: of one for training and one for testing, the one that matters.
-    None where there is none, or nobody waited."""
+    """The pipeline that the script waited for the longest, for example the training one and not the test one. None if
+    there is no pipeline, or the script never waited."""
     longest = max(reported, key=lambda one: one.report.waited * one.report.seconds, default=None)
     return longest if longest is not None and longest.report.waited * longest.report.seconds else None

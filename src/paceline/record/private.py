@@ -1,8 +1,7 @@
-"""Who may read a record: its owner, and others only where that was asked for.
+"""Access rights of a record: only its owner may read it, unless `--share-record` is given.
 
-The record's folder decides. It is made for its owner alone (0700), or, shared, as the umask has it; whatever is made
-inside it may be read by those who may read the folder it lies in, and by nobody else, whatever the umask is. So no
-worker has to be told.
+The record's folder gets mode 0700 or, if shared, 0755 minus the umask. Each file and folder inside takes its rights
+from its parent folder, whatever the umask is. So workers need no setting for this.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterator
-from os import (  # as they are before a script's files are redirected
+from os import (  # bound here, before a script's file functions are redirected
     O_APPEND,
     O_CLOEXEC,
     O_CREAT,
@@ -42,7 +41,7 @@ SHARED = 0o755  # as far as the umask allows
 
 
 def create(path: Path | str, *, append: bool = False) -> int:
-    """A descriptor that writes a file of a record, from its start or behind its end."""
+    """A descriptor that writes a file of a record, from its start or, with `append`, after its end."""
     mode = _mode_in(path) & 0o666
     descriptor = open_file(path, O_WRONLY | O_CREAT | O_CLOEXEC | (O_APPEND if append else O_TRUNC), mode)
     try:
@@ -61,14 +60,14 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def opened(path: Path, *, append: bool = False) -> Iterator[BinaryIO]:
-    """A file of a record, open for writing, without a buffer of its own where it appends."""
+    """A file of a record, open for writing; unbuffered with `append`."""
     descriptor = create(path, append=append)
     with fdopen(descriptor, "ab", 0) if append else fdopen(descriptor, "wb") as file:
         yield cast(BinaryIO, file)
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder inside a record, and those above it that are missing. One that is there stays as it is."""
+    """Creates a folder inside a record, with its missing parents. A folder that exists stays as it is."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -79,23 +78,24 @@ def make_folder(path: Path) -> None:
 
 
 def make_record(folder: Path, *, share: bool) -> None:
-    """Makes the folder of a record. FileExistsError where something is there; other OSErrors where it cannot be made;
-    RecordError where it cannot be made private."""
+    """Creates the folder of a record. FileExistsError if the path exists; other OSErrors if the folder cannot be
+    created; RecordError if it cannot be made private."""
     mkdir(folder, SHARED if share else OWNER)
     if not share:
         keep_private(folder)
 
 
 def keep_private(folder: Path) -> None:
-    """Takes other accounts' rights off a record's folder and all that is in it. A folder that is no record yet may hold
-    other people's things: these are behind its door, and stay as they are. RecordError where that cannot be done."""
+    """Removes other accounts' rights from a record's folder and its contents. If the folder is not a record yet, only
+    the folder itself changes: its contents may belong to other people, and other accounts can no longer reach them.
+    RecordError if the folder's rights cannot be changed."""
     here = open_file(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC)
     try:
         if not _settle(here, OWNER):
             raise RecordError(
                 f"{folder} cannot be kept from other accounts: its mode stays {stat.S_IMODE(fstat(here).st_mode):o}.",
-                advice="Name a folder of your own on another disk (--record DIR), or let others read it: "
-                "--share-record",
+                advice="Name a folder of your own on another disk (--record DIR), or let other accounts read the "
+                "record: --share-record",
             )
     finally:
         close(here)
@@ -105,7 +105,7 @@ def keep_private(folder: Path) -> None:
         for name in (*folders, *files):
             told = stat_of(name, dir_fd=at, follow_symlinks=False)
             if stat.S_ISREG(told.st_mode) or stat.S_ISDIR(told.st_mode):
-                with contextlib.suppress(OSError):  # behind the folder's own door it is safe as well
+                with contextlib.suppress(OSError):  # the record's own folder keeps other accounts out, too
                     _take_rights(name, at)
 
 
@@ -120,13 +120,13 @@ def _take_rights(name: str, at: int) -> None:
 
 
 def _mode_in(path: Path | str) -> int:
-    """Rights of a folder that is made there: the owner's, and others' as they have them in the folder above."""
+    """The mode of a new folder at this path: all rights for the owner, and the parent's rights for other accounts."""
     return OWNER | (stat_of(os_path.dirname(fspath(path)) or ".").st_mode & 0o055)
 
 
 def _settle(descriptor: int, mode: int) -> bool:
-    """Gives a file or folder these rights. Whether it has no others: not every disk knows rights. What is somebody
-    else's, or no file at all (a device that stands for a log), is left alone."""
+    """Sets the mode of a file or folder. Returns whether no further rights remain: not every file system supports
+    rights. Does not touch another user's file, or one that is not regular (a device in the place of a log)."""
     told = fstat(descriptor)
     if _rights(told) == mode:
         return True

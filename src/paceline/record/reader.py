@@ -1,4 +1,4 @@
-"""Reads a record, also one whose run was killed in the middle of a line, or that a newer Paceline wrote."""
+"""Reads a record, even if its run was killed in the middle of a line. Refuses the record of a newer Paceline."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class _Schema(msgspec.Struct):
 
 
 def read_run(folder: Path | Folder, *, most: int | None = None) -> Run:
-    """What was run. RecordError where there is no record, it is damaged, its schema is newer than ours, or it has more
-    than `most` bytes."""
+    """The content of `run.json`. RecordError if the file is missing or damaged, has a newer schema, or has more than
+    `most` bytes."""
     path = Folder.of(folder).file("run.json")
     data = _bytes(path, most)
     try:
-        # The number first: a newer file may not fit our types at all.
+        # The schema number comes first: a newer file may not match these types at all.
         found = msgspec.json.decode(data, type=_Schema).schema
         if found > SCHEMA:
             raise RecordError(
@@ -34,8 +34,7 @@ def read_run(folder: Path | Folder, *, most: int | None = None) -> Run:
 
 
 def read_steps(folder: Path | Folder, rank: int) -> list[Step]:
-    """The steps of one worker; none where it made none. A torn last line is left out, a torn line anywhere
-    else is a RecordError."""
+    """The steps of one worker. A torn last line is left out, a torn line anywhere else is a RecordError."""
     path = Folder.of(folder).file(f"steps.rank{rank}.jsonl")
     if not path.exists():
         return []
@@ -48,7 +47,7 @@ def read_steps(folder: Path | Folder, rank: int) -> list[Step]:
         try:
             steps.append(decoder.decode(line))
         except msgspec.DecodeError as error:
-            # Only the last line has no newline behind it: that one was being written.
+            # Only a last line without a newline may be torn: the worker was writing it.
             if number == len(lines):
                 break
             raise RecordError(f"{path}, line {number} is damaged: {error}.") from error
@@ -56,7 +55,7 @@ def read_steps(folder: Path | Folder, rank: int) -> list[Step]:
 
 
 def last_step(folder: Path | Folder, rank: int) -> Step | None:
-    """The last step that one worker finished; read from the file's end, however long it is."""
+    """The last step that one worker finished. Reads only the end of the file."""
     try:
         end, _ = Folder.of(folder).file(f"steps.rank{rank}.jsonl").read_end(8192)
     except (OSError, RecordError):

@@ -1,4 +1,4 @@
-"""How busy the host and its devices were while a run ran: `devices.jsonl`, a line a sample."""
+"""The file `devices.jsonl`: utilisation of the host and its devices during a run, one line per sample."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LARGEST = 64 << 20  # bytes: a month of samples
 
 
 class GpuSample(msgspec.Struct, kw_only=True):
-    """One GPU at one moment, as its driver counts. What it does not tell is None."""
+    """One GPU at one moment, as its driver reports it. None: the driver does not report this value."""
 
     index: int
     utilisation: float | None = None  # share of the time since the last sample in which a kernel ran
-    memory: int | None = None  # bytes in use, by anybody
+    memory: int | None = None  # bytes in use by all processes
     memory_total: int | None = None
     power: float | None = None  # watts
     clock: float | None = None  # of the multiprocessors, hertz
@@ -29,21 +29,21 @@ class WorkerSample(msgspec.Struct, kw_only=True):
     """One worker and its children (loader processes) at one moment."""
 
     rank: int
-    cpu: float  # cores that it kept busy
+    cpu: float  # number of busy cores
     memory: int  # bytes, resident
     children: int
 
 
 class Sample(msgspec.Struct, kw_only=True):
-    """One moment. Rates are since the sample before."""
+    """The host at one moment. Rates are means since the previous sample."""
 
     at: float  # unix time
-    cpu: list[float]  # share of each core that was busy, with anything
-    memory: int  # bytes of the host in use
+    cpu: list[float]  # busy share of each core, over all processes
+    memory: int  # bytes of the host's memory in use
     memory_total: int
-    read: float  # from disks, bytes a second
+    read: float  # from disks, bytes per second
     written: float
-    received: float  # from networks, without the loopback
+    received: float  # from networks without the loopback, bytes per second
     sent: float
     workers: list[WorkerSample] = []
     gpus: list[GpuSample] = []
@@ -57,8 +57,8 @@ def samples_path(folder: Path) -> Path:
 
 
 def read_samples(folder: Path | Folder) -> list[Sample]:
-    """The samples of a record; none where none were taken. A torn last line is left out. A file that is
-    no regular one, or larger than any of ours, is left out, too: readers do without."""
+    """The samples of a record. A torn last line is left out. Returns none if the file is missing, not a regular file,
+    or larger than `LARGEST`."""
     try:
         lines = Folder.of(folder).file(FILE).read(LARGEST).splitlines()
     except (OSError, RecordError):

@@ -1,6 +1,6 @@
-"""The types of a record's files: what a run leaves behind, as msgspec structs.
+"""The types of a record's files, as msgspec structs.
 
-`run.json` holds one `Run`; `steps.rankR.jsonl` a `Step` a line. Times are seconds, sizes bytes, rates per
+`run.json` holds one `Run`; `steps.rankR.jsonl` holds one `Step` per line. Times are seconds, sizes bytes, rates per
 second.
 """
 
@@ -14,30 +14,30 @@ SCHEMA = 1
 
 
 class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
-    """One optimizer step of one worker. The parts add up to `total`; all but `communication` is the
-    worker's own doing, so `total - communication` is how long it kept its peers waiting. Short steps on a
-    GPU are `split` one in ten: of the others only `total` and `evaluation` are known, the parts are zero."""
+    """One optimizer step of one worker. The parts add up to `total`. All parts but `communication` are the worker's own
+    work, so `total - communication` is how long the worker's peers waited for it. Of short steps on a GPU, only every
+    tenth is `split`: in the other steps only `total` and `evaluation` are known, and the parts are zero."""
 
     step: int
-    at: float  # unix time at its end
+    at: float  # unix time at the end of the step
     samples: int  # of the global batch
     total: float
     data: float  # waiting for the loader
     forward: float
     backward: float
-    communication: float  # exposed: waiting for collectives, hidden under nothing
+    communication: float  # exposed: waiting for collectives without overlapping computation
     optimizer: float
-    evaluation: float = 0.0  # calls in eval mode since the step before
+    evaluation: float = 0.0  # calls in eval mode since the previous step
     other: float = 0.0
     loss: float | None = None
-    finite: bool = True  # False: the loss was no number, or infinite, for which JSON has no sign
+    finite: bool = True  # False: the loss was NaN or infinite, which JSON cannot write
     split: bool = True
-    noise: float | None = None  # the gradient noise scale so far, where it is measured
-    memory: int = 0  # the most bytes that were taken so far: of the GPU's memory, or of the host's where there is none
+    noise: float | None = None  # the gradient noise scale so far, if measured
+    memory: int = 0  # peak bytes so far: of the GPU's memory, or of the host's without a GPU
 
 
 class WorkerInfo(msgspec.Struct, kw_only=True):
-    """One worker, as it was started."""
+    """One worker, as the launcher started it."""
 
     rank: int
     host: str
@@ -45,25 +45,25 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     cores: list[int]
     threads: int
     gpus: list[str] = []
-    environment: dict[str, str] = {}  # what the launcher set for it
+    environment: dict[str, str] = {}  # variables that the launcher set
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """How a run ended. `failed_rank` and `cause` are of the first worker that failed."""
+    """How a run ended. `failed_rank` and `cause` describe the first worker that failed."""
 
     exit_code: int
     seconds: float
     interrupted: bool = False
     failed_rank: int | None = None
     cause: str = ""
-    message: str = ""  # what a person reads about the failure: rank, host, cause, last lines
+    message: str = ""  # the failure report: rank, host, cause, last lines
     steps: int = 0
     view: str = ""
     notices: list[str] = []
 
 
 class Run(msgspec.Struct, kw_only=True):
-    """What was run."""
+    """The content of `run.json`: what was run, how, and how it ended."""
 
     schema: int = SCHEMA
     paceline: str

@@ -1,8 +1,8 @@
-"""When step times have settled: how many of the first steps are warm-up.
+"""Decides when step times have settled, that is, how many of the first steps are warm-up.
 
-A fixed number is wrong both ways: a plain script is steady after two steps, one that is compiled, captured into graphs
-or tuned on the way after forty. So the times themselves are asked. Pure Python over floats: the worker asks while it
-runs, readers of a record ask afterwards, and both get the same answer.
+No fixed number fits: a plain script is steady after 2 steps; a script that is compiled, captured into CUDA graphs or
+autotuned is steady after 40. So the step times themselves decide. The code is pure Python over floats: the worker calls
+it during the run, readers of a record call it afterwards, and both get the same answer.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from itertools import combinations, pairwise
 from math import sqrt
 from statistics import median, variance
 
-FEWEST = 8  # steps, before there is an answer
-WINDOW = 5  # steps whose median is compared: two odd ones among them do no harm
-CLOSE = 0.05  # medians within this share of each other agree, however little noise there is
-SURE = 4.0  # … or within so many standard errors
-EXTREME = 3.0  # a step so many times the usual one compiled, captured or allocated something
-FIRST = 64  # … which is warm-up among so many first steps, and an accident later
-WANDERING = 1.5  # times as far as windows of a settled run wander
-MOSTLY = 0.9  # of the windows
-BLOCKS = 8  # of the last half, whose medians tell a drift from wandering
-MOSTLY_UP = 24  # of the 28 pairs of blocks: then they go up
+FEWEST = 8  # fewest steps for an answer
+WINDOW = 5  # steps per window, whose median is compared: the median tolerates two outliers
+CLOSE = 0.05  # two medians agree within this relative difference, however little noise there is
+SURE = 4.0  # … or within this number of standard errors
+EXTREME = 3.0  # a step this many times the usual one compiled, captured or allocated something
+FIRST = 64  # … which is warm-up within this number of first steps, and an accident later
+WANDERING = 1.5  # tolerance, as a multiple of the deviation of windows in a settled run
+MOSTLY = 0.9  # share of the windows that must agree
+BLOCKS = 8  # blocks of the last half, whose medians tell a drift from random deviation
+MOSTLY_UP = 24  # rising pairs among the 28 pairs of blocks that make an upward drift
 _OF_MEDIAN = 1.25  # a median's standard error, as a multiple of the mean's
 
 
 def settle(seconds: Sequence[float]) -> int | None:
-    """How many first steps are warm-up; None while the times have not settled.
+    """The number of warm-up steps; None while the times have not settled.
 
-    The last half says what is usual, and how far short windows of a settled run wander from it. Warm-up ends at the
-    first step from which on they wander no further. Single odd steps are tolerated; times that still go up or down in
-    the last half have not settled.
+    The last half of the steps gives the usual step time, and how far short windows of a settled run deviate from it.
+    Warm-up ends at the first step after which windows deviate no further. Single outliers are tolerated. Times that
+    still rise or fall in the last half have not settled.
     """
     middle = len(seconds) // 2
     if len(seconds) < FEWEST:
@@ -41,26 +41,26 @@ def settle(seconds: Sequence[float]) -> int | None:
         return None
     near = max(CLOSE * usual, SURE * _OF_MEDIAN * noise / sqrt(WINDOW), WANDERING * _wander(tail, usual))
     fits = [abs(median(seconds[i : i + WINDOW]) - usual) <= near for i in range(min(middle, 4 * FIRST) + 1)]
-    # Every window for a good while: a run of hours may be disturbed in its middle.
+    # Most windows after w must agree, but only up to 2w + FIRST: a run of hours may be disturbed in its middle.
     first = next((w for w, fit in enumerate(fits) if fit and _mostly(fits[w : 2 * w + FIRST])), None)
     if first is None:
         return None
     extremes = [i for i in range(first, min(middle, FIRST)) if seconds[i] > EXTREME * usual]
     first = extremes[-1] + 1 if extremes else first
     while first < middle and abs(seconds[first] - usual) > max(near, SURE * noise):
-        first += 1  # a window forgives its odd steps, but here they are the end of the warm-up
+        first += 1  # a window's median tolerates outliers, but outliers at this point still belong to the warm-up
     return first
 
 
 def _noise(seconds: Sequence[float]) -> float:
-    """The standard deviation of a step, from the differences of neighbours: unlike the spread of all, those do not grow
-    with a drift, and their median knows no outliers."""
+    """The standard deviation of a step, from the differences between consecutive steps: unlike the spread over all
+    steps, these differences do not grow with a drift, and their median ignores outliers."""
     return 1.4826 * median(abs(b - a) for a, b in pairwise(seconds)) / sqrt(2)
 
 
 def _wander(tail: Sequence[float], usual: float) -> float:
-    """How far all but a tenth of the windows lie from what is usual: a busy host slows some steps in a row, which the
-    noise from one step to the next does not show."""
+    """The 90th percentile of the windows' deviations from the usual time: a busy host slows several consecutive steps,
+    which the noise between two steps does not show."""
     apart = sorted(abs(median(tail[i : i + WINDOW]) - usual) for i in range(max(1, len(tail) - WINDOW + 1)))
     return apart[len(apart) * 9 // 10] if len(apart) >= BLOCKS else 0.0
 
@@ -74,7 +74,7 @@ def _drifts(tail: Sequence[float], usual: float, noise: float) -> bool:
     apart = abs(median(tail[:half]) - median(tail[-half:]))
     if apart <= max(CLOSE * usual, SURE * _OF_MEDIAN * noise * sqrt(2 / half)):
         return False
-    # Steps that are slow for a while, now and then, go both ways; a drift goes one.
+    # Occasional slow phases go up and down again; a drift goes one way.
     size = len(tail) // BLOCKS
     blocks = [median(tail[k * size : (k + 1) * size]) for k in range(BLOCKS)] if size >= WINDOW else []
     within = sqrt((variance(blocks[: BLOCKS // 2]) + variance(blocks[BLOCKS // 2 :])) / 2) if blocks else 0.0

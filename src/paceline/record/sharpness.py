@@ -1,4 +1,4 @@
-"""The file `sharpness.json`: how sharp the minimum is that a run ended in; of rank 0."""
+"""The file `sharpness.json`: the sharpness of the loss at a run's final weights, measured by rank 0."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from paceline.record.private import write_file
 
 
 class RunSharpness(msgspec.Struct, kw_only=True):
-    """Over the run's last batches, in eval mode. What could not be measured is None, and `trouble` says why."""
+    """Measured over the run's last batches, in eval mode. None: the value could not be measured, and `trouble` says
+    why."""
 
-    eigenvalue: float | None = None  # the largest one of the loss's Hessian
-    settled: bool = False  # the last iterations agreed on it
+    eigenvalue: float | None = None  # the largest eigenvalue of the loss's Hessian
+    settled: bool = False  # the last iterations agreed on the eigenvalue
     iterations: int = 0
     loss: float | None = None
-    radius: float = 0.0  # by which part of its norm each tensor is moved …
-    moved: float | None = None  # … and the loss then, the mean over random directions
-    worst: float | None = None
-    line: list[tuple[float, float | None]] = []  # place, loss; 0 is the solution of `line_from`, 1 this run's
+    radius: float = 0.0  # length of a random perturbation of each tensor, relative to the tensor's norm
+    moved: float | None = None  # loss after the perturbation, as the mean over random directions
+    worst: float | None = None  # … and the highest
+    line: list[tuple[float, float | None]] = []  # position and loss; 0: weights of `line_from`, 1: this run's
     samples: int = 0
     trouble: str = ""
 
 
 def solution_path(folder: Path) -> Path:
-    """Where a run that was asked to leaves its weights."""
+    """The file of the final weights, for a run with `SharpnessSettings.keep`."""
     return folder / "solution.pt"
 
 
@@ -35,6 +36,6 @@ def write_sharpness(folder: Path, found: RunSharpness) -> None:
 
 
 def read_sharpness(folder: Path | Folder) -> RunSharpness | None:
-    """None where nothing was written: nobody asked, or the run ended before its end."""
+    """The content of the file; None if the measurement was not requested, or the script did not reach its end."""
     file = Folder.of(folder).file("sharpness.json")
     return msgspec.json.decode(file.read(), type=RunSharpness) if file.exists() else None

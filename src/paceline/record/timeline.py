@@ -1,6 +1,6 @@
-"""A run's time line: what each worker did when, for trace viewers (Perfetto, chrome://tracing).
+"""A run's timeline: what each worker did at which time, for trace viewers (Perfetto, chrome://tracing).
 
-Workers append spans to `timeline.rankR.jsonl` in the record; `write_trace` makes one Chrome trace of them.
+Workers append spans to `timeline.rankR.jsonl` in the record; `write_trace` converts them to one Chrome trace.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from paceline.record.folder import unwritable
 from paceline.record.inside import File, Folder
 from paceline.record.private import create
 
-BLOCK = 500  # spans written at a time
+BLOCK = 500  # spans per write
 
 
 class Span(msgspec.Struct, array_like=True):
-    """Something that took time. `track` is the line that it is drawn on."""
+    """A named interval of time. `track` is the row of the viewer that shows it."""
 
     track: str
     name: str
@@ -30,7 +30,7 @@ class Span(msgspec.Struct, array_like=True):
 
 
 class TimelineWriter:
-    """Of one worker. Times are given as `time.perf_counter` has them."""
+    """Writes the spans of one worker. Callers pass times of `time.perf_counter`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = folder / f"timeline.rank{rank}.jsonl"
@@ -57,7 +57,7 @@ class TimelineWriter:
 
 
 def read_spans(path: Path | File, *, most: int | None = None) -> list[Span]:
-    """A worker's spans; a torn last line is left out. RecordError where the file has more than `most` bytes."""
+    """A worker's spans; a torn last line is left out. RecordError if the file has more than `most` bytes."""
     spans = []
     for line in File.of(path).read(most).splitlines():
         try:
@@ -68,7 +68,7 @@ def read_spans(path: Path | File, *, most: int | None = None) -> list[Span]:
 
 
 def write_trace(folder: Path, target: Path) -> int:
-    """Makes a Chrome trace of a record's time lines; gives the number of spans."""
+    """Writes a Chrome trace of a record's timelines; returns the number of spans."""
     here = Folder.of(folder)
     names = {int(name.split("rank")[1].split(".")[0]): name for name in here.names("timeline.rank*.jsonl")}
     by_rank = {rank: read_spans(here.file(names[rank])) for rank in sorted(names)}

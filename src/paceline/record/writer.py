@@ -1,6 +1,6 @@
-"""Writes a record: a line a step, appended and flushed, and `run.json` replaced as a whole.
+"""Writes a record: appends and flushes one line per step, and replaces `run.json` as a whole.
 
-A run that is killed at any moment leaves files that the reader accepts.
+The reader accepts the files of a run that was killed at any moment.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from paceline.record.schema import Run, Step
 
 
 class StepWriter:
-    """Appends the steps of one worker. Each line is one write to an append-only descriptor: it is in the file
-    when `append` returns, there is no buffer to lose, and a line is torn only by a full disk."""
+    """Appends the steps of one worker. Each line is one write to an append-only descriptor: the line is in the file
+    when `append` returns, no buffer can be lost, and only a full disk can tear a line."""
 
     def __init__(self, path: Path) -> None:
         self._path = Path(path)
@@ -32,7 +32,7 @@ class StepWriter:
             raise unwritable(self._path, error) from error
 
     def append(self, step: Step | Noise | Logged | Reported) -> None:
-        """Raises RecordError where the disk is full."""
+        """Writes one line. Raises RecordError if the disk is full."""
         line = self._encoder.encode(step) + b"\n"
         try:
             while line:
@@ -47,12 +47,12 @@ class StepWriter:
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """Replaces `run.json`: a reader sees the old one or the new one, never half of one."""
+    """Replaces `run.json` atomically: a reader sees the old file or the new one."""
     _replace(folder / "run.json", run)
 
 
 def write_tuning(folder: Path, told: dict[str, Any]) -> None:
-    """Writes `tuning.json`: what was tried in the first steps, and what was kept."""
+    """Writes `tuning.json`: the bucket sizes that were tried in the first steps, and the one that was kept."""
     _replace(folder / "tuning.json", told)
 
 

@@ -40,8 +40,9 @@ class Watched:
     updates: int | None = None  # the script's updates when this model was last called
     steps: int = 0  # calls that came after an update
     idle: int = 0  # … and that did not: evaluation
-    _buffers: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    _loud: set[tuple[int, str]] = field(default_factory=set)  # buffers that a call has changed
+    _buffers: list[tuple[dict[str, Any], str, str]] = field(default_factory=list)
+    # Buffers that a call has changed: path of the module, and name. Not ids, which are given out again.
+    _loud: set[tuple[str, str]] = field(default_factory=set)
     _before: list[Any] = field(default_factory=list)
 
     def tick(self, updates: int) -> tuple[bool, bool]:
@@ -69,23 +70,23 @@ class Watched:
         for path, child in module.named_modules():
             for name, buffer in child._buffers.items() if not isinstance(child, _NormBase) else ():
                 if isinstance(buffer, torch.Tensor) and not is_lazy(buffer) and buffer.is_leaf:
-                    self._buffers.append((child._buffers, name))
-                    if (id(child._buffers), name) not in self._loud:
+                    self._buffers.append((child._buffers, path, name))
+                    if (path, name) not in self._loud:
                         found.append((".".join(filter(None, (self.name, path, name))), buffer))
         return [(name.replace("._orig_mod", ""), tensor) for name, tensor in found]
 
     def look_at_buffers(self) -> None:
         """Before a call."""
         if self._buffers:
-            self._before = [_state(owner.get(name)) for owner, name in self._buffers]
+            self._before = [_state(owner.get(name)) for owner, _, name in self._buffers]
 
     def note_changed_buffers(self) -> None:
         """After it."""
         before_call, self._before = self._before, []
-        for (owner, name), before in zip(self._buffers, before_call, strict=False):
+        for (owner, path, name), before in zip(self._buffers, before_call, strict=False):
             now = _state(owner.get(name))
             if now[0] is not before[0] or now[1] != before[1]:
-                self._loud.add((id(owner), name))
+                self._loud.add((path, name))
 
 
 def _state(buffer: Any) -> tuple[Any, int]:

@@ -1,4 +1,4 @@
-"""What an exception of the script's means, where its own words do not say what to do about it."""
+"""Explains exceptions of the script whose own message does not say what to do: shortages, dead loader processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paceline.launch.failures import limits
 
 _LOADERS = f"{os.sep}torch{os.sep}utils{os.sep}data{os.sep}"
 _PIDS = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
-_MOMENT = 5.0  # seconds that a crashed process may take to end: it may write a core file
+_MOMENT = 5.0  # seconds that a crashed process may take to end: the kernel may write a core file
 _WORDS = {"Killed": "SIGKILL", "Bus error": "SIGBUS", "Segmentation fault": "SIGSEGV", "Terminated": "SIGTERM"}
 _ADVICE = {
-    "SIGKILL": "If nobody killed it, the machine ran out of memory (see dmesg): use fewer loader processes "
+    "SIGKILL": "If you did not kill it, the machine ran out of memory (see dmesg): use fewer loader processes "
     "(num_workers), fewer workers, or a smaller batch.",
     "SIGBUS": "Shared memory is full: enlarge /dev/shm (docker run --shm-size=8g), or use fewer loader processes "
     "(num_workers) or a smaller prefetch_factor.",
@@ -26,7 +26,7 @@ _ADVICE = {
 
 
 def diagnose(error: BaseException) -> str:
-    """What was found and what to type, to be read below the traceback; empty where there is nothing to add."""
+    """The cause and what to type, to be shown below the traceback; empty if the cause is unknown."""
     links = _chain(error)
     for link in links:
         short = limits.shortage(link)
@@ -45,8 +45,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _dead_loader(links: list[BaseException]) -> str:
-    """torch says it as a RuntimeError (with the signal, or with another one behind it that has the signal), or trips
-    over the closed connection before it has noticed."""
+    """Explains the death of a loader process. torch raises a RuntimeError that names the signal, or one whose cause
+    names the signal; or torch fails on the closed connection before it has noticed the death."""
     texts = [str(link) for link in links if isinstance(link, RuntimeError)]
     named = next(filter(None, map(_PIDS.search, texts)), None)
     cut_off = any(
@@ -66,16 +66,17 @@ def _dead_loader(links: list[BaseException]) -> str:
 
 
 def _in_loader(error: BaseException) -> bool:
-    """Whether a loader's connection to its process failed: what the dataset raised comes through a loader, too."""
+    """Whether a loader's connection to its process failed. The dataset's own exceptions also pass through the loader,
+    but their innermost frame is not in multiprocessing."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(_LOADERS in file for file in files) and f"{os.sep}multiprocessing{os.sep}" in files[-1]
 
 
 def _killed_children() -> dict[int, str]:
-    """Processes of multiprocessing's that a signal ended, by the signal's name."""
+    """Child processes of multiprocessing that a signal ended: process id → name of the signal."""
     children: Any = list(getattr(process, "_children", ()))
     until = time.monotonic() + _MOMENT
-    while True:  # its connections close before it can be waited for
+    while True:  # a process closes its connections before its exit code is available
         ended = {child.pid: child.exitcode for child in children}
         if not all(code is None for code in ended.values()) or not ended or time.monotonic() > until:
             break

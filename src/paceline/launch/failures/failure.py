@@ -1,7 +1,7 @@
-"""Which worker's failure ended a run, and what a person reads about it.
+"""Decides which worker's failure ended a run, and writes the report about it.
 
-One failure makes others: when a worker is gone, its peers' collectives fail. So the first report is not
-always the cause; `Failures` waits a moment for a better one.
+One failure causes more: when a worker is gone, its peers' collectives fail. So the first report is not always the
+cause; `Failures` waits up to 2 s for a report that explains more.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from pathlib import Path
 from paceline.launch import messages
 from paceline.record.folder import last_lines, log_path
 
-_SHOWN = 10  # lines of a log
-_SEARCHED = 300  # … and looked through
+_SHOWN = 10  # last lines of a log that the report shows
+_SEARCHED = 300  # last lines of a log that are searched for known messages
 
 
 _PARTED = (
-    "Worker {left} came to the end of the script after step {step} while worker {rank} was waiting for it: they made "
-    "different numbers of steps.\n"
+    "Worker {left} came to the end of the script after step {step} while worker {rank} was waiting for it: the workers "
+    "made different numbers of steps.\n"
     "Look for a branch of the script that depends on time, on unseeded randomness or on the process."
 )
 _LEFT = (
-    "\nThe script was not over there: no exception, no sys.exit() and no last line of it ended worker {rank}. Worker "
+    "\nWorker {rank} ended before the last line of the script, without an exception and without sys.exit(). Worker "
     "{waits} was waiting for it.\nLook for os._exit(0), or for a library that ends the process."
 )
 
 
 class Kind(enum.IntEnum):
-    """How a worker failed, the likeliest cause first."""
+    """How a worker failed, in order from the likeliest cause to the least likely."""
 
     KILLED = 0  # by a signal that the launcher did not send
     STALLED = 1
     RAISED = 2
     EXITED = 3  # sys.exit with a code
-    LATE = 4  # past the limit of time that the run was given
+    LATE = 4  # the run exceeded its time limit
     CONSEQUENCE = 5  # a collective failed
 
 
-# Seconds to wait for a better cause, or for the other workers to end the same way by themselves.
+# Seconds to wait for a likelier cause, or for the other workers to end the same way by themselves.
 _SETTLING = {
     Kind.KILLED: 0.2,
     Kind.STALLED: 0.0,
@@ -62,11 +62,11 @@ class Failure:
     cause: str
     exit_code: int
     text: str = ""  # a traceback, or a PacelineError's message
-    more: str = ""  # what else a person should read, below the last lines
+    more: str = ""  # more text, shown below the log's last lines
 
 
 def killed_or_exited(rank: int, code: int, at: float) -> Failure:
-    """A worker that ended with a non-zero code (minus a signal's number) and said nothing."""
+    """The failure of a worker that ended with a non-zero code (minus a signal's number) and reported no exception."""
     if code < 0:
         name = signal.Signals(-code).name
         return Failure(
@@ -80,7 +80,7 @@ def killed_or_exited(rank: int, code: int, at: float) -> Failure:
 
 
 def raised(rank: int, message: messages.Failed, at: float) -> Failure:
-    """A worker whose script ended with an exception."""
+    """The failure of a worker whose script ended with an exception."""
     return Failure(
         rank=rank,
         kind=Kind.CONSEQUENCE if message.consequence else Kind.RAISED,
@@ -93,39 +93,39 @@ def raised(rank: int, message: messages.Failed, at: float) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A worker that ended with code 0. That is no failure, unless others wait for it."""
+    """A worker that ended with code 0. That is a failure only if other workers wait for that worker."""
 
     step: int
-    said_farewell: bool  # its script was over, or called sys.exit(0)
+    said_farewell: bool  # the script reached its end or called sys.exit(0)
 
 
 class Failures:
-    """Collects what went wrong, until it is time to name the cause."""
+    """Collects failures until the cause can be named."""
 
     def __init__(self) -> None:
-        self._of: dict[int, Failure] = {}
+        self._by_rank: dict[int, Failure] = {}
         self.left: dict[int, Left] = {}  # by rank
 
     def __bool__(self) -> bool:
-        return bool(self._of)
+        return bool(self._by_rank)
 
     def add(self, failure: Failure) -> None:
         """An exception's report replaces the bare exit code of the same worker, whichever came first."""
-        known = self._of.get(failure.rank)
+        known = self._by_rank.get(failure.rank)
         if known is None or known.kind is Kind.EXITED:
-            self._of[failure.rank] = failure
+            self._by_rank[failure.rank] = failure
 
     def cause(self, steps: int) -> Failure:
-        """The likeliest cause: by kind, then by time; of workers that failed alike, the lowest rank. `steps` is how
-        many the furthest worker is known to have made."""
-        first = min(self._of.values(), key=lambda failure: (failure.kind, failure.at))
+        """The likeliest cause: by kind, then by time; among workers that failed in the same way, the lowest rank.
+        `steps` is the highest number of steps that any worker reported."""
+        first = min(self._by_rank.values(), key=lambda failure: (failure.kind, failure.at))
         if first.kind is Kind.CONSEQUENCE and self.left:
             return self._missed(first, steps)
-        alike = (f for f in self._of.values() if (f.kind, f.cause) == (first.kind, first.cause))
+        alike = (f for f in self._by_rank.values() if (f.kind, f.cause) == (first.kind, first.cause))
         return min(alike, key=lambda failure: failure.rank)
 
     def _missed(self, waits: Failure, steps: int) -> Failure:
-        """Nobody was killed and nobody raised: the peer that is missed has left."""
+        """No worker was killed and no script raised: the cause is a peer that ended with code 0."""
         hard = [rank for rank, left in self.left.items() if not left.said_farewell]
         rank = min(hard or self.left)
         step = self.left[rank].step
@@ -136,15 +136,15 @@ class Failures:
             rank=rank,
             kind=Kind.EXITED,
             at=waits.at,
-            # It was killed before it could tell of its last steps; but no worker makes one without the others.
+            # The worker ended before it could report its last steps; but no worker makes a step without the others.
             cause=f"exited with code 0 in the middle of its script, after step {max(step, steps)} or later",
             exit_code=1,
             more=_LEFT.format(rank=rank, waits=waits.rank),
         )
 
     def settled_at(self) -> float:
-        """When to stop waiting for a better one."""
-        return min(failure.at + _SETTLING[failure.kind] for failure in self._of.values())
+        """When to stop waiting for a likelier cause."""
+        return min(failure.at + _SETTLING[failure.kind] for failure in self._by_rank.values())
 
 
 def explain(failure: Failure, host: str, record: Path) -> str:
@@ -155,10 +155,10 @@ def explain(failure: Failure, host: str, record: Path) -> str:
         return f"{who} failed:\n{failure.text}\n{log}"
     said = f"{who} {failure.cause}."
     if failure.kind is Kind.EXITED and failure.rank == 0 and not failure.more:
-        return said  # what it wrote before it chose to exit has been read already
+        return said  # the terminal has already shown what rank 0 wrote before it exited
     lines = "".join(f"\n  {line}" for line in last_lines(record, failure.rank, _SHOWN))
     said += f"\nIts last lines:{lines}" if lines else "\nIt wrote nothing."
-    # Said before the stacks that a crash leaves in the log.
+    # The messages come before the long stacks that a crash leaves in the log.
     said_before = "".join(last_lines(record, failure.rank, _SEARCHED))
     if failure.exit_code == 128 + signal.SIGABRT and "gloo::EnforceNotMet" in said_before:
         said += (
@@ -166,7 +166,7 @@ def explain(failure: Failure, host: str, record: Path) -> str:
             "script that depends on time, on unseeded randomness or on the process."
         )
     if failure.exit_code == 128 + signal.SIGKILL:
-        said += "\nIf nobody killed it, the machine ran out of memory: see dmesg, and try fewer workers."
-    if failure.exit_code == 128 + signal.SIGABRT and "thread.cpp" in said_before:  # ZeroMQ's, which knows no error
-        said += "\nIt could not start a thread. Raise the limit of processes in this shell: ulimit -u 4096"
+        said += "\nIf you did not kill it, the machine ran out of memory: see dmesg, and try fewer workers."
+    if failure.exit_code == 128 + signal.SIGABRT and "thread.cpp" in said_before:  # ZeroMQ aborts instead of raising
+        said += "\nThe worker could not start a thread. Raise the limit of processes in this shell: ulimit -u 4096"
     return f"{said}{failure.more}\n{log}"

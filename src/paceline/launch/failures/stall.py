@@ -1,15 +1,15 @@
-"""The stall inspector: says who waits, who is missing or silent, and where each worker stands, when that takes long.
+"""The stall inspector: reports which workers wait, are missing or silent, and where each one stands.
 
-Works on heartbeats, and on the kernel's word for a worker that sends none any more. A worker is
+It works on heartbeats, and on the kernel's process state for a worker that sends no heartbeats. A worker is
 
-- **waiting** in a collective, or for the others to connect;
-- **silent** when no heartbeat came for some seconds, or none since it was started: it is frozen (stopped by a signal),
-  blocked in the kernel, or its Python does not answer. What its last heartbeat said no longer counts;
-- **quiet** when it runs on without a step, a seam or a collective. That is no fault while nobody waits for it: a long
-  evaluation, a compilation or a download look the same.
+- **waiting** in a collective, or for the other workers to connect;
+- **silent** when the launcher got no heartbeat for 5 s, or none since the worker's start: the worker is frozen (stopped
+  by a signal), blocked in the kernel, or its Python does not answer. Its last heartbeat no longer counts;
+- **quiet** when it runs without a step, a seam or a collective. That is no fault while no other worker waits: a long
+  evaluation, a compilation or a download looks the same.
 
-A worker that others wait for is missed: one that is in no collective, is silent, or has ended. Where all wait, they
-wait in different collectives: they parted ways.
+A worker that other workers wait for is missing: it is in no collective, is silent, or has ended. If all workers wait in
+different collectives, they parted ways.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.launch import messages
 from paceline.launch.processes import is_frozen
 
 _SILENT = 5.0  # seconds without a heartbeat after which a worker is called silent
-ASK_AFTER = 1.0  # … and after which the kernel is asked about it
+ASK_AFTER = 1.0  # seconds without a heartbeat after which the launcher reads the worker's state from the kernel
 
 _STATES = {
     "D": "is blocked in the kernel: it waits for a disk or a device",
@@ -31,26 +31,27 @@ _STATES = {
 
 @dataclass(slots=True)
 class Standing:
-    """What the launcher knows of one worker."""
+    """What the launcher knows about one worker. Times are on the launcher's clock, in seconds."""
 
     rank: int
     beat: messages.Beat | None = None
-    heard: float = 0.0  # when the beat came, on the launcher's clock
+    heard: float = 0.0  # when the last heartbeat came
     ended: bool = False
     pid: int = 0
-    born: float = 0.0  # when it was forked; 0: not yet
-    state: str = ""  # the kernel's letter for it, where it was asked
-    moved: float = 0.0  # when a heartbeat last told of something new
+    born: float = 0.0  # when the worker was forked; 0: not yet
+    state: str = ""  # the kernel's letter for the process state; empty: not read
+    moved: float = 0.0  # when a heartbeat last showed progress
 
     def hear(self, beat: messages.Beat, now: float) -> None:
-        """Takes a heartbeat in."""
+        """Stores a heartbeat."""
         known = self.beat
         if known is None or _place(known) != _place(beat):
             self.moved = now
         self.beat, self.heard, self.state = beat, now, ""
 
     def silence(self, now: float) -> float:
-        """How long nothing has been heard of it; 0 where nothing is to be heard."""
+        """Seconds since the last heartbeat, or since the fork if there was none; 0 before the fork and after the
+        end."""
         since = self.heard if self.beat is not None else self.born
         return now - since if since and not self.ended else 0.0
 
@@ -62,13 +63,13 @@ class Standing:
         return self.is_frozen or self.silence(now) > _SILENT
 
     def waited(self, now: float) -> float:
-        """How long it has been in the collective it is in; 0 where it is in none, or does not answer."""
+        """Seconds that the worker has been in its present collective; 0 if it is in none, or does not answer."""
         if self.ended or self.beat is None or not self.beat.waiting or self.is_silent(now):
             return 0.0
         return self.beat.waited + (now - self.heard)
 
     def is_quiet(self, now: float, limit: float) -> bool:
-        """Whether it is well, in no collective, and has told of nothing new for so long."""
+        """Whether the worker answers, is in no collective, and has shown no progress for `limit` seconds."""
         if self.beat is None or self.beat.waiting or self.is_silent(now):
             return False
         return now - self.moved >= limit
@@ -76,7 +77,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """A stall, at one moment. One where nobody waits and all are only quiet is no failure."""
+    """A stall at one moment. If no worker waits and all are only quiet, the stall is no failure."""
 
     longest: float
     waiting: list[Standing]
@@ -86,13 +87,13 @@ class Stalled:
 
 @dataclass(slots=True)
 class Inspector:
-    """Finds a stall once: again only after the workers went on and then stalled anew. Workers that are only quiet are
-    told of once a run."""
+    """Reports each stall once, and again only after the workers went on and then stalled anew. Reports workers that are
+    only quiet once per run."""
 
     warning: float  # seconds; 0: never
-    abort: float | None
-    tells_quiet: bool = True  # False where workers pass no seams: a program that is only started and watched
-    _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # who stood still, after which collective
+    abort: float | None  # seconds
+    tells_quiet: bool = True  # False for a program that is only started and watched: its workers pass no seams
+    _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # (rank, collectives entered)
 
     def look(self, standings: list[Standing], now: float) -> Stalled | None:
         """A stall that has not been reported yet."""
@@ -101,14 +102,14 @@ class Inspector:
         if stalled is None or not limits or stalled.longest < min(limits):
             self._reported.clear()
             return self._quiet(standings, now) if stalled is None else None
-        # By their collectives: between two stalls the workers may go on for less than the time between two looks.
+        # The number of collectives tells two stalls apart even if the workers went on too briefly for `look` to see it.
         still = [*stalled.waiting, *(standing for standing in stalled.missing if standing.is_silent(now))]
         keys = {(standing.rank, standing.beat.collectives if standing.beat else -1) for standing in still}
         known, self._reported = bool(keys & self._reported), keys
         return None if known else stalled
 
     def gives_up(self, standings: list[Standing], now: float) -> Stalled | None:
-        """A stall that has lasted long enough to end the run: a worker waits, or does not answer, for that long."""
+        """A stall that ends the run: a worker has been waiting or silent for `abort` seconds."""
         stalled = _stalled(standings, now)
         if self.abort and stalled is not None and stalled.longest >= self.abort:
             return stalled
@@ -123,7 +124,7 @@ class Inspector:
 
 
 def report(stalled: Stalled, standings: list[Standing], stacks: dict[int, str], host: str, now: float) -> str:
-    """What a person reads."""
+    """The text of the report."""
     lines = [_headline(stalled)]
     lines += [f"  {_stand(standing, host, now)}" for standing in stalled.waiting]
     if stalled.missing and stalled.waiting:
@@ -143,15 +144,15 @@ def report(stalled: Stalled, standings: list[Standing], stacks: dict[int, str], 
 
 
 def blame(stalled: Stalled, now: float) -> int:
-    """The rank to name where one has to be: one that is frozen or silent, or the first that is missing, or else the one
-    that is furthest behind."""
+    """The rank to name as the cause: a frozen or silent one, else the first missing one, else the one with the fewest
+    collectives."""
     if stalled.missing:
         return min(stalled.missing, key=lambda s: (not s.is_frozen, not s.is_silent(now), s.rank)).rank
     return min(stalled.waiting, key=lambda s: (s.beat.collectives if s.beat else 0, s.rank)).rank
 
 
 def why(stalled: Stalled, rank: int, now: float) -> str:
-    """In a clause about that worker: what it did to the others, or what is wrong with it."""
+    """A clause about that worker: what is wrong with it, and which ranks it kept waiting."""
     standing = next((one for one in stalled.missing if one.rank == rank), None)
     wrong = _wrong(standing, now) if standing is not None and standing.is_silent(now) else ""
     if not stalled.waiting:
@@ -178,8 +179,8 @@ def _headline(stalled: Stalled) -> str:
     if stalled.quiet:
         return (
             f"No step for {stalled.longest:.0f} s, and no worker waits for another. Long work outside the training "
-            "loop (an evaluation, a compilation, a download) looks like this, and so does an endless loop. This is "
-            "said once, and does not end the run."
+            "loop (an evaluation, a compilation, a download) looks like this, and so does an endless loop. This notice "
+            "appears once and does not end the run."
         )
     if not stalled.waiting:
         return f"Stalled: {_ranks(stalled.missing)} did not answer for {stalled.longest:.1f} s."
@@ -188,10 +189,10 @@ def _headline(stalled: Stalled) -> str:
 
 def _where_nobody_is_missing(waiting: list[Standing]) -> str:
     if len({(one.beat.collectives, one.beat.waiting) for one in waiting if one.beat}) > 1:
-        return "Nobody is missing: the workers parted ways and wait in different collectives."
+        return "No worker is missing: the workers parted ways and wait in different collectives."
     return (
-        "Nobody is missing: all wait in the same collective, so what they send each other does not arrive. Look at the "
-        "network between their hosts, or at their GPUs."
+        "No worker is missing: all wait in the same collective, so their messages to each other do not arrive. Check "
+        "the network between the hosts, and the GPUs."
     )
 
 
@@ -216,7 +217,7 @@ def _stand(standing: Standing, host: str, now: float) -> str:
 
 
 def _wrong(standing: Standing, now: float) -> str:
-    """What is wrong with a worker that is silent."""
+    """A clause that says what is wrong with a silent worker."""
     unheard = f"no heartbeat for {standing.silence(now):.0f} s"
     if standing.beat is None:
         unheard = f"not heard of since it was started {standing.silence(now):.0f} s ago"
@@ -227,5 +228,5 @@ def _wrong(standing: Standing, now: float) -> str:
 
 def _no_answer(standing: Standing) -> str:
     if standing.is_frozen:
-        return f"cannot answer: it is frozen; kill -CONT {standing.pid} continues it"
-    return "did not answer: its Python is blocked, or it has not started yet"
+        return f"cannot answer: it is frozen. To continue it, type: kill -CONT {standing.pid}"
+    return "did not answer: its Python is blocked, or the worker has not started yet"

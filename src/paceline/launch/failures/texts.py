@@ -1,14 +1,14 @@
-"""Texts on their way out of a worker: cut to a length that a message can carry, and without what UTF-8 cannot say.
+"""Prepares a worker's texts for a message: shortens them, and escapes characters that UTF-8 cannot encode.
 
-A script's exception may hold anything: megabytes of a tensor's numbers, or a file name with bytes that are no UTF-8
-(Python keeps these as lone surrogates). Neither may keep the launcher from hearing of it.
+A script's exception may hold megabytes of a tensor's numbers, or a file name whose bytes are not valid UTF-8 (Python
+keeps such bytes as lone surrogates). The launcher must get the report in both cases.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-MOST = 32_000  # characters of a text that goes to the launcher: at most six bytes each in JSON
+MOST = 32_000  # most characters of a text to the launcher; JSON needs up to six bytes per character
 _LINES = 200
 
 
@@ -18,7 +18,7 @@ def plain(text: str) -> str:
 
 
 def shortened(text: str, most: int = MOST) -> str:
-    """Begin and end of a text that is too long to be read at a terminal; what is left out is said in between."""
+    """The text, or the beginning and the end of a long text with a note between them that says how much is left out."""
     lines = text.splitlines()
     if len(lines) > _LINES:
         left_out = f"  ... ({len(lines) - _LINES:,} lines are left out here; the log has them)"
@@ -30,7 +30,7 @@ def shortened(text: str, most: int = MOST) -> str:
 
 
 def cleaned(value: Any) -> Any:
-    """The same for every text in what JSON is made of."""
+    """Applies `plain` to every text in a JSON-like value."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):

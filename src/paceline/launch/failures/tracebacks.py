@@ -1,6 +1,4 @@
-"""Tracebacks and stacks as the script's author would see them in plain Python: without the frames that run
-the script, and without ours in between.
-"""
+"""Formats tracebacks and stacks as plain Python shows them: without Paceline's frames and those that run the script."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _LONGEST_SUMMARY = 1000  # characters
 
 
 def describe(error: BaseException) -> messages.Failed:
-    """What the launcher has to know of the exception that ended a script."""
+    """The report to the launcher about the exception that ended a script."""
     name = type(error).__qualname__
     summary = f"{name}: {error.message}" if isinstance(error, PacelineError) else _in_a_line(error)
     return messages.Failed(
@@ -34,8 +32,8 @@ def describe(error: BaseException) -> messages.Failed:
 
 
 def whole_text(error: BaseException) -> str:
-    """What a person reads of an exception: its trimmed traceback and what that means; of an error of ours, and of one
-    that says that something has run out while we worked, no traceback."""
+    """The text to show for an exception: its trimmed traceback and a diagnosis. A PacelineError, and a shortage of
+    resources inside Paceline's own code, get no traceback."""
     if isinstance(error, PacelineError):
         return str(error)
     short = shortage(error)
@@ -46,15 +44,15 @@ def whole_text(error: BaseException) -> str:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Type and message. Of a long message its begin: the end is advice, most often (torch.compile's is)."""
+    """Type and message in one line. A long message keeps its beginning: its end is usually advice (torch.compile's)."""
     said = [line.strip() for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
-    if isinstance(error, SyntaxError):  # which begins with the line that it is about
+    if isinstance(error, SyntaxError):  # its text begins with the faulty line of code and ends with the message
         return said[-1]
     return f"{said[0]} {said[1]}" if said[0].endswith(":") and len(said) > 1 else said[0]
 
 
 def trimmed(error: BaseException) -> str:
-    """The traceback without Paceline's frames, unless it was Paceline that broke: then it is all there."""
+    """The traceback without Paceline's frames; the whole traceback if the error was raised in Paceline's code."""
     whole = traceback.TracebackException.from_exception(error)
     if not innermost(error.__traceback__).startswith(_OURS):
         _trim(whole)
@@ -62,18 +60,18 @@ def trimmed(error: BaseException) -> str:
 
 
 def stack_of(frame: FrameType) -> str:
-    """Where a thread is: the script's frames and what they called, ours taken off at both ends."""
+    """A thread's stack: the script's frames and their calls, without Paceline's frames at both ends."""
     summary = list(traceback.extract_stack(frame))
-    if any(not _runs_it(entry.filename) for entry in summary):
-        while _runs_it(summary[0].filename):
+    if any(not _is_hidden(entry.filename) for entry in summary):
+        while _is_hidden(summary[0].filename):
             summary.pop(0)
-        while _runs_it(summary[-1].filename):
+        while _is_hidden(summary[-1].filename):
             summary.pop()
     return "".join(traceback.format_list(summary)).rstrip()
 
 
 def _trim(error: traceback.TracebackException) -> None:
-    kept = [entry for entry in error.stack if not _runs_it(entry.filename)]
+    kept = [entry for entry in error.stack if not _is_hidden(entry.filename)]
     error.stack[:] = kept
     for other in (error.__cause__, error.__context__):
         if other is not None:
@@ -82,13 +80,12 @@ def _trim(error: traceback.TracebackException) -> None:
         _trim(part)
 
 
-def _runs_it(filename: str) -> bool:
+def _is_hidden(filename: str) -> bool:
     return filename in _RUNNERS or filename.startswith(_OURS)
 
 
 def _is_consequence(error: BaseException) -> bool:
-    """A collective failed: most likely because another worker is gone, which is then what a person must
-    hear of."""
+    """Whether a collective failed, most likely because another worker is gone: that worker's failure is the cause."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -96,7 +93,7 @@ def _is_consequence(error: BaseException) -> bool:
             return True
         seen.add(id(link))
         link = link.__cause__ or link.__context__
-    # A script with a process group of its own gets its errors from torch: those about a peer, and those about its own
-    # calls (a wrong number of tensors, a dtype that does not fit).
+    # In a script with its own process group, torch raises the errors: about a lost peer, or about the script's own
+    # call (a wrong number of tensors, a wrong dtype). Only an error about a lost peer is a consequence.
     in_torch = f"{os.sep}torch{os.sep}distributed{os.sep}" in innermost(error.__traceback__)
     return isinstance(error, RuntimeError) and in_torch and says_lost(str(error))

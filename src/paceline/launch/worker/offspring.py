@@ -1,4 +1,4 @@
-"""What a worker's own processes (a DataLoader's) say when the worker goes: nothing, since the launcher says it."""
+"""Silences the child processes of a worker (DataLoader processes) when the worker has ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import TracebackType
 
 def hush() -> None:
     """Called once in a worker, before its script. A loader process hands its batches over through a thread of
-    multiprocessing's, which prints a traceback where the worker is gone in the middle of that. Whoever reads the
-    terminal then has just been told why, and would look for a second reason."""
+    multiprocessing. That thread prints a traceback if the worker ends in the middle of the transfer. The launcher has
+    already reported why the worker ended, and a second traceback would look like a second failure."""
     util.register_after_fork(hush, _in_the_child)
 
 

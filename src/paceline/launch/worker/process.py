@@ -1,7 +1,7 @@
-"""A worker, from the fork to the end of its script.
+"""A worker process, from the fork to the end of its script.
 
-Runs in a fork of the zygote, so what a fresh Python process would have got from its environment (threads,
-standard streams, signals) is set here, by hand.
+The worker is a fork of the zygote, so this module sets by hand what a fresh Python process takes from its environment:
+threads, standard streams, signals.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _PR_SET_PDEATHSIG = 1
 
 
 def default_threads() -> int:
-    """How many threads torch would use in a process of its own."""
+    """Torch's default number of threads."""
     return torch.get_num_threads()
 
 
 def settle_mathematics() -> None:
-    """Called once, by one thread, before workers are forked. MKL looks at the processor when one of its vector
-    functions (sqrt, exp, log, tanh, …) is first called. Where several threads make that call together, as they do on a
-    large tensor, some of them now and then get functions of a few digits: in one or two of a hundred processes a first
-    result is wrong in the fourth digit."""
+    """Initialises MKL's vector functions. Called once, by one thread, before workers are forked. MKL inspects the
+    processor at the first call of a vector function (sqrt, exp, log, tanh, …). If several threads make that first call
+    together, as they do on a large tensor, some threads may get low-precision functions: in 1 to 2 % of processes, the
+    first result was wrong in the fourth digit."""
     torch.sqrt(torch.ones(1))
 
 
 def work(spawn: messages.Spawn, order: messages.Order, descriptors: list[int], parent: int) -> int | str | None:
-    """Runs the script as one worker; returns what to give to sys.exit. `descriptors` are its end of the link to the
-    launcher's store and, of rank 0, the pipes for its standard output and error."""
+    """Runs the script as one worker; returns the argument for sys.exit. `descriptors` are the worker's end of its link
+    to the launcher's store and, on rank 0, the pipes for its standard output and error."""
     _leave_the_zygote(parent)
-    # Where multiprocessing keeps its socket files. It has no public name for this, and would leave a folder of
-    # its own behind whenever a worker is killed.
+    # multiprocessing keeps its socket files here. There is no public name for this setting, and by default
+    # multiprocessing leaves a folder behind whenever a worker is killed.
     multiprocessing.current_process()._config["tempdir"] = spawn.scratch  # type: ignore[attr-defined]
     offspring.hush()
     settings = order.settings
@@ -60,13 +60,13 @@ def work(spawn: messages.Spawn, order: messages.Order, descriptors: list[int], p
     control = Control(settings)
     try:
         control.start()
-    except RuntimeError as error:  # no more threads: then the launcher hears of it by the log's last lines
+    except RuntimeError as error:  # no more threads: the launcher then reads the error from the log's last lines
         _redirect(settings, pipes)
         return f"paceline: {whole_text(error)}"
-    # The first handler to be registered is the last to run: until then the launcher hears of us.
+    # atexit runs the handler that is registered first as the last one: the launcher gets heartbeats until then.
     atexit.register(control.close)
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # until now it just ended this process
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # until here, SIGINT ended this process silently
         _redirect(settings, pipes)
         os.chdir(spawn.folder)
         if settings.run.memory_limit:
@@ -81,9 +81,9 @@ def work(spawn: messages.Spawn, order: messages.Order, descriptors: list[int], p
 
 
 def leave(code: object) -> NoReturn:
-    """Ends as a Python process does, with a script's SystemExit code: threads are joined, atexit handlers run, what the
-    script's variables hold is let go and so flushed. But torch is not taken apart: that would copy every page that the
-    zygote shares, for half a second of each worker."""
+    """Ends as a Python process does, with a script's SystemExit code: joins threads, runs atexit handlers, and drops
+    the script's variables, which flushes its files. The interpreter is not finalised: that would copy every memory
+    page shared with the zygote, and cost each worker half a second."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.modules["__main__"].__dict__.clear()
@@ -105,7 +105,7 @@ def _leave_the_zygote(parent: int) -> None:
         pass  # the zygote was faster
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(1)  # the zygote was gone before we could ask to be told
+        os._exit(1)  # the zygote ended before prctl: the kernel would never send the signal
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.enable()
 
@@ -116,15 +116,14 @@ def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
         try:
             os.sched_setaffinity(0, settings.cores)
         except OSError:
-            pass  # cores that were taken from us meanwhile: slower, not wrong
-    # Asked for what it already has, torch would still switch off choices that MKL makes by itself.
+            pass  # these cores are no longer available: the worker is slower, but correct
+    # Even a call with the present number of threads would switch off MKL's dynamic choice of threads.
     if torch.get_num_threads() != settings.threads:
         torch.set_num_threads(settings.threads)
 
 
 def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
-    """One voice: rank 0 speaks through the launcher and keeps its standard input; the others write to their
-    log."""
+    """Rank 0 writes to the launcher's pipes and keeps its standard input; every other rank writes to its log."""
     if pipes:
         out, err = pipes
     else:
@@ -143,8 +142,8 @@ def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
 
 
 def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> int:
-    """Tells the launcher, which shows it once for all workers; this worker's log gets its own copy."""
-    # A DataLoader whose process was killed raises in a signal handler: not into this.
+    """Reports the error to the launcher, which shows it once for all workers, and to this worker's log."""
+    # A DataLoader whose process was killed raises in its SIGCHLD handler: that must not interrupt this report.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings.run.memory_limit:
         memory_limit.lift()
@@ -176,13 +175,14 @@ def _write_all(log: int, text: str) -> None:
 
 
 def _is_torchs(hook: object) -> bool:
-    """init_process_group sets one that prints the traceback again, with the rank before each line."""
+    """Whether torch set the hook: init_process_group sets one that prints the traceback again, with the rank before
+    each line."""
     return getattr(hook, "__module__", "").startswith("torch.")
 
 
 def _run_hook(error: BaseException, log: int) -> None:
-    """A script's own excepthook (a tracker that marks its run as crashed) runs as in plain Python; what it
-    prints goes to the log, since the terminal gets the failure from the launcher."""
+    """Runs the script's own excepthook (a tracker that marks its run as crashed) as plain Python does. The hook's
+    output goes to the log, because the launcher already shows the failure on the terminal."""
     saved = os.dup(2)
     os.dup2(log, 2)
     try:

@@ -1,4 +1,4 @@
-"""One worker's performance: sets the stage, plays the script on it, and takes it down."""
+"""The main function of a worker: sets up the stage and its mods, runs the script, and closes the stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from paceline.strategies.mirrored import Mirrored
 
 
 def perform(settings: WorkerSettings, pulse: Pulse) -> None:
-    """Runs the script in this process. Every worker of the run calls it; the script's exceptions come through."""
+    """Runs the script in this process. Every worker of the run calls this function. It passes on the script's
+    exceptions."""
     run, folder = settings.run, Path(settings.record)
     if not run.staged:
         play(run)
@@ -79,7 +80,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         raise
     except BaseException:
         recorder.write()
-        if stage.ending.first is not None:  # whatever the script has made of it
+        if stage.ending.first is not None:  # the first error is the cause, even if the script caught and replaced it
             raise stage.ending.first from None
         raise
     else:

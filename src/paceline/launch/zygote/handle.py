@@ -1,8 +1,7 @@
-"""The launcher's handle on its zygote: one process that has imported torch, and forks workers in
-milliseconds.
+"""The launcher's handle on its zygote: one process that has imported torch and forks workers.
 
-Importing torch takes seconds, forking takes milliseconds: one zygote serves all the workers of a run, and
-all the runs of a series of trials. The other side is `zygote_process.py`.
+Importing torch takes seconds, forking takes milliseconds: one zygote serves all the workers of a run, and all the runs
+of a series of trials. `zygote/process.py` is the zygote's own side.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _PATIENCE = 10.0  # seconds for the zygote to end by itself
 
 
 class Zygote:
-    """Start it as early as possible: it imports torch while the caller does other things."""
+    """Start the zygote as early as possible: it imports torch while the caller does other work."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self._process = process
@@ -31,12 +30,12 @@ class Zygote:
 
     @classmethod
     def start(cls) -> Zygote:
-        """Returns at once. The zygote keeps our standard input for rank 0, and ends when we end, however we
-        do. LaunchError where it cannot be started."""
+        """Returns at once. The zygote keeps the launcher's standard input for rank 0, and ends when the launcher ends,
+        even by SIGKILL. Raises LaunchError if the zygote cannot be started."""
         limits.prove(0)
         ours, its = socket.socketpair()
-        # A session of its own: Ctrl-C reaches the launcher only, which then decides. -P: the folder we are in
-        # must not shadow torch.
+        # A separate session: Ctrl-C reaches only the launcher, which decides. -P: a file in the current folder must
+        # not shadow torch.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "paceline.launch.zygote.process", str(its.fileno())],
             pass_fds=[its.fileno()],
@@ -53,14 +52,15 @@ class Zygote:
         return self._process.pid
 
     def send(self, message: messages.Spawn | messages.Signal, descriptors: list[int] | None = None) -> None:
-        """LaunchError where the zygote is gone."""
+        """Sends one message. Raises LaunchError if the zygote is gone."""
         try:
             messages.send(self._connection, message, descriptors)
         except OSError as error:
             raise self._gone() from error
 
     def receive(self) -> messages.Ready | messages.Forked | messages.Ended | messages.Swept:
-        """Waits for the zygote's next message. LaunchError where it is gone or could not import torch."""
+        """Waits for the zygote's next message. Raises LaunchError if the zygote is gone, could not import torch, or
+        could not fork a worker."""
         try:
             types = (
                 messages.Ready | messages.Broken | messages.Forked | messages.Unforked | messages.Ended | messages.Swept
@@ -82,25 +82,25 @@ class Zygote:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether it was stopped by a signal."""
+        """Whether a signal (SIGSTOP) stopped the zygote."""
         return processes.is_frozen(processes.state_of(self.pid))
 
     def wake(self) -> None:
-        """Continues it where it is frozen: it is needed to end what it has started."""
+        """Continues a frozen zygote: only a running one can end its workers."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
 
     def destroy(self) -> None:
-        """Kills it and everything below it, without its help. In bounded time."""
+        """Kills the zygote and its process tree from outside, in bounded time."""
         if self._process.poll() is None:
             processes.end_tree(self.pid)
         self._process.wait()
 
     def close(self) -> None:
-        """Ends the zygote and everything below it, in bounded time, whether it answers or not."""
+        """Ends the zygote and its process tree in bounded time, whether the zygote answers or not."""
         self._connection.close()
         if self.ready is None:
-            # It has no workers yet, and would not look up before torch is imported.
+            # The zygote has no workers yet, and reads no message before torch is imported.
             self._process.kill()
         self.wake()
         try:
@@ -124,5 +124,5 @@ class Zygote:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         return LaunchError(
             f"The process that forks the workers (pid {self._process.pid}) {how}.",
-            advice="If nobody killed it, the machine may be out of memory: see dmesg.",
+            advice="If you did not kill it, the machine may be out of memory: see dmesg.",
         )

@@ -1,15 +1,15 @@
-"""The launcher's patience with its zygote: one that is frozen can neither start workers nor tell that they ended."""
+"""Detects a frozen zygote, which can neither start workers nor report that they ended."""
 
 from __future__ import annotations
 
 from paceline.errors import LaunchError
 from paceline.launch.zygote.handle import Zygote
 
-_EVERY = 1.0  # seconds between looks
+_EVERY = 1.0  # seconds between two checks
 
 
 class Patience:
-    """Looks at the zygote now and then while a run is on."""
+    """Checks the zygote's state every second during a run."""
 
     def __init__(self, zygote: Zygote, warning: float, abort: float | None) -> None:
         self._zygote, self._warning, self._abort = zygote, warning, abort
@@ -17,7 +17,8 @@ class Patience:
         self._told = False
 
     def look(self, now: float) -> str:
-        """What to tell the person at the terminal, once; most often nothing. LaunchError after `--stall-abort`."""
+        """Returns a warning for the terminal, once per freeze; otherwise an empty text. Raises LaunchError after
+        `--stall-abort` seconds."""
         if now < self._next:
             return ""
         self._next = now + _EVERY
@@ -30,10 +31,11 @@ class Patience:
         found = f"The process that forks the workers (pid {self._zygote.pid}) is frozen (stopped by a signal)"
         if self._abort and frozen >= self._abort:
             raise LaunchError(
-                f"{found} for {frozen:.0f} s (--stall-abort).", advice="Start again, and leave that process running."
+                f"{found} for {frozen:.0f} s (--stall-abort).",
+                advice="Start the run again without stopping that process.",
             )
         limits = [limit for limit in (self._warning, self._abort) if limit]
         if self._told or not limits or frozen < min(limits):
             return ""
         self._told = True
-        return f"{found}: the run cannot end without it. To continue it, type: kill -CONT {self._zygote.pid}"
+        return f"{found}, and the run cannot end without it. To continue it, type: kill -CONT {self._zygote.pid}"

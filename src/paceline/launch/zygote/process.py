@@ -1,17 +1,16 @@
-"""The zygote itself: `python -m paceline.launch.zygote.process FD`, started by `zygote.Zygote` and nobody
-else.
+"""The zygote process: `python -m paceline.launch.zygote.process FD`, started only by `zygote.handle.Zygote`.
 
-It imports what workers need, then forks one whenever the launcher says so, tells the launcher how each
-ended, and leaves nothing behind: it is the reaper of every process that a worker orphans, and when the
-launcher is gone (even by SIGKILL) it kills all that is below it. It starts no thread, touches no device and
-opens no ZeroMQ context: none of these survives a fork.
+The zygote imports the modules that workers need, forks workers when the launcher asks, and reports how each worker
+ended. It leaves no process behind: it reaps every process that a worker orphans, and kills its whole process tree when
+the launcher is gone, even by SIGKILL. It starts no thread, uses no device and opens no ZeroMQ context, because none of
+these survives a fork.
 """
 
 from __future__ import annotations
 
 import gc
 
-# Importing torch makes a million objects and almost no garbage. Workers switch collection on again.
+# Importing torch creates a million objects and almost no garbage. Workers switch garbage collection on again.
 gc.disable()
 
 import ctypes  # noqa: E402
@@ -26,26 +25,26 @@ from collections.abc import Callable  # noqa: E402
 from paceline.launch import messages, scratch  # noqa: E402
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PATIENCE = 0.5  # seconds between asking what a worker left behind to end, and killing it
+_PATIENCE = 0.5  # seconds between SIGTERM and SIGKILL to the processes that a worker left behind
 
 
 class Nursery:
-    """Forks workers, reaps whatever ends, sweeps up what workers leave behind."""
+    """Forks workers, reaps processes that end, and kills processes that workers leave behind."""
 
     def __init__(self, launcher: socket.socket) -> None:
         self._launcher = launcher
         self._workers: dict[int, int] = {}  # process id → rank
         self._served = False
-        self._scratch = self._record = ""  # of the run that is on
-        self._held = -1  # the lock on its scratch folder
+        self._scratch = self._record = ""  # folders of the present run
+        self._held = -1  # descriptor of the lock on the scratch folder
         self._running = False  # between a Spawn and its Swept
         self._groups: set[int] = set()  # process groups that ended workers left behind
-        self._sweep_at = 0.0  # when what they left behind is killed
+        self._sweep_at = 0.0  # when these groups are killed
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> tuple[messages.Spawn, messages.Order, list[int]]:
-        """Serves the launcher until it is gone. Returns only in a fork, with what that worker has to do, so
-        that a worker's stack is as short as a script's own."""
+        """Serves the launcher until the launcher is gone. Returns only in a forked worker, with that worker's order, so
+        that the worker's stack stays as short as in plain Python."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         poll = select.poll()
@@ -77,7 +76,7 @@ class Nursery:
             _import_what_comes_late()
         self._served, self._scratch = True, spawn.scratch
         self._record = spawn.orders[0].settings.record
-        if self._held >= 0:  # of the run before
+        if self._held >= 0:  # the lock of the previous run
             os.close(self._held)
         self._held = scratch.hold(spawn.scratch)
         pids = []
@@ -99,7 +98,7 @@ class Nursery:
                     if fd not in own:
                         os.close(fd)
                 return spawn, order, own
-            # Here as well as in the fork: whoever is first, the group exists before anybody signals it.
+            # Both the zygote and the worker call setpgid: the group then exists before any signal is sent to it.
             _quietly(os.setpgid, pid, pid)
             self._workers[pid] = order.settings.rank
             pids.append(pid)
@@ -110,7 +109,7 @@ class Nursery:
         return None
 
     def _take_back(self, rank: int, error: OSError, descriptors: list[int]) -> None:
-        """A worker could not be forked: those before it go, too."""
+        """Kills the workers forked so far, because the next one could not be forked."""
         for fd in descriptors:
             os.close(fd)
         self._signal(signal.SIGKILL)
@@ -119,12 +118,12 @@ class Nursery:
 
     def _signal(self, number: int) -> None:
         for pid in self._workers:
-            # Like a terminal, Ctrl-C reaches a worker's children too; any other signal is the worker's own
-            # affair, as with kill. SIGKILL leaves it no say.
+            # As in a terminal, Ctrl-C reaches a worker's child processes too, and so does SIGKILL. Any other signal
+            # goes to the worker alone, as with `kill`.
             send = os.killpg if number in (signal.SIGINT, signal.SIGKILL) else os.kill
             _quietly(send, pid, number)
             if number != signal.SIGKILL:
-                _quietly(os.kill, pid, signal.SIGCONT)  # one that is frozen could not hear it
+                _quietly(os.kill, pid, signal.SIGCONT)  # a frozen worker would not handle the signal
 
     def _reap(self) -> None:
         while True:
@@ -138,8 +137,8 @@ class Nursery:
             if rank is None:
                 continue
             messages.send(self._launcher, messages.Ended(rank, os.waitstatus_to_exitcode(status)))
-            # Its loader processes and the like. Those that tidy up after it (multiprocessing's resource
-            # tracker unlinks shared memory) ignore SIGTERM and end by themselves.
+            # Ends the worker's loader processes. Processes that clean up (multiprocessing's resource tracker unlinks
+            # shared memory) ignore SIGTERM and end by themselves.
             if _quietly(os.killpg, pid, signal.SIGTERM):
                 self._groups.add(pid)
             self._sweep_at = time.monotonic() + _PATIENCE
@@ -152,7 +151,7 @@ class Nursery:
             self._groups.clear()
         if not self._running or self._workers:
             return
-        # After the last worker, whoever is still our child was left behind by one, whatever its group.
+        # After the last worker ended, every remaining child process was left behind by a worker, whatever its group.
         orphans = _children()
         for pid in orphans:
             _quietly(os.kill, pid, signal.SIGKILL if late else signal.SIGTERM)
@@ -162,7 +161,7 @@ class Nursery:
             messages.send(self._launcher, messages.Swept())
 
     def _abandon(self) -> None:
-        """The launcher is gone: everything below us goes too, and what the launcher would have tidied up."""
+        """The launcher is gone: kills every child process, and removes the run's temporary files."""
         while True:
             for pid in _children():
                 _quietly(os.killpg, pid, signal.SIGKILL)
@@ -176,8 +175,8 @@ class Nursery:
 
 
 def _import_what_comes_late() -> None:
-    """A process's first optimizer imports torch._dynamo, for a second and more. One run is better off starting
-    without it; in a series of runs it is paid here, once, instead of in every worker of each."""
+    """Imports torch._dynamo, which a process's first optimizer imports otherwise, for more than a second. A single run
+    starts faster without this import; in a series of runs the zygote imports once instead of every worker."""
     if "torch._dynamo" not in sys.modules:
         import torch._dynamo  # noqa: F401
 
@@ -185,14 +184,14 @@ def _import_what_comes_late() -> None:
 
 
 def _children() -> list[int]:
-    """Our children, ended or not."""
+    """The zygote's child processes, including those that ended and are not yet reaped."""
     me, found = os.getpid(), []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
-                    # The command's name, in brackets, may hold anything; the parent is the second field
-                    # after it.
+                    # The command's name, in brackets, may hold any character; the parent is the second field after
+                    # the name.
                     parent = int(file.read().rpartition(b")")[2].split()[1])
             except OSError:
                 continue
@@ -202,7 +201,7 @@ def _children() -> list[int]:
 
 
 def _quietly(call: Callable[[int, int], None], target: int, argument: int) -> bool:
-    """Whether it worked: a process that is gone needs no signal."""
+    """Returns whether the call worked. A process that is gone is no error."""
     try:
         call(target, argument)
     except (ProcessLookupError, PermissionError):
@@ -220,7 +219,7 @@ def main() -> None:
         os._exit(1)
     worker.settle_mathematics()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a fork that is no worker yet, without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a fork silently until it has set up its own handler
     gc.freeze()
     parent = os.getpid()
     try:

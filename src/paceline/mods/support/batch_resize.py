@@ -1,7 +1,7 @@
-"""The samples of a loader in batches of another size, their order unchanged. The mod `batch` decides when.
+"""Regroups the samples of a loader into batches of another size, in the same order. For the mods `batch`, `emulate`.
 
-Where torch's own BatchSampler makes the batches, another one of the new size does, over the same sampler. Batches that
-something else makes (the script's own sampler, a dataset of batches) are joined, whole ones.
+If torch's BatchSampler makes the batches, a BatchSampler of the new size replaces it, over the same sampler. Batches
+from another source (the script's own sampler, a dataset of batches) are joined as a whole.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from paceline.errors import ScriptError
 from paceline.script import loading, tree
 from paceline.script.seams.stage import Stage
 
-CONSTANT = (bool, int, float, type(None))  # beside the tensors of a batch: taken from its first part
+CONSTANT = (bool, int, float, type(None))  # leaves of a batch that are taken from its first part
 
 
 class Growth:
-    """How batches change, and which: decided in the same way by every worker."""
+    """Which batches change, and to which size. Every worker decides in the same way."""
 
     def __init__(self, stage: Stage, asked: str) -> None:
         self.stage, self.asked = stage, asked
-        self.times = float(asked[1:]) if asked.startswith("x") else 0.0  # 0: the first training batch tells
-        self.old = self.new = 0  # samples of that batch, without and with the mod
+        self.times = float(asked[1:]) if asked.startswith("x") else 0.0  # 0: not known before the first training batch
+        self.old = self.new = 0  # samples of the first training batch, without and with the mod
         self._known: weakref.WeakKeyDictionary[Any, set[bool]] = weakref.WeakKeyDictionary()
 
     def known(self, loader: Any) -> set[bool]:
-        """Whether a loader, or the one that an iterator is of, was trained on so far: always, never, now and then."""
+        """How a loader (or an iterator's loader) was used so far: {True} for training, {False} not, or both."""
         return self._known.setdefault(loading.known_of(loader), set())
 
     def is_due(self, known: set[bool]) -> bool:
-        """Whether what is iterated now is trained on. A loader that was is again, even if the model is told to train
-        only after its first batch."""
+        """Whether the present iteration is for training. A loader that was used for training is so again, even if the
+        script calls `model.train()` only after the first batch."""
         training = self.stage.views.is_training() or (torch.is_grad_enabled() and True in known)
         known.add(due := training and not self.stage.aside)
         return due
 
     def counts(self, known: set[bool]) -> bool:
-        """Whether a loader whose length is asked for is one to train on."""
+        """Whether `len(loader)` means a training loader."""
         return True in known if len(known) == 1 else self.stage.views.is_training() and not self.stage.aside
 
     def guess(self, old: int, most: int | None = None) -> int:
-        """The new size, as long as nothing was iterated. `most`: the samples that there are."""
+        """The new size of a batch, before any iteration. `most` is the number of samples in the dataset."""
         wanted = max(1, round(old * (self.times or int(self.asked) / old)))
         return wanted if most is None or most < old else min(wanted, most)
 
     def size(self, old: int, most: int | None) -> int:
-        """The new size of a batch that can be made of any."""
+        """The new size of a batch whose size is free to choose."""
         self._meet(old, new := self.guess(old, most))
         return new
 
     @property
     def many(self) -> int:
-        """Whole batches that make a new one, as far as is known."""
+        """The number of whole batches in a new one, as far as known."""
         return max(1, round(self.times))
 
     def whole_batches(self, old: int) -> int:
-        """How many batches, of which this is the first one's size, are joined."""
+        """How many batches are joined into one. `old` is the size of the first."""
         times = self.times or int(self.asked) / old
         if round(times) < 1 or (self.asked.startswith("x") and round(times) != times):
             raise ScriptError(
-                f"Asked for --mod batch={self.asked}, but the script makes its batches of {old} samples itself: they "
-                "can be joined, not cut.",
-                advice=f"Ask for a multiple: --mod batch={2 * old}",
+                f"--mod batch={self.asked}: the script makes its batches of {old} samples itself, and these can be "
+                "joined, not cut.",
+                advice=f"Type a multiple: --mod batch={2 * old}",
             )
         self._meet(old, round(times) * old)
         return self.many
@@ -78,7 +78,7 @@ class Growth:
 
 
 class Regrouped:
-    """In the place of a loader's batch sampler, which `plain` is: decides at each iteration."""
+    """Replaces a loader's batch sampler (`plain`), and decides at each iteration whether to regroup."""
 
     def __init__(self, plain: Any, growth: Growth, known: set[bool]) -> None:
         self.plain, self.growth, self.known = plain, growth, known
@@ -101,7 +101,7 @@ class Regrouped:
         return -(-count // self.growth.many)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "plain":  # not there yet: it is being copied
+        if name == "plain":  # during a copy, before the attributes are set
             raise AttributeError(name)
         return getattr(self.plain, name)
 
@@ -116,27 +116,27 @@ class Regrouped:
 
 
 def regroup(loader: DataLoader[Any], growth: Growth) -> None:
-    """From its next iteration on. A loader forbids such changes to those who don't know its insides."""
+    """Replaces the loader's batch sampler from its next iteration on. DataLoader forbids a plain assignment."""
     if loader.batch_sampler is not None and not isinstance(loader.batch_sampler, Regrouped):
         object.__setattr__(loader, "batch_sampler", Regrouped(loader.batch_sampler, growth, growth.known(loader)))
 
 
 def length(loader: DataLoader[Any], plain: Callable[[Any], int], growth: Growth) -> int:
-    """The loader's length in batches as they are now."""
+    """The loader's length in new batches."""
     count, sampler = plain(loader), loader.batch_sampler
     if not growth.counts(growth.known(loader)):
         return count
     if not isinstance(sampler, Regrouped):
         return -(-count // growth.many)
     if not isinstance(loader.dataset, IterableDataset):
-        return count  # the sampler's, already
+        return count  # the length of the new batch sampler
     samples = len(loader.dataset)  # type: ignore[arg-type]
     size = growth.guess(sampler.plain.batch_size)
     return samples // size if loader.drop_last else -(-samples // size)
 
 
 def join_more(first: Any, following: Callable[[], Any], growth: Growth, dim: int) -> Any:
-    """A batch that its dataset made, and as many more of them as make the batch that was asked for."""
+    """Joins the dataset's batch `first` with as many following ones as the new batch needs."""
     tensor = tree.first_tensor(first)
     if tensor is None:
         raise _cannot_join(type(first).__name__)
@@ -157,8 +157,8 @@ def join_more(first: Any, following: Callable[[], Any], growth: Growth, dim: int
 
 def _cannot_join(why: str) -> ScriptError:
     return ScriptError(
-        f"Asked for another batch, but the dataset makes its own batches, and these cannot be joined: {why}",
-        advice="Change the size of batches where the script makes them.",
+        f"The batch size cannot be changed: the dataset makes its own batches, and these cannot be joined: {why}",
+        advice="Change the batch size in the script, or leave the mod out.",
     )
 
 

@@ -1,12 +1,11 @@
-"""A model's forward and backward as CUDA graphs: what is launched kernel by kernel is captured once and replayed as a
-whole.
+"""A model's forward and backward as CUDA graphs, each captured once and replayed as a whole.
 
-A `GraphedCall` captures one kind of call: same structure, shapes, dtypes and parameters. Nothing is computed while it
-captures, so that a replay follows and everything happens once: running statistics, random numbers, gradients. What the
-caller gets is its own: outputs are copies, and a gradient that somebody still holds is never written over.
+A `GraphedCall` captures one kind of call: same structure, shapes, dtypes and parameters. A capture computes nothing, so
+a replay follows and all effects happen once: running statistics, random numbers, gradients. The caller owns the
+results: outputs are copies, and a gradient that the script still holds is never overwritten.
 
-Autograd remembers on which stream a parameter was first used, and a graph is captured on a stream of its own: so all
-training calls of a model that may be captured are made there (`aside`).
+Autograd remembers on which stream a parameter was first used, and a graph is captured on a stream of its own. So all
+training calls of a model that may be captured run on that stream (`aside`).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ WITHOUT = "Leave the mod out: --mod cuda_graphs cannot be used with this script.
 
 
 class Layout:
-    """Where a model's weights and buffers are, and which of them learn. Looked at before every replay, so it is quick:
-    a graph goes on using the memory that it was captured with, whatever has become of the model."""
+    """The addresses of a model's weights and buffers, and which of them require gradients. Checked before every replay,
+    so the check is fast: a graph uses the memory of its capture, even if the model has changed since."""
 
     def __init__(self, module: nn.Module) -> None:
         places = ((m._parameters, m._buffers, m._modules) for m in module.modules())
@@ -55,10 +54,11 @@ class Layout:
 
 
 class GraphedCall:
-    """Forward and backward of one kind of call. Its memory is its own, so one call at a time may be under way."""
+    """Forward and backward of one kind of call. A graph has one set of buffers, so only one call at a time may be
+    between its forward and its backward."""
 
     def __init__(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> None:
-        """Captures. Raises what torch raises where the call cannot be captured; nothing has been computed then."""
+        """Captures the call. Raises torch's error, or ScriptError, if that fails; then nothing has been computed."""
         leaves = tree.leaves(given)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self._inputs = [_static(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -70,14 +70,14 @@ class GraphedCall:
         with capturing(self._forward, pool):
             self._output = plain(module, *args, **kwargs)
         if any(before.get(place) is not value for place, value in _left_in(module).items()):
-            raise ScriptError("The model leaves a tensor that has a gradient in an attribute.", advice=WITHOUT)
+            raise ScriptError("the model leaves a tensor that has a gradient in an attribute.", advice=WITHOUT)
         self._outputs = [leaf for leaf in tree.leaves(self._output) if isinstance(leaf, torch.Tensor)]
         if any(isinstance(leaf, float) for leaf in tree.leaves(self._output)):
-            raise ScriptError("The model returns a number that is not a tensor.", advice=WITHOUT)
+            raise ScriptError("the model returns a float that is not a tensor.", advice=WITHOUT)
         learning = [output for output in self._outputs if output.requires_grad]
         self._upstream = [torch.empty_like(output) for output in learning]
         asking = [tensor for tensor in self._inputs if tensor.requires_grad]
-        # Not in the graph's own memory, which the next forward uses again: gradients live until they are let go.
+        # Outside the graph's memory pool, which the next forward reuses: gradients live longer.
         kept = [torch.empty_like(parameter) for parameter in self.parameters]
         with capturing(self._backward, pool), _unhooked(self.parameters):
             found = torch.autograd.grad(learning, (*asking, *self.parameters), self._upstream, allow_unused=True)
@@ -89,7 +89,7 @@ class GraphedCall:
         self._output = tree.replace(self._output, lambda leaf: leaf.detach() if torch.is_tensor(leaf) else leaf)
         self._differentiable = [output.requires_grad for output in self._outputs]
         self._outputs = [output.detach() for output in self._outputs]
-        # A count above the ones of now is somebody who holds the gradient of an earlier step.
+        # A reference count above the present one means that the script holds the gradient of an earlier step.
         self._storages = [grad.untyped_storage() for _, grad in self._kept]
         self._counts = self._count()
         self._anchor = torch.zeros((), device=self._outputs[0].device, requires_grad=True)
@@ -102,8 +102,8 @@ class GraphedCall:
         return last is None or last.went_back
 
     def __call__(self, given: Any, *, by_name: bool) -> Any:
-        """`by_name`: the script asks for gradients of parameters by name, so autograd is to know of them. Otherwise
-        each goes straight to its `.grad`, which saves a tenth of a small step."""
+        """Replays the forward. `by_name`: the script uses torch.autograd.grad or backward(inputs=…), so autograd must
+        see the parameters. Otherwise gradients go directly to `.grad`, which saves a tenth of a small step's time."""
         tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor)]
         hooked = any(before or after for before, after in map(HOOKS, self.parameters))
         call = _Call(direct=not by_name and not hooked)
@@ -127,14 +127,16 @@ class GraphedCall:
 
     def backward(self, call: _Call, grads: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
         if call.went_back or self._last is None or self._last() is not call:
-            raise ScriptError("A backward goes twice through the same call of a model.", advice=WITHOUT)
+            raise ScriptError(
+                "--mod cuda_graphs: a backward goes twice through the same call of a model.", advice=WITHOUT
+            )
         call.went_back = True
         self._let_go()
         wanted = (grad for grad, learns in zip(grads, self._differentiable, strict=True) if learns)
         for static, grad in zip(self._upstream, wanted, strict=True):
             static.copy_(grad)
         self._backward.replay()
-        # What autograd is given may be kept by anyone: it is a copy.
+        # Autograd gets a copy, because other code may keep the gradient.
         found = (None if grad is None else grad.clone() for grad in self._input_grads)
         for_inputs = [next(found) if tensor.requires_grad else None for tensor in self._inputs]
         if call.direct:
@@ -145,7 +147,7 @@ class GraphedCall:
         return [*for_inputs, *(None if grad is None else grad.clone() for grad in own)]
 
     def _hand_out(self) -> None:
-        """Each parameter's gradient, as autograd would: set, or added to what is there."""
+        """Sets each parameter's gradient, or adds to it, as autograd does."""
         sums: list[torch.Tensor] = []
         added: list[torch.Tensor] = []
         for parameter, grad in self._kept:
@@ -162,11 +164,12 @@ class GraphedCall:
         return uses, [getrefcount(grad) for _, grad in self._kept]
 
     def _let_go(self) -> None:
-        """Gradients that are added up over several backwards get memory of their own before this one is written."""
+        """Gradients that accumulate over several backwards move to separate memory before the replay overwrites
+        them."""
         if any(parameter.grad is grad for parameter, grad in self._kept):
             self._give_own_memory()
         if self._count() != self._counts:
-            raise ScriptError("The script keeps a gradient of an earlier step.", advice=WITHOUT)
+            raise ScriptError("--mod cuda_graphs: the script keeps a gradient of an earlier step.", advice=WITHOUT)
 
     def _give_own_memory(self) -> None:
         for parameter, grad in self._kept:
@@ -175,7 +178,8 @@ class GraphedCall:
 
 
 class _Call:
-    """One call under way. Gone with the outputs that hold it. `direct`: gradients go straight to their parameters."""
+    """One call between forward and backward. Lives as long as the outputs, which hold it. `direct`: gradients go
+    directly to `.grad`."""
 
     def __init__(self, *, direct: bool) -> None:
         self.direct, self.went_back = direct, False
@@ -202,7 +206,7 @@ def _stream() -> torch.cuda.Stream:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """On the stream of graphs, after all that was asked for before and before all that follows."""
+    """Runs the block on the stream of the graphs, in order with the work before and after it."""
     here, there = torch.cuda.current_stream(), _stream()
     there.wait_stream(here)
     with torch.cuda.stream(there):
@@ -212,13 +216,13 @@ def aside() -> Iterator[None]:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """What is launched here is captured, not computed. Where that fails, random numbers go on as before."""
+    """Captures the kernels of the block without computing them. If the capture fails, restores the random state."""
     caching = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a cast that is kept from before would not be captured
+    torch.set_autocast_cache_enabled(False)  # a cached cast would not be captured
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     state = generator.clone_state()
     try:
-        # Of this thread only: loaders pin memory in threads of their own.
+        # thread_local, because loaders pin memory in other threads meanwhile.
         with torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
             yield
     except BaseException:
@@ -230,7 +234,8 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
 
 @contextmanager
 def _unhooked(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Hooks act on what a replay gives; captured, they would act twice."""
+    """Removes gradient hooks during the block: autograd calls them after a replay, and a capture would call them
+    again."""
     kept = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
     for hooks, _ in kept:
         hooks.clear()
@@ -246,7 +251,7 @@ def _static(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def _left_in(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
-    """Attributes that hold a tensor with a graph."""
+    """Attributes of a model that hold a tensor with a gradient function."""
     return {
         (id(owner), name): value
         for owner in module.modules()
@@ -256,7 +261,7 @@ def _left_in(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def kind_of(given: Any) -> Any:
-    """Equal for two calls that one graph can serve."""
+    """A key that is equal for two calls that one graph can serve."""
     leaves = tuple(
         (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad) if torch.is_tensor(leaf) else leaf
         for leaf in tree.leaves(given)
@@ -266,10 +271,10 @@ def kind_of(given: Any) -> Any:
 
 
 def reason_against(module: nn.Module, given: Any) -> str:
-    """Why this model cannot be captured, as far as one can see from outside; empty where nothing is seen."""
+    """Why this model cannot be captured, as far as known before a capture; empty if no reason is known."""
     if any(torch.is_tensor(leaf) and not leaf.is_cuda for leaf in (*tree.leaves(given), *module.parameters())):
-        return "not all of it lies on the GPU."
+        return "not all of its inputs and parameters are on the GPU."
     for name, child in module.named_modules():
         if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
-            return f"{name or 'it'} has hooks, which a graph would not call."
+            return f"{name or 'the model'} has hooks, which a graph would not call."
     return ""

@@ -1,4 +1,4 @@
-"""What the mod `loader=fast` puts in the place of a DataLoader's iterator: the same batches, fed by paceline.data."""
+"""The DataLoader iterator of the mod `loader=fast`: the same batches, loaded by paceline.data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from paceline.data.torch_loader import Feeder, can_feed
 
 
 def feeder_for(loader: DataLoader[Any]) -> Feeder | None:
-    """For all epochs of a loader; None for one that is left as it is."""
+    """The feeder for all epochs of a loader; None for a loader that stays unchanged."""
     return Feeder(loader, How()) if can_feed(loader) and not loader.num_workers else None
 
 
 class FedIter(_SingleProcessDataLoaderIter):
-    """Draws what torch's own draws, and asks its sampler for the same indices; only who loads is another."""
+    """Draws the same random numbers and takes the same indices from the sampler as torch's iterator; only the loading
+    of samples differs."""
 
     def __init__(self, loader: DataLoader[Any], feeder: Feeder) -> None:
         super().__init__(loader)

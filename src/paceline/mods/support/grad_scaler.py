@@ -1,8 +1,9 @@
-"""Gradients of a half-precision forward, scaled while they are computed so that small ones do not vanish.
+"""Gradient scaling for `precision=fp16`: small gradients of a half-precision forward do not underflow to zero.
 
-The loss's gradient is multiplied by a power of two, and what reaches a leaf is divided by it: a `.grad` is always the
-true one, for clipping, printing, accumulating. A step whose gradients are infinite is left out and the scale halves; it
-doubles after so many steps without one. All workers hold the same gradients, hence do the same. For `precision=fp16`.
+The loss's gradient is multiplied by a power of two (the scale), and each leaf's gradient is divided by it. So `.grad`
+is always unscaled, for clipping, printing, accumulating. A step with infinite gradients is skipped, and the scale
+halves; the scale doubles after 2000 steps with finite gradients. All workers hold the same gradients, hence decide the
+same.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from paceline.script.seams.stage import Stage, call_site
 from paceline.strategies.mirrored import leaves_of, put_first
 
 FIRST = 2.0**16
-GROWTH = 2000  # steps in a row with finite gradients, before a larger scale is tried
-SMALLEST = 1.0  # what is infinite at this scale is infinite without one: the script's own
+GROWTH = 2000  # consecutive steps with finite gradients before the scale doubles
+SMALLEST = 1.0  # gradients that are infinite at this scale are infinite in the plain script, too
 
 
 class Scaler:
@@ -34,11 +35,11 @@ class Scaler:
         self.stage = stage
         self.scale = FIRST
         self.skipped = 0
-        self._used = FIRST  # by the last backward
-        self._at_work = False  # a backward, not a torch.autograd.grad, which is not scaled
-        self._fine = 0  # steps since the scale was last changed
+        self._used = FIRST  # the scale of the last backward
+        self._at_work = False  # inside a backward; torch.autograd.grad is not scaled
+        self._fine = 0  # steps with finite gradients since the last change of the scale
         self._first: weakref.ref[Any] | None = None  # the optimizer whose steps are counted
-        self._met: WeakIdKeyDictionary = WeakIdKeyDictionary()  # leaves whose gradient is divided
+        self._met: WeakIdKeyDictionary = WeakIdKeyDictionary()  # leaves with an unscaling hook
         self._sites: set[int] = set()
         stage.subscribe(self)
 
@@ -49,7 +50,7 @@ class Scaler:
             self._meet(parameter)
 
     def meet_inputs(self, given: Any) -> None:
-        """A model is called: what its inputs were computed from may be new at every step (adversarial examples)."""
+        """Hooks the leaves behind a model's inputs, which may be new at every step (adversarial examples)."""
         inputs = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         for tensor in inputs:
             self._meet(tensor)
@@ -83,12 +84,12 @@ class Scaler:
         if leaf.is_leaf and leaf.requires_grad and leaf not in self._met:
             handle = leaf.register_hook(self._true)
             self._met[leaf] = True
-            put_first(leaf._backward_hooks, handle.id)  # the script's own hooks see the true gradient
+            put_first(leaf._backward_hooks, handle.id)  # the script's own hooks see the unscaled gradient
 
     def _true(self, grad: torch.Tensor) -> torch.Tensor:
         return grad / self._used if self._at_work else grad
 
-    _true.is_linear = True  # type: ignore[attr-defined]  # a strategy may average before it
+    _true.is_linear = True  # type: ignore[attr-defined]  # a strategy may average before this hook
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -99,9 +100,9 @@ class Scaler:
         def step(self_: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             if closure is not None:
                 raise ScriptError(
-                    "Asked for --mod precision=fp16, but the optimizer computes its gradients inside its step (a "
-                    "closure), where infinite ones cannot be left out.",
-                    advice="bfloat16 needs no scale: --mod precision=bf16",
+                    "--mod precision=fp16: the optimizer computes its gradients inside its step (a closure), where a "
+                    "step with infinite gradients cannot be skipped.",
+                    advice="Use bfloat16, which needs no gradient scaling: --mod precision=bf16",
                 )
             if self._are_fine(self_):
                 return plain(self_, *args, **kwargs)
@@ -112,7 +113,7 @@ class Scaler:
         optimizer.step = types.MethodType(step, optimizer)
 
     def _are_fine(self, optimizer: Any) -> bool:
-        """Whether a step may be made; changes the scale. Waits for the device."""
+        """Whether to make this step; adjusts the scale. Waits for the device."""
         if self._first is None:
             self._first = weakref.ref(optimizer)
         if _are_finite([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]):
@@ -123,13 +124,13 @@ class Scaler:
         self._fine = 0
         if self._used <= SMALLEST:
             return True
-        if self.scale == self._used:  # another optimizer of this backward may have halved it
+        if self.scale == self._used:  # another optimizer may have halved the scale after the same backward
             self.scale /= 2
         self.skipped += 1
         if self.skipped == 1:
             self.stage.pulse.notice(
-                f"precision=fp16: a step was left out, because gradients were infinite at a scale of {self._used:g}; "
-                "the scale halves until they are not. That is usual in the first steps."
+                f"precision=fp16: a step was skipped: its gradients were infinite at a scale of {self._used:g}; "
+                "the scale is halved until gradients are finite. This is usual in the first steps."
             )
         return False
 

@@ -1,7 +1,8 @@
 """An optimizer's step as a CUDA graph.
 
-Gradients that lie at the same place step after step (those of a `GraphedCall` do) let the whole step be captured. The
-learning rate is read from memory, so that schedules go on; whatever else changes makes the step run as before.
+A step can be captured if its gradients keep their addresses from step to step, as those of a `GraphedCall` do. The
+graph reads the learning rate from memory, so that schedules work. If any other setting changes, the step runs without
+the graph.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from paceline.mods.support.cuda_graph import capturing
 
 KINDS = (SGD, Adam, AdamW)
-WARM_UP = 3  # steps with gradients in the same places, before they are relied upon
+WARM_UP = 3  # steps with unchanged gradient addresses before a capture
 GRAD = attrgetter("grad")
 RATES = ("lr", "initial_lr", "params")
 
 
 class GraphedStep:
-    """Of one optimizer."""
+    """The graph of one optimizer's step."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -36,7 +37,7 @@ class GraphedStep:
 
     @classmethod
     def put_into(cls, optimizer: Any) -> None:
-        """From now on `optimizer.step` replays where it can. An optimizer of another kind is left alone."""
+        """From now on, `optimizer.step` replays the graph when it can. Does nothing for optimizers not in `KINDS`."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         on_gpu = all(isinstance(p, torch.Tensor) and p.is_cuda and p.is_floating_point() for p in parameters)
         if type(optimizer) not in KINDS or optimizer.defaults.get("differentiable") or not on_gpu:
@@ -46,7 +47,7 @@ class GraphedStep:
             if "capturable" in group:
                 group["capturable"] = True
         optimizer._step_supports_amp_scaling = True
-        optimizer._warned_capturable_if_run_uncaptured = True  # torch would warn of the first steps
+        optimizer._warned_capturable_if_run_uncaptured = True  # else torch warns in the first steps
         graphed = cls(type(optimizer).step.__wrapped__)
         step = Optimizer.profile_hook_step(lambda self, closure=None: graphed.step(self, closure))
         optimizer.step = types.MethodType(step, optimizer)
@@ -91,7 +92,7 @@ class GraphedStep:
 
 
 def _key(optimizer: Any) -> Any:
-    """What a captured step relies on: where gradients and weights lie, and every setting but the rate."""
+    """What a captured step relies on: the addresses of gradients and weights, and every setting but the rate."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     grads = [0 if grad is None else grad.data_ptr() for grad in map(GRAD, parameters)]
     settings = [[(k, v) for k, v in group.items() if k not in RATES] for group in optimizer.param_groups]

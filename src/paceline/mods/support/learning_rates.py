@@ -1,7 +1,7 @@
-"""Learning rates that mods change for the time of a step: multiplied before it, put back after it.
+"""Changes learning rates during a step: multiplies them before the step, restores them after it.
 
-One for all mods of a stage, so that several that change a rate go together and it is put back exactly. A scheduler of
-the script's reads and writes its own rate, and never notices.
+All mods of a stage share one `Rates`, so that several mods can change a rate together and it is restored exactly. The
+script's scheduler only ever reads and writes the script's own rate.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from paceline.script.seams.stage import Stage
 
 @dataclass(slots=True)
 class Changed:
-    """One optimizer's rates, while it steps."""
+    """One optimizer's rates during its step."""
 
     kept: list[tuple[dict[str, Any], Any]] = field(default_factory=list)  # group, the script's rate
-    written: list[Any] = field(default_factory=list)  # what stands there now
-    scale: float = 1.0  # of the larger batch
-    way: float = 1.0  # of the warm-up that is gone
-    left: float = 1.0  # by a decay
+    written: list[Any] = field(default_factory=list)  # the rates in the groups now
+    scale: float = 1.0  # factor for the larger batch
+    way: float = 1.0  # fraction of the warm-up that is done
+    left: float = 1.0  # factor of the decay
 
     def factor(self, start: float | None) -> float:
-        """What the script's rate is multiplied by: in a line from the unscaled rate (or nothing) to the scaled one."""
+        """The factor of the script's rate: linear from the unscaled rate (or zero) to the scaled one, times the
+        decay."""
         begin = (1.0 if self.scale > 1.0 else 0.0) if start is None else start
         return (begin + (self.scale - begin) * self.way) * self.left
 
 
 class Rates:
-    """Get it by `Rates.of(stage)` before subscribing: it has to come before the mod that uses it."""
+    """Get the instance with `Rates.of(stage)` before the mod subscribes: Rates must subscribe first."""
 
     _known: ClassVar[weakref.WeakKeyDictionary[Stage, Rates]] = weakref.WeakKeyDictionary()
 
     def __init__(self) -> None:
         self._now: dict[int, Changed] = {}
-        self.grown = 1.0  # the batch, as a multiple of the script's own
-        self.start: float | None = None  # of warm-ups; None: the unscaled rate, where a mod scales it
+        self.grown = 1.0  # the batch as a multiple of the script's own
+        self.start: float | None = None  # first factor of a warm-up; None: 1 if a mod scales the rate, else 0
 
     @classmethod
     def of(cls, stage: Stage) -> Rates:
@@ -49,25 +50,25 @@ class Rates:
         return cls._known[stage]
 
     def before_step(self, optimizer: Any) -> None:
-        self.after_step(optimizer)  # of a step that raised
+        self.after_step(optimizer)  # restores the rates if the previous step raised
 
     def scale(self, optimizer: Any, factor: float) -> None:
-        """For this step the rate is times as high."""
+        """Multiplies the rate of this step by `factor`."""
         self._changed(optimizer).scale *= factor
         self._write(optimizer)
 
     def warm(self, optimizer: Any, way: float) -> None:
-        """This step is so far on the way (0 to 1) to the scaled rate."""
+        """Sets how much of the warm-up is done at this step, from 0 to 1 (the scaled rate)."""
         self._changed(optimizer).way = way
         self._write(optimizer)
 
     def decay(self, optimizer: Any, left: float) -> None:
-        """So much is left of the rate at this step."""
+        """Multiplies the rate of this step by the decay factor `left`."""
         self._changed(optimizer).left *= left
         self._write(optimizer)
 
     def own(self, optimizer: Any, group: dict[str, Any]) -> Any:
-        """The script's rate of a group, also while another one stands there."""
+        """The script's rate of a group, even while a changed rate is in the group."""
         changed = self._now.get(id(optimizer), Changed())
         return next((rate for kept, rate in changed.kept if kept is group), group["lr"])
 
@@ -79,13 +80,13 @@ class Rates:
         for (group, rate), written in zip(changed.kept, changed.written, strict=True):
             if isinstance(rate, torch.Tensor):
                 group["lr"].copy_(rate)
-            else:  # an optimizer may have a schedule of its own
+            else:  # the step itself may have changed the rate (an optimizer with its own schedule)
                 group["lr"] = rate if group["lr"] == written or not factor else group["lr"] / factor
 
     def _changed(self, optimizer: Any) -> Changed:
         if id(optimizer) not in self._now:
             changed = self._now[id(optimizer)] = Changed()
-            met: set[int] = set()  # tensors, which groups may share
+            met: set[int] = set()  # ids of rate tensors, which groups may share
             for group in optimizer.param_groups:
                 rate = group.get("lr")
                 if isinstance(rate, torch.Tensor) and id(rate) not in met:
@@ -101,14 +102,14 @@ class Rates:
         factor = changed.factor(self.start)
         for number, (group, rate) in enumerate(changed.kept):
             if isinstance(rate, torch.Tensor):
-                group["lr"].copy_(rate * factor)  # where it lies: a graph may have captured it
+                group["lr"].copy_(rate * factor)  # in place: a CUDA graph may have captured the tensor
             else:
                 changed.written[number] = group["lr"] = rate * factor
 
 
 def usual_rule(stage: Stage, optimizer: Any) -> str:
-    """The rule by which a rate follows the batch: the square root for optimizers that divide by the size of gradients
-    (Adam, LAMB), linear for others."""
+    """The default rule that scales a rate with the batch: the square root for optimizers that normalise by gradient
+    magnitude (Adam, LAMB), linear for all others."""
     for mod in stage.run.mods:
         if mod.startswith("optimizer="):
             return "sqrt" if "lamb" in mod else "linear"

@@ -1,7 +1,8 @@
-"""A model's call in micro-batches: how its arguments are cut and its outputs put together, proven before it is done.
+"""Computes a model's call in micro-batches: proves how to cut its arguments and join its outputs, then does so.
 
-The proof is that of sliced calls (`script.proof`), in one process: without gradients, in eval mode, the parts together
-must be what the whole is. Means are proven again now and then: one that held for a batch may not for the next (a mask).
+The proof is that of sliced calls (`script.slicing.proof`) in one process: without gradients and in eval mode, the
+joined parts must equal the whole. Means are proven again at calls 2, 4, 8 …: a proof may hold for one batch and not for
+the next (a mask).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paceline.script.slicing.sliced import Role
 
 @dataclass(slots=True)
 class Plan:
-    """For one kind of call: which arguments are cut, along which dimension, and each output's role."""
+    """For one kind of call: the arguments to cut, the dimension of each, and each output's role."""
 
     batch_leaf: int
     cuts: dict[int, int]  # leaf → dim
@@ -38,12 +39,12 @@ class Plan:
 
     @property
     def is_due(self) -> bool:
-        """To be proven again: at the 2nd, 4th, 8th … call."""
+        """Whether the plan must be proven again: at the 2nd, 4th, 8th … call, if an output is a mean."""
         return any(role.kind == "mean" for role in self.outputs) and self.calls & (self.calls - 1) == 0
 
 
 def sizes_of(batch: int, parts: int) -> list[int]:
-    """As equal as can be."""
+    """Sizes of the parts, which differ by one at most."""
     return [batch * (i + 1) // parts - batch * i // parts for i in range(parts)]
 
 
@@ -73,7 +74,8 @@ def _join(column: tuple[Any, ...], role: Role, sizes: list[int]) -> Any:
 
 
 def prove(plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, batch_dim: int) -> Plan | None:
-    """How calls like this one are cut; None where no argument has a batch. Runs the model without a trace."""
+    """The plan for calls like this one; None if no argument has a batch dimension. Runs the model without side effects.
+    ScriptError if the model cannot be computed in micro-batches."""
     subject = getattr(module, "_orig_mod", module)
     leaves = tree.leaves(given)
 
@@ -96,13 +98,13 @@ def prove(plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, 
         try:
             pieces = [observe(piece)[0] for piece in cut(given, leaves, cuts, sizes)]
         except Exception as error:
-            trouble = trouble or f"on a micro-batch it raised {type(error).__name__}: {error}"
+            trouble = trouble or f"on a micro-batch, the model raised {type(error).__name__}: {error}"
             continue
         roles = _roles(pieces, whole, random, sizes)
         if None not in roles:
             return Plan(batch_leaf, cuts, tuple(role for role in roles if role is not None))
         paths = tree.paths(whole)
-        trouble = trouble or f"its output{paths[roles.index(None)]} is another one in micro-batches"
+        trouble = trouble or f"its output{paths[roles.index(None)]} differs in micro-batches"
     if not trouble:
         return None
     raise refusal(module, parts, trouble)
@@ -111,14 +113,14 @@ def prove(plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, 
 def refusal(module: nn.Module, parts: int, why: str) -> ScriptError:
     name = type(getattr(module, "_orig_mod", module)).__name__
     return ScriptError(
-        f"Asked for --mod accumulate={parts}, but {name} cannot be computed in micro-batches: {why}.",
-        advice="An output must have a row for each sample, or be a mean over them (--batch-dim says where samples "
-        "are). For less memory without that: --mod checkpointing",
+        f"--mod accumulate={parts}: {name} cannot be computed in micro-batches: {why}.",
+        advice="Each output must have a row for each sample, or be a mean over samples (--batch-dim sets the batch "
+        "dimension). To save memory in another way, type: --mod checkpointing",
     )
 
 
 def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors that gradients reach through attributes of a model, by name."""
+    """Tensors with a gradient function that a model keeps in its attributes, by name."""
     return {
         f"{path}.{name}".lstrip("."): value
         for path, child in module.named_modules()

@@ -1,12 +1,13 @@
-"""What `large_batch=auto` goes by: how noisy gradients are, and what follows from that.
+"""The policy of `large_batch=auto`: measures the gradient noise scale, and chooses rate rule and optimizer.
 
-Gradients of two steps in a row are of different samples and nearly the same weights: their product is an estimate of
-|G|², without the noise, and their squares have all of it, tr Σ / B. So
+Gradients of two consecutive steps come from different samples and nearly the same weights: their product estimates
+|G|² without noise, and their squares also contain the noise, tr Σ / B. So
 
     noise scale = B · (|g|² − g·g') / g·g'
 
-with both averaged over the measured steps before they are divided. That takes no second worker and no micro-batches; it
-is rough, since weights do move. Every worker holds the same gradients, so all choose alike.
+where both are averaged over the measured steps before the division. The estimate needs no second worker and no
+micro-batches; it is rough, because the weights move between two steps. Every worker holds the same gradients, so all
+workers make the same choice.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ import torch
 from paceline.converge.schedules import scale_rate
 from paceline.settings import RunSettings
 
-BELOW = 2.0  # the noise scale in batches, from which on a batch is well below it
-MEASURED = 50  # steps, where nobody knows how many there will be
+BELOW = 2.0  # a batch is well below the noise scale if the noise scale is at least this many batches
+MEASURED = 50  # steps to measure if the number of steps of the run is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is done from now on, and why."""
+    """The choice for the rest of the run, and its reason."""
 
-    optimizer: str  # lamb, lars; none: the script's own
-    scale: float  # of the rate
-    steps: int  # at which the cosine ends; 0: there is none
+    optimizer: str  # lamb or lars; empty: the script's own
+    scale: float  # factor of the rate
+    steps: int  # step at which the cosine decay ends; 0: no decay
     why: str
 
 
 class Meter:
-    """Compares each step's gradients with those of the step before."""
+    """Compares each step's gradients with those of the previous step."""
 
     def __init__(self, steps: int) -> None:
         self.steps = min(200, max(4, steps // 20)) if steps else MEASURED
@@ -46,7 +47,7 @@ class Meter:
 
     @torch.no_grad()
     def take(self, optimizer: Any) -> bool:
-        """Looks at the gradients of a step that is about to be made. Says whether it has seen enough."""
+        """Measures the gradients before a step. Returns whether enough steps were measured."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         grads = [p.grad.float().clone() for p in parameters if p.grad is not None and p.grad.layout is torch.strided]
         if [g.shape for g in grads] == [b.shape for b in self._before] and grads:
@@ -60,7 +61,7 @@ class Meter:
         return True
 
     def noise(self, batch: int) -> float | None:
-        """The noise scale in samples; infinite where nothing but noise was seen; None where nothing was."""
+        """The noise scale in samples; infinite if the gradients were only noise; None if none were measured."""
         if not self._products or not batch:
             return None
         product, square = (float(torch.stack(them).mean()) for them in (self._products, self._squares))
@@ -81,29 +82,30 @@ def choose(
     ghosts: int,
     known: bool,
 ) -> Choice:
-    """From the noise scale to rule and optimizer. `layerwise` is what could take the place of the script's own;
-    `known`: the number of steps of the whole run is. Pure."""
+    """Chooses rule and optimizer by the noise scale. `layerwise` is the optimizer that can replace the script's own;
+    `known` says whether the number of steps of the whole run is known. A pure function."""
     below = noise is not None and noise >= BELOW * batch
     optimizer = "" if below else layerwise
-    # How far layers go is known where the number of steps is.
+    # With a known number of steps, the new optimizer derives its own rate from the number: see optimizer_swap.
     scale = 1.0 if optimizer and known else scale_rate(rule if below else "sqrt", times)
-    found = "unknown" if noise is None else "beyond measure" if math.isinf(noise) else f"about {noise:,.0f} samples"
+    large = noise is not None and math.isinf(noise)
+    found = "unknown" if noise is None else "too large to measure" if large else f"about {noise:,.0f} samples"
     if below:
         why = f"gradients are mostly noise at this batch, so the rate is scaled × {scale:.3g} ({rule} rule)"
     elif optimizer:
         why = "a higher rate alone would not make up for fewer steps, so "
-        why += f"{optimizer.upper()} gives each layer a step of its own length"
+        why += f"{optimizer.upper()} adapts each layer's step length"
     else:
-        why = f"no other optimizer can take the place of this one, so the rate is scaled × {scale:.3g} (square root)"
+        why = f"this optimizer cannot be replaced, so the rate is scaled × {scale:.3g} (square root)"
     ways = [f"ghosts of {ghosts}"] if ghosts else []
     ways.append(f"warm-up over {warm_up} steps")
-    ways.append(f"cosine to step {steps}" if steps else "no decay of its own")
-    text = f"large_batch=auto: the noise scale is {found}, the batch has {batch:,}: {why}; {', '.join(ways)}"
+    ways.append(f"cosine to step {steps}" if steps else "no added decay")
+    text = f"large_batch=auto: the noise scale is {found}, the batch has {batch:,} samples: {why}; {', '.join(ways)}"
     return Choice(optimizer=optimizer, scale=scale, steps=steps, why=text)
 
 
 def growth(run: RunSettings) -> float:
-    """How many times the script's own batch a step takes, by what was asked for; 2 where only a size was."""
+    """The batch as a multiple of the script's own, according to the options; 2 if an option gives only a size."""
     for mod in run.mods:
         name, _, value = mod.partition("=")
         if name == "emulate":

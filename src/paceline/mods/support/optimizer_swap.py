@@ -1,18 +1,18 @@
-"""LAMB or LARS behind another optimizer's object. For the mod `optimizer`.
+"""Makes LAMB or LARS steps for the script's own optimizer object. For the mods `optimizer` and `large_batch`.
 
-The script's groups stay as they are, and each is two groups here: what is adapted, and what is neither adapted nor
-decayed. Both read the script's settings anew at every step, so schedulers and whatever the script writes into its
-groups go on to hold. The state is kept in the script's own optimizer: its state_dict saves and loads it.
+The script's groups stay unchanged. Here each becomes two groups: adapted parameters, and parameters that are neither
+adapted nor decayed. Both read the script's settings at every step, so that schedulers and the script's changes of its
+groups have their effect. The state is in the script's own optimizer, whose state_dict saves and loads it.
 
-Rates of different optimizers say different things: Adam moves each number by about its rate, LAMB each layer by that
-part of its norm. So the rate is multiplied by what makes the first steps of each of the two parts as long as the
-script's own optimizer would have made them (μ' = √(1 − μ²), for momentum):
+Learning rates of different optimizers mean different things: Adam moves each number by about its rate, LAMB moves each
+layer by its rate times the layer's norm. So each part's rate is multiplied by a factor that makes its first steps as
+long as those of the script's own optimizer. Step lengths per unit of rate (μ' = √(1 − μ²), for momentum):
 
-    SGD ‖g‖ / μ'     Adam √n     LAMB ‖w‖, and √n where not adapted     LARS η‖w‖ / μ', and as SGD where not adapted
+    SGD ‖g‖ / μ'     Adam √n     LAMB ‖w‖, not adapted √n     LARS η‖w‖ / μ', not adapted as SGD
 
-and layers move by no less than 5 and no more than 20 thousandths of their norm: a first gradient is a poor witness.
-Where the number of steps of the whole run is known and small, they move by 3 norms over it, at the full rate: what was
-best where that was tried.
+The first gradient is a poor estimate, so a layer moves by at least 0.005 and at most 0.02 of its norm per step. If the
+number of steps of the whole run is known and small, a layer moves by 3 norms over the run at the full rate, which was
+best in our measurements (docs/converge.md).
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from paceline.mods.support.learning_rates import Rates
 from paceline.script.seams.stage import Stage
 
 NAMES: dict[str, Any] = {"lamb": LAMB, "lars": LARS}
-LEAST, MOST = 0.005, 0.02  # of a layer's norm, by which it moves at a step: where these optimizers are known to work
-TRAVEL, FURTHEST = 3.0, 0.2  # … and with so many steps in all, they can move by so many norms (at the full rate)
-MOMENTUM = 0.9  # where the script has none
-TIMES = "paceline_times"  # in the script's group, and so in its state_dict: what its rate is multiplied by, if adapted
+LEAST, MOST = 0.005, 0.02  # range of a layer's movement per step, relative to its norm, in which LAMB and LARS work
+TRAVEL, FURTHEST = 3.0, 0.2  # norms that a layer moves over a run of known length, and its most per step
+MOMENTUM = 0.9  # if the script has none
+TIMES = "paceline_times"  # key in the script's group, hence in its state_dict: factors of the rate, by `adapted`
 
 
 class Redirected:
-    """Makes the steps of one optimizer of the script's."""
+    """Makes the steps of one of the script's optimizers."""
 
     def __init__(self, optimizer: Any, name: str, rate: float | None, stage: Stage, *, steps: int = 0) -> None:
         self.name, self.rate, self.stage = name, rate, stage
         self.least = min(FURTHEST, max(LEAST, TRAVEL / steps)) if steps else LEAST
         self.other = _made(NAMES[name])
         self._parts: list[tuple[int, bool, list[Any]]] = []  # number of the script's group, adapted, parameters
-        self._of: Any = None  # the parameters that they were made of
+        self._of: Any = None  # ids of the parameters in `_parts`, by group
 
     def step(self, optimizer: Any, closure: Any) -> Any:
-        """In the place of the script's step."""
+        """Replaces the script's step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -58,21 +58,21 @@ class Redirected:
             if adapted not in times and any(p.grad is not None for p in parameters):
                 times[adapted] = self._match(optimizer, number, adapted, parameters)
         self.other.param_groups = [self._group(optimizer, *part) for part in self._parts]
-        if self.other.state is not optimizer.state:  # it was loaded
+        if self.other.state is not optimizer.state:  # the script has loaded a state
             self.other.state, self.other._prepared = optimizer.state, {}
         plain = type(self.other).step
-        if getattr(plain, "hooked", False):  # torch wraps it when one is constructed, and the seams are in there
+        if getattr(plain, "hooked", False):  # torch has wrapped the step, and the wrapper would fire the seams again
             plain = plain.__wrapped__
         plain(self.other)
         if self.name == "lars" and "betas" in optimizer.defaults:
-            for part in self._parts:  # Adam looks for it when a state is loaded
+            for part in self._parts:  # Adam requires "step" when it loads a state
                 for parameter in part[2]:
                     if parameter in optimizer.state:
                         optimizer.state[parameter].setdefault("step", torch.zeros(()))
         return loss
 
     def _divide(self, optimizer: Any) -> None:
-        """Which parameters are adapted: by kind of module, as far as models were called; else by their dimensions."""
+        """Decides which parameters are adapted: by type of module if the model was called, else by their dimensions."""
         of = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
         if of == self._of:
             return
@@ -105,7 +105,7 @@ class Redirected:
 
     @torch.no_grad()
     def _match(self, optimizer: Any, number: int, adapted: bool, parameters: list[Any]) -> float:
-        """What the rate of this part is multiplied by. Waits for the device, once."""
+        """The factor of this part's rate. Waits for the device, once."""
         group = optimizer.param_groups[number]
         rate = float(group.get("initial_lr", Rates.of(self.stage).own(optimizer, group)))
         if self.rate is not None and adapted:
@@ -114,8 +114,8 @@ class Redirected:
             times = self._fit(optimizer, number, adapted, [p for p in parameters if p.grad is not None], rate)
         if adapted and number == 0:
             self.stage.pulse.notice(
-                f"{self.name.upper()} in the place of {type(optimizer).__name__}: its layers' rate is "
-                f"{rate * times:.3g} where the script's is {rate:.3g}"
+                f"{self.name.upper()} replaces {type(optimizer).__name__}: the layers' learning rate is "
+                f"{rate * times:.3g}, the script's is {rate:.3g}"
             )
         return times
 
@@ -135,12 +135,12 @@ class Redirected:
 
 
 def _longer(momentum: float) -> float:
-    """By how much momentum makes a step longer, where gradients are mostly noise."""
+    """The factor by which momentum lengthens a step, if gradients are mostly noise."""
     return float(1.0 / math.sqrt(1.0 - momentum**2))
 
 
 def _made(kind: Any) -> Any:
-    """An optimizer that nobody hears of: a constructor would pass the seams that the script's own passes."""
+    """An optimizer without `__init__`, so that the seam `on_optimizer` does not fire."""
     other = kind.__new__(kind)
     given = inspect.signature(kind.__init__).parameters.values()
     other.defaults = {one.name: one.default for one in given if one.default is not inspect.Parameter.empty}

@@ -1,5 +1,6 @@
-"""Tensors of a batch that a loader has pinned: copying one to the GPU does not make the host wait. Safe as long as
-nobody writes to them after that, since the copy may still be under way. For the mod `loader`.
+"""Pinned tensors of a batch, whose copy to the GPU does not make the host wait. For the mod `loader`.
+
+This is safe as long as no code writes to such a tensor after the copy has started: the copy may still be running.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 
 class PinnedTensor(torch.Tensor):
-    """In all else it is a tensor, and so is all that comes of it."""
+    """A tensor whose `to` and `cuda` are non-blocking by default. All results are plain tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -1,7 +1,7 @@
-"""Computes a module a second time in backward, instead of keeping what it computed: memory for time.
+"""Recomputes a module in backward instead of keeping its activations. For the mods `accumulate` and `checkpointing`.
 
-The second time leaves no trace, and finds everything as the first did: random streams, training flags, attributes, and
-the buffers that a call changes (running statistics, counters). For the mods `accumulate` and `checkpointing`.
+The recomputation starts from the same state as the first call and leaves no side effects: random streams, training
+flags, attributes, and the buffers that a call changes (running statistics, counters).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-Buffers = dict[tuple[int, str], torch.Tensor]  # by the module's place and the buffer's name
+Buffers = dict[tuple[int, str], torch.Tensor]  # by the module's index and the buffer's name
 
 
 class Recomputed:
-    """The calls of one module. Knows after the first which buffers a call changes."""
+    """The calls of one module. The first call shows which buffers a call changes."""
 
     def __init__(self) -> None:
         self._moving: set[tuple[int, str]] | None = None
 
     def __call__(self, module: nn.Module, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """`run(*args, **kwargs)`, of which only arguments and outputs are kept until backward."""
+        """Calls `run(*args, **kwargs)`, and keeps only arguments and outputs until backward."""
         modules = list(module.modules())
         before = self._buffers(modules)
         attributes = [dict(module.__dict__) for module in modules]
@@ -40,7 +40,7 @@ class Recomputed:
             with _as_before(modules, attributes, before, numbers) if next(calls) else nullcontext():
                 return run(*args, **kwargs)
 
-        # Called by its name in torch: there the stage sees to it that work is split as it was.
+        # Called as an attribute of torch, where the stage has patched it to split the work as in the first call.
         output = torch.utils.checkpoint.checkpoint(compute, args, kwargs, use_reentrant=False)
         if self._moving is None:
             self._moving = {at for at, was in before.items() if not _stays(modules[at[0]], at[1], was)}
@@ -67,7 +67,8 @@ def _stays(module: nn.Module, name: str, was: torch.Tensor) -> bool:
 def _as_before(
     modules: list[nn.Module], attributes: list[dict[str, Any]], before: Buffers, numbers: Any
 ) -> Iterator[None]:
-    """The modules as they were before the first time, for a while. Torch's own streams are torch's business."""
+    """Restores the modules' state before the first call, during the block. torch's checkpoint restores torch's own
+    random streams."""
     now = [dict(module.__dict__) for module in modules]
     streams = random.getstate(), np.random.get_state()
     for place, (module, was) in enumerate(zip(modules, attributes, strict=True)):
@@ -87,7 +88,7 @@ def _as_before(
 
 
 def _put(attributes: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Changes no more than it must: compilers watch."""
+    """Makes only the necessary changes: torch.compile guards on attributes."""
     for name in attributes.keys() - wanted.keys():
         del attributes[name]
     for name, value in wanted.items():
