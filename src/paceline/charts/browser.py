@@ -132,7 +132,7 @@ def _trace(chart: Chart, series: Series) -> Figure:
         trace["line"] = {"width": 0, "shape": "hv"}
     elif isinstance(series, HeatMap):
         trace |= {"type": "heatmap", "z": series.cells, "zmin": 0, "zmax": series.top, "colorscale": series.colours}
-        trace["colorbar"] = {"title": {"text": _text(series.unit)}, "thickness": 12}
+        trace["colorbar"] = {"title": {"text": _text(series.unit), "side": "right"}, "thickness": 12}
         where = f"%{{y}}, {_text(chart.x.title)} %{{x}}"
         trace["hovertemplate"] = f"{where}: %{{z:.4g}} {_text(series.unit)}<extra></extra>"
         if series.written:
