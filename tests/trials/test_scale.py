@@ -11,7 +11,7 @@ from records import step, write_record
 from paceline.record import Outcome
 from paceline.settings import RunSettings
 from paceline.trials.scale import series as scale
-from paceline.trials.scale.plot import draw
+from paceline.trials.scale.charts import charts
 
 SETTINGS = RunSettings(script="train.py", steps=30)
 
@@ -172,8 +172,11 @@ def test_an_interrupt_ends_it_and_the_rest_still_counts(tmp_path, monkeypatch):
     assert verdict.failures == []
 
 
-def test_the_plot_is_an_svg(tmp_path, monkeypatch):
+def test_the_charts_have_every_point_and_what_efficiency_is_lost_to(tmp_path, monkeypatch):
     verdict = measure(Launcher({1: [0.1], 2: [0.05]}), tmp_path, monkeypatch, rounds=1)
-    path = tmp_path / "plots" / "scale.svg"
-    draw(verdict, path, title="train.py")
-    assert "<svg" in path.read_text()
+    speed, lost = charts(verdict)
+    perfect, measured = speed.series
+    assert list(measured.x) == [1, 2]
+    assert list(measured.y) == [p.samples_per_s for p in verdict.points]
+    assert list(perfect.y) == [verdict.points[0].samples_per_s * n for n in (1, 2)]
+    assert list(lost.series[0].y) == [p.efficiency for p in verdict.points]

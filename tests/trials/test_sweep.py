@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.trials.core.bench import Budget, Interrupted
 from paceline.trials.core.result import Measured
-from paceline.trials.sweep.plot import draw
+from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import CLOSE, FINE, Point, Sweep, Verdict, judge
 
 
@@ -216,7 +216,7 @@ def test_what_was_measured_before_an_interrupt_is_kept():
     assert (verdict.best, verdict.ceiling) == (32, "")
 
 
-def test_the_plot_tells_what_does_not_fit_from_what_failed_otherwise(tmp_path):
+def test_the_chart_tells_what_does_not_fit_from_what_failed_otherwise():
     """A script that ended too soon says nothing about memory."""
     good = [Point(batch=64 << k, fits=True, samples_per_s=100.0 + k, low=90.0, high=110.0 + k) for k in range(2)]
     for status, words in (("memory", "does not fit: 256"), ("too short", "could not be measured: 256")):
@@ -224,7 +224,6 @@ def test_the_plot_tells_what_does_not_fit_from_what_failed_otherwise(tmp_path):
         verdict = Verdict(
             workers=1, mods=[], own=64, points=points, knee=64, best=128, largest=128, ceiling=status, why="why"
         )
-        draw(verdict, tmp_path / "sweep.svg", title="train.py")
-        text = (tmp_path / "sweep.svg").read_text()
-        assert words in text
-        assert ("does not fit" in text) == (status == "memory")
+        speed, memory = charts(verdict)
+        assert [mark.name for mark in speed.marks] == ["knee: 64", words]
+        assert list(speed.series[0].x) == list(memory.series[0].x) == [64, 128]

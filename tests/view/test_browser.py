@@ -15,6 +15,8 @@ import pytest
 from view_records import EVIL, OTHER, SLOW, TOKEN, TRAIN, grow, make_live, make_run
 from view_server import Served
 
+from paceline.charts.browser import figure
+from paceline.charts.chart import Area, Axis, Band, Chart, Label, Line, Points, Rule, Shade
 from paceline.record import Outcome, read_run, write_run
 from paceline.view.records.spans import COLUMNS, KINDS
 from paceline.view.server.browser import open_browser
@@ -34,6 +36,8 @@ OF_A_RUN = (
     *("run", "iterations", "ranks", "timeline", "ops", "op-types", "kernels", "waits", "memory", "devices", "topology"),
     "logs",
 )
+INVALID = """() => [...document.querySelectorAll('.chart')].map(figureOf).flatMap(
+    (figure) => Plotly.validate(painted(figure.data), painted(figure.layout)) ?? []).map((fault) => fault.msg)"""
 ADDRESSES = [
     "/",
     "/machine",
@@ -113,10 +117,47 @@ def test_every_page_loads_without_a_complaint(visit, address):
     assert page.locator("h1").count() == 1
     assert page.locator(".note.bad").count() == 0
     assert page.evaluate("window.hacked") is None
+    assert page.evaluate(INVALID) == [], "plotly.js does not know an attribute or a value"
     fits = "document.documentElement.scrollWidth <= innerWidth"
     assert page.evaluate(fits)
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate(fits), "too wide for a phone"
+
+
+def test_every_kind_of_series_and_mark_is_drawn(visit):
+    """Those that no record of these tests has."""
+    x, y = [1, 2, 4], [3.0, 1.0, 2.0]
+    made = Chart(
+        name="all",
+        title="",
+        caption="",
+        x=Axis(kind="log"),
+        y=Axis(kind="log"),
+        series=[
+            Line(name="line", x=x, y=y, colour="accent", low=[0.5] * 3, high=[4.0] * 3, dash="dotted", markers=True),
+            Band(name="band", x=x, low=[0.5] * 3, high=[4.0] * 3, colour="accent"),
+            Area(name="area", x=x, y=y, colour="data"),
+            Points(name="points", x=x, y=y, colour="bad", text=["a", "b", "c"]),
+        ],
+        marks=[Label(x=2, y=1, text="at two and one"), Rule(axis="y", at=2, name="rule"), Shade(start=1, end=2)],
+    )
+    page = visit.open(f"/results/{SCALE}")
+    place = page.evaluate_handle(
+        """async (figure) => {
+            const card = document.querySelector('.chart');
+            delete card.dataset.drawn;
+            drawChart(card, figure);
+            return card;
+        }""",
+        figure(made),
+    ).as_element()
+    page.wait_for_function("() => document.querySelector('.chart').dataset.drawn")
+    count = {name: len(place.query_selector_all(name)) for name in (".scatter", ".errorbar", ".shapelayer path")}
+    assert count == {".scatter": 4, ".errorbar": 3, ".shapelayer path": 2}
+    label = place.query_selector(".annotation-text").bounding_box()
+    near = place.query_selector_all(".scatterlayer .trace:first-child .point")[1].bounding_box()
+    assert 0 < label["x"] - near["x"] < 20, "beside its point, also on a logarithmic axis"
+    assert abs(label["y"] - near["y"]) < 20
 
 
 def test_without_the_token_there_is_nothing(browser, served):

@@ -300,7 +300,7 @@ def make_bandwidth(folder: Path) -> Path:
     ]  # fmt: skip
     collectives = [
         {"op": "all_reduce", "backend": backend, "algorithm": "ring", "workers": 4, "bytes": 1 << k,
-         "seconds": 1e-5 + (1 << k) / rate, "low": 1e-5, "high": 2e-5,
+         "seconds": 1e-5 + (1 << k) / rate, "low": 9e-6 + (1 << k) / rate, "high": 2e-5 + (1 << k) / rate,
          "algbw": (1 << k) / (1e-5 + (1 << k) / rate) / 1e9,
          "busbw": 1.5 * (1 << k) / (1e-5 + (1 << k) / rate) / 1e9, "share": 0.5}
         for backend, rate in (("paceline", 6e9), ("gloo", 1.5e9)) for k in range(10, 29, 2)

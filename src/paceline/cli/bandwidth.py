@@ -28,6 +28,7 @@ from paceline.topology import Host, discover
 from paceline.topology.host import read
 from paceline.topology.machine import Topology
 from paceline.topology.survey import survey
+from paceline.trials.bandwidth import charts
 from paceline.trials.bandwidth import series as trials
 from paceline.trials.bandwidth.verdict import Verdict, judge
 
@@ -237,13 +238,18 @@ def notes(host: Host, topology: Topology, results: list[trials.Result]) -> list[
 
 def draw(verdict: Verdict, record: Path) -> list[Path]:
     """The plots, in the record; none, and a line about it, where matplotlib is missing."""
-    from paceline.trials.bandwidth.plot import draw as draw_plots
+    from paceline.charts.svg import write_svg
 
+    drawn = []
     try:
-        return draw_plots(verdict, record / "plots")
+        for name, made in (("collectives", charts.collectives(verdict)), ("pairs", charts.pairs(verdict))):
+            if made:
+                drawn.append(record / "plots" / f"{name}.svg")
+                write_svg(made, drawn[-1], title=count(verdict.workers, "worker"))
     except ImportError:
         verdict.notes.append("No plots: they need matplotlib. Type: pip install matplotlib")
         return []
+    return drawn
 
 
 def exit_code(verdict: Verdict) -> int:

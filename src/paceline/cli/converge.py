@@ -22,6 +22,7 @@ from paceline.mods import catalog
 from paceline.record.private import write_file
 from paceline.settings import RunSettings, SharpnessSettings
 from paceline.topology import discover
+from paceline.trials.converge import charts
 from paceline.trials.converge.accuracy import compile_metric
 from paceline.trials.converge.series import ALONE, Converge, Verdict, judge, parse_techniques
 from paceline.trials.converge.trials import OnBench, failure
@@ -209,20 +210,12 @@ def carry_out(
 
 def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
-    from paceline.trials.converge.plot import draw as draw_plot
-
-    path = record / "plots" / "converge.svg"
-    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
+    return plotted(charts.accuracy(verdict), record / "plots" / "converge.svg", script)
 
 
 def draw_line(verdict: Verdict, record: Path, script: str) -> Path | None:
     """The plot of the losses between solutions, where some were measured."""
-    if not any(row.sharpness and row.sharpness.line for row in verdict.rows):
-        return None
-    from paceline.trials.converge.loss_line_plot import draw as draw_plot
-
-    path = record / "plots" / "line.svg"
-    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
+    return plotted(charts.loss_lines(verdict), record / "plots" / "line.svg", script)
 
 
 def document(verdict: Verdict, record: Path, plot: Path | None, code: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials.scale import series as trials
+from paceline.trials.scale.charts import charts
 
 WorkersList = Annotated[
     str,
@@ -195,10 +196,7 @@ def carry_out(
 
 def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
-    from paceline.trials.scale.plot import draw as draw_plot
-
-    path = record / "plots" / "scale.svg"
-    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
+    return plotted(charts(verdict), record / "plots" / "scale.svg", script)
 
 
 def document(verdict: trials.Verdict, plot: Path | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials.core.bench import Bench, Budget, Measured
 from paceline.trials.sweep import search as trials
+from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import OnBench, Sweep, Verdict
 
 ENOUGH = 1.0  # seconds of settled steps that make a trial
@@ -202,10 +203,7 @@ def carry_out(
 
 def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
     """The plot, in the record."""
-    from paceline.trials.sweep.plot import draw as draw_plot
-
-    path = record / "plots" / "sweep.svg"
-    return plotted(lambda: draw_plot(verdict, path, title=Path(script).name), path)
+    return plotted(charts(verdict), record / "plots" / "sweep.svg", script)
 
 
 def document(verdict: Verdict, record: Path, plot: Path | None, code: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.trials.core.bench import Bench, Budget, Measured, details
 from paceline.trials.tune.candidates import MORE, Candidate, candidates, settings_of
+from paceline.trials.tune.charts import charts
 from paceline.trials.tune.from_findings import advised, put_first
 from paceline.trials.tune.patch import Patch, read, write_patch
 from paceline.trials.tune.preset import TUNED, Preset, whole_path, write_preset
@@ -219,11 +220,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
     """Writes the verdict, the plot, the preset and the patch into the record; says what to type and what to write."""
     write(record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
     told: dict[str, Any] = {"command": None, "spelled_out": None, "preset": None, "patch": None, "plot": None}
-    if any(row.after is not None for row in verdict.mods):
-        from paceline.trials.tune.plot import draw
-
-        path = record / "plots" / "tune.svg"
-        told["plot"] = plotted(lambda: draw(verdict, path, title=Path(settings.script).name), path)
+    told["plot"] = plotted(charts(verdict), record / "plots" / "tune.svg", settings.script)
     if verdict.final is None:
         return told
     mods = verdict.final.mods

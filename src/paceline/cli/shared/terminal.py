@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from paceline.charts.chart import Chart
 from paceline.trials.core.summary import PARTS
 
 BAR = 24  # columns of a full bar
@@ -66,12 +67,17 @@ def bar(width: float) -> str:
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
 
 
-def plotted(draw: Callable[[], None], path: Path) -> Path | None:
-    """Draws a plot and gives its path back; None, and a line about it, where matplotlib is missing."""
+def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
+    """Draws charts into the record and returns the file. None if there is no chart, or, with a line about it, if
+    matplotlib is missing."""
+    from paceline.charts.svg import write_svg
+
+    if not charts:
+        return None
     try:
-        draw()
+        write_svg(charts, path, title=Path(script).name)
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         stderr().print("No plot: it needs matplotlib. Type: pip install matplotlib", style="dim")
         return None

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from itertools import groupby
 
 import msgspec
 
-from paceline.trials.bandwidth.series import size_name
-from paceline.trials.bandwidth.verdict import CollectiveRate, PairRate, Verdict, matrices
+from paceline.trials.bandwidth import charts
+from paceline.trials.bandwidth.verdict import Verdict
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Page
+from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.utilisation import COLOURS
 from paceline.view.ui.verdicts import as_verdict
 
 RATE = "GB/s (10⁹ bytes), the median of the rounds."
@@ -33,89 +29,10 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         for flag in told.flags[:20]
     ]
     blocks += [Note(text=failure, tone="bad") for failure in told.failures[:20]]
-    kinds = sorted(told.pairs, key=_kind)
-    for (between, backend, direct), pairs in groupby(kinds, key=_kind):
-        blocks += _matrix(list(pairs), f"{between}, {backend}{'' if direct else ', not direct'}")
-    by_op = sorted(told.collectives, key=lambda each: each.op)
-    ops = [(op, list(collectives)) for op, collectives in groupby(by_op, key=lambda each: each.op)]
-    blocks += [_curve(op, collectives, wide=len(ops) == 1) for op, collectives in ops]
+    blocks += [*charts.pairs(told), *charts.collectives(told)]
     blocks += _grids(told)
     blocks += [Note(text=note) for note in told.notes[:20]]
     return Page(title="Communication", blocks=blocks)
-
-
-def _kind(pair: PairRate) -> tuple[str, str, bool]:
-    return pair.between, pair.backend, pair.direct
-
-
-def _matrix(pairs: list[PairRate], what: str) -> list[Block]:
-    names, one_way, _, latency = matrices(pairs)
-    labels = [f"{'GPU' if pairs[0].between == 'gpus' else 'worker'} {name}" for name in names]
-    charts_made: list[Block] = []
-    for key, title, matrix, unit, scale in (
-        ("rate", "Bandwidth", one_way, "GB/s", 1.0),
-        ("latency", "Latency", latency, "µs", 1e6),
-    ):
-        cells = [[None if math.isnan(value) else value * scale for value in row] for row in matrix]
-        charts_made.append(
-            Chart(
-                name=f"{key}-{what.replace(' ', '-').replace(',', '')}",
-                title=f"{title}: {what}",
-                how=f"{'One way, ' + RATE if key == 'rate' else 'Seconds for the smallest message, one way; median.'}",
-                data=[
-                    charts.heat(
-                        labels,
-                        labels,
-                        cells,
-                        unit=unit,
-                        zmin=0,
-                        colorscale="rates" if key == "rate" else "heat",
-                        texttemplate="%{z:.3g}" if len(names) <= 16 else "",
-                        hovertemplate="%{y} → %{x}: %{z:.4g} " + unit + "<extra></extra>",
-                    )
-                ],
-                layout=charts.axes("", "", yaxis={"autorange": "reversed"}, xaxis={"side": "top"}),
-                height=min(640, 120 + 40 * max(len(names), 3)),
-            )
-        )
-    return charts_made
-
-
-def _curve(op: str, collectives: list[CollectiveRate], *, wide: bool) -> Chart:
-    ways: dict[str, list[CollectiveRate]] = {}
-    for each in collectives:
-        name = each.backend if each.algorithm in ("copied", "its own") else f"{each.backend}, {each.algorithm}"
-        ways.setdefault(f"{name}, {each.workers} workers", []).append(each)
-    lines = []
-    for number, (name, points) in enumerate(ways.items()):
-        points.sort(key=lambda point: point.bytes)
-        lines.append(
-            charts.line(
-                [point.bytes for point in points],
-                [point.busbw for point in points],
-                name=charts.label(name),
-                colour=COLOURS[number % len(COLOURS)],
-                mode="lines+markers",
-                text=[size_name(point.bytes) for point in points],
-                hovertemplate="%{text}: %{y:.3g} GB/s<extra>%{fullData.name}</extra>",
-            )
-        )
-    sizes = sorted({point.bytes for point in collectives})
-    ticks = sizes[:: max(1, len(sizes) // 8)]
-    return Chart(
-        name=f"curve-{op}",
-        title=op.replace("_", "-"),
-        how=f"busbw by message size: {RATE} algbw times the factor by which a link carries more than the message, so "
-        "that it can be held against a link's rate whatever the number of workers.",
-        data=lines,
-        layout=charts.axes(
-            "message",
-            "busbw, GB/s",
-            xaxis={"type": "log", "tickvals": ticks, "ticktext": [size_name(t) for t in ticks]},
-        ),
-        height=300,
-        wide=wide,
-    )
 
 
 def _grids(told: Verdict) -> list[Block]:

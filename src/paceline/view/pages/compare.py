@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from paceline.charts.chart import Axis, Bars, Chart, Line
+from paceline.charts.thin import thinned
 from paceline.tables.difference import difference, difference_of_ops
 from paceline.tables.iterations import PARTS
 from paceline.tables.trace.time_limit import within
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
+from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.links import href
 from paceline.view.ui.run_parts import command
@@ -67,20 +68,15 @@ def _split(told: Sequence[Measures]) -> Chart:
     return Chart(
         name="split",
         title="Where the time of a step went",
-        how="Mean seconds of a step over workers, after warm-up.",
-        data=[
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": part,
-                "y": ["B", "A"],
-                "x": [told[1].step[part], told[0].step[part]],
-                "marker": {"color": part},
-            }
+        caption="Mean seconds of a step over workers, after warm-up.",
+        x=Axis(title="seconds"),
+        y=Axis(kind="category", reverse=True),
+        series=[
+            Bars(name=part, x=[each.step[part] for each in told], y=["A", "B"], colour=part, horizontal=True)
             for part in PARTS
             if any(each.step[part] > 0 for each in told)
         ],
-        layout=charts.axes("seconds", "", barmode="stack"),
+        stacked=True,
         height=210,
         wide=True,
     )
@@ -96,12 +92,13 @@ def _series(records: Sequence[Opened]) -> list[Block]:
         for letter, colour, record in zip("AB", ("accent", "communication"), records, strict=True):
             steps = record.steps.frame
             first = steps.filter((pl.col("rank") == pl.col("rank").min()) & pl.col(key).is_not_null())
-            lines.append(charts.line(first["step"].to_list(), first[key].to_list(), name=letter, colour=colour))
+            line = Line(name=letter, x=first["step"].to_list(), y=first[key].to_list(), colour=colour)
+            lines.append(thinned(line))
             middle = first[key].median()
             usual = max(usual, middle if isinstance(middle, float) else 0.0)
-        axis = {"range": [0, 3 * usual]} if key == "total" and usual else {"rangemode": "normal"}
-        unit = "seconds" if key == "total" else "loss"
-        made.append(Chart(name=key, title=title, how=how, data=lines, layout=charts.axes("step", unit, yaxis=axis)))
+        limits = (0, 3 * usual) if key == "total" and usual else None
+        y = Axis(title="seconds" if key == "total" else "loss", limits=limits)
+        made.append(Chart(name=key, title=title, caption=how, x=Axis(title="step"), y=y, series=lines))
     return made
 
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from paceline.charts.chart import Axis, Chart, Line
+from paceline.charts.thin import thinned
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.overlap import overlap
 from paceline.tables.timeline import CAUSES, timeline
 from paceline.view.records.contents import has_traces
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Page
+from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.traced import IDLE, device_split, profile_of
 from paceline.view.ui.utilisation import COLOURS, SAMPLED, gpu_chart, utilisation
@@ -111,24 +112,27 @@ def _host(record: Opened) -> list[Block]:
     zero = host["at"][0]
     times = [at - zero for at in host["at"]]
     flows = [
-        charts.line(times, (host[name] / 1e6).to_list(), name=name, colour=COLOURS[number])
+        thinned(Line(name=name, x=times, y=(host[name] / 1e6).to_list(), colour=COLOURS[number]))
         for number, name in enumerate(("read", "written", "received", "sent"))
     ]
     blocks: list[Block] = [
         Chart(
             name="flows",
             title="Disks and networks",
-            how=f"Bytes a second of the whole host; networks without the loopback. {SAMPLED}",
-            data=flows,
-            layout=charts.axes("seconds", "MB/s"),
+            caption=f"Bytes a second of the whole host; networks without the loopback. {SAMPLED}",
+            x=Axis(title="seconds"),
+            y=Axis(title="MB/s", zero=True),
+            series=flows,
         )
     ]
     lines = [
-        charts.line(
-            [at - zero for at in table["at"]],
-            table["cpu"].to_list(),
-            name=f"rank {rank}",
-            colour=COLOURS[int(rank) % 7],
+        thinned(
+            Line(
+                name=f"rank {rank}",
+                x=[at - zero for at in table["at"]],
+                y=table["cpu"].to_list(),
+                colour=COLOURS[int(rank) % 7],
+            )
         )
         for (rank,), table in workers.group_by("rank", maintain_order=True)
         if isinstance(rank, int) and rank < 16
@@ -138,9 +142,10 @@ def _host(record: Opened) -> list[Block]:
             Chart(
                 name="worker-cpu",
                 title="Cores that workers keep busy",
-                how=f"CPU time of each worker and its loader processes, by time. {SAMPLED}",
-                data=lines,
-                layout=charts.axes("seconds", "cores"),
+                caption=f"CPU time of each worker and its loader processes, by time. {SAMPLED}",
+                x=Axis(title="seconds"),
+                y=Axis(title="cores", zero=True),
+                series=lines,
             )
         )
     return blocks

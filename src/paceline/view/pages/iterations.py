@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from paceline.charts.chart import Axis, Bars, Chart
 from paceline.tables.iterations import PARTS, iterations
 from paceline.tables.trace.steps import PHASES
 from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
+from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import step_charts
 from paceline.view.ui.traced import profile_of
@@ -102,17 +102,18 @@ def _parts(steps: pl.DataFrame) -> Chart:
     first = steps.filter((pl.col("rank") == pl.col("rank").min()) & pl.col("split")).tail(BARS)
     number = first["step"].to_list()
     usual = first["total"].median()
-    axis = {"range": [0, 3 * usual]} if isinstance(usual, float) and usual > 0 else {}
     return Chart(
         name="parts",
         title="Parts of a step",
-        how=f"Rank 0, the last {BARS} steps that were split, as the worker timed them at the seams.",
-        data=[
-            charts.bars(number, first[part].to_list(), name=part, colour=part)
+        caption=f"Rank 0, the last {BARS} steps that were split, as the worker timed them at the seams.",
+        x=Axis(title="step"),
+        y=Axis(title="seconds", zero=True, limits=(0, 3 * usual) if isinstance(usual, float) and usual > 0 else None),
+        series=[
+            Bars(name=part, x=number, y=first[part].to_list(), colour=part)
             for part in PARTS
             if float(first[part].sum()) > 0
         ],
-        layout=charts.axes("step", "seconds", yaxis=axis, barmode="stack", bargap=0),
+        stacked=True,
     )
 
 

@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paceline.charts.chart import Axis, Chart, Line
 from paceline.view.records.contents import shows
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Live, Note, Page
 from paceline.view.ui.links import href
+
+CHARTS = [
+    Chart(
+        name=name,
+        title=title,
+        caption=caption,
+        x=Axis(title="step"),
+        y=Axis(title=unit, zero=name != "loss"),
+        series=[Line(name=unit, x=[], y=[], colour=colour)],
+        height=240,
+    )
+    for name, title, unit, colour, caption in (
+        ("speed", "Throughput", "samples/s", "optimizer", "Rank 0: samples of the whole batch by the time of a step."),
+        ("loss", "Loss", "loss", "communication", "As the script computed it, for the whole batch."),
+        ("time", "Time of a step", "seconds", "accent", "Rank 0, wall time."),
+    )
+]
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -16,7 +34,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             text=f"This run is not in progress: {record.state}.", links=[("Dashboard", href("run", record.name))]
         )
         return Page(title="Live", blocks=[ended])
-    blocks: list[Block] = [Live(source=href("follow", record.name))]
+    blocks: list[Block] = [Live(source=href("follow", record.name), charts=CHARTS)]
     if len(record.ranks) > 64:
         blocks.append(Note(text="Only the first 64 ranks are followed."))
     return Page(title="Live", blocks=blocks)

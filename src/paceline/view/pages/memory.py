@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from paceline.charts.chart import Area, Axis, Chart
 from paceline.tables.memory import CATEGORIES, memory, memory_peaks
 from paceline.tables.trace.steps import PHASES
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Page
+from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid
 
 COLOURS = {"before": "other", **{phase: phase for phase in PHASES}, "other": "idle"}
@@ -63,28 +63,19 @@ def _chart(rows: pl.DataFrame, title: str, name: str) -> Chart:
     times = rows["time"].to_list()
     most = max(rows["allocated"].to_list())
     unit, scale = ("GiB", 1 << 30) if most >= 1 << 30 else ("MiB", 1 << 20)
-    layers = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "one",
-            "name": category,
-            "x": times,
-            "y": (rows[category] / scale).to_list(),
-            "line": {"width": 0, "shape": "hv"},
-            "fillcolor": COLOURS[category],
-        }
-        for category in CATEGORIES
-        if rows[category].abs().sum() > 0
-    ]
     return Chart(
         name=name,
         title=title,
-        how="Every block that the allocator gave and took back, by the phase in which it was asked for. "
+        caption="Every block that the allocator gave and took back, by the phase in which it was asked for. "
         + "; ".join(f"{key}: {value}" for key, value in MEANS.items())
         + ".",
-        data=layers,
-        layout=charts.axes("seconds", unit),
+        x=Axis(title="seconds"),
+        y=Axis(title=unit, zero=True),
+        series=[
+            Area(name=category, x=times, y=(rows[category] / scale).to_list(), colour=COLOURS[category])
+            for category in CATEGORIES
+            if rows[category].abs().sum() > 0
+        ],
         height=320,
         wide=True,
     )

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from paceline.charts.chart import Axis, Bars, Chart
 from paceline.tables.op_types import op_types
 from paceline.tables.ops import ops
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Page
+from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid, Row
 from paceline.view.ui.links import href
 from paceline.view.ui.traced import DEVICE, HOST, STEP, device_split, head, name_column, profile_of
@@ -115,23 +115,23 @@ def _number(row: Mapping[str, object], key: str) -> float:
 def top_chart(title: str, rows: list[Row], *, key: str = "name") -> Chart:
     """The first rows as bars, the longest on top."""
     time = time_of([dict(row) for row in rows])
-    top = sorted(rows, key=lambda row: -_number(row, time))[:TOP][::-1]
+    top = sorted(rows, key=lambda row: -_number(row, time))[:TOP]
     where = "device" if time == "device_self" else "host"
     return Chart(
         name="top",
         title=title,
-        how=f"Self time on the {where}. {STEP}",
-        data=[
-            {
-                "type": "bar",
-                "orientation": "h",
-                "y": [charts.label(row[key], 44) for row in top],
-                "x": [_number(row, time) * 1e3 for row in top],
-                "marker": {"color": "backward" if time == "device_self" else "forward"},
-                "hovertemplate": "%{y}: %{x:.3f} ms<extra></extra>",
-            }
+        caption=f"Self time on the {where}. {STEP}",
+        x=Axis(title=f"ms of the {where}, a step"),
+        y=Axis(kind="category", reverse=True),
+        series=[
+            Bars(
+                name="self time",
+                x=[_number(row, time) * 1e3 for row in top],
+                y=[str(row[key]) for row in top],
+                colour="backward" if time == "device_self" else "forward",
+                horizontal=True,
+            )
         ],
-        layout=charts.axes(f"ms of the {where}, a step", ""),
         height=max(180, 60 + 24 * len(top)),
         wide=True,
     )

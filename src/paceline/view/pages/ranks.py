@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from paceline.charts.chart import Axis, Bars, Chart, HeatMap
 from paceline.tables.iterations import PARTS, warm_up
 from paceline.tables.stragglers import lags, stragglers
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Page
+from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import SLOWEST
 from paceline.view.ui.wording import seconds
@@ -50,22 +50,22 @@ def heat_map(late: pl.DataFrame) -> Chart:
     return Chart(
         name="heat",
         title="Behind the others",
-        how="A rank's own time in a step (without waiting for others), less the median of the other ranks' in the same "
-        "step; milliseconds. A dark row is a straggler; a dark column, a step that was slow for everybody, does not "
-        "exist here, since the others are the measure.",
-        data=[
-            charts.heat(
-                numbers,
-                [f"rank {rank}" for rank in ranks[:ROWS]],
-                [[round(float(value), 3) for value in row] for row in grid],
+        caption="A rank's own time in a step (without waiting for others), less the median of the other ranks' in the "
+        "same step; milliseconds. A dark row is a straggler; a dark column, a step that was slow for everybody, does "
+        "not exist here, since the others are the measure.",
+        x=Axis(title="step"),
+        y=Axis(kind="category", reverse=True),
+        series=[
+            HeatMap(
+                name="behind",
+                x=numbers,
+                y=[f"rank {rank}" for rank in ranks[:ROWS]],
+                cells=[[round(float(value), 3) for value in row] for row in grid],
                 unit="ms",
-                colorscale="heat",
-                zmin=0,
-                zmax=max(most, 1e-6),
-                hovertemplate="%{y}, step %{x}: %{z:.3g} ms behind<extra></extra>",
+                colours="heat",
+                high=max(most, 1e-6),
             )
         ],
-        layout=charts.axes("step", "", yaxis={"autorange": "reversed", "type": "category"}),
         height=min(620, 110 + max(24 * len(ranks), 90)),
         wide=True,
     )
@@ -82,13 +82,15 @@ def _parts(steps: pl.DataFrame) -> Chart:
     return Chart(
         name="by-rank",
         title="Where each rank's time went",
-        how="Mean of its steps after warm-up, as it timed itself at the seams.",
-        data=[
-            charts.bars(names, table[part].to_list()[:ROWS], name=part, colour=part)
+        caption="Mean of its steps after warm-up, as it timed itself at the seams.",
+        x=Axis(kind="category"),
+        y=Axis(title="seconds", zero=True),
+        series=[
+            Bars(name=part, x=names, y=table[part].to_list()[:ROWS], colour=part)
             for part in PARTS
             if float(table[part].sum()) > 0
         ],
-        layout=charts.axes("", "seconds", barmode="stack"),
+        stacked=True,
         wide=True,
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from paceline.trials.scale.charts import charts
 from paceline.trials.scale.series import Verdict
 from paceline.trials.scale.why import CAUSES
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Tile, Tiles
+from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.verdicts import HIGH, LOW, SPEED, spread
+from paceline.view.ui.verdicts import HIGH, LOW, SPEED
 from paceline.view.ui.wording import say, share
 
 
@@ -19,7 +19,6 @@ def scaling(told: Verdict) -> list[Block]:
         why = point.why
         lost = {f"lost_{cause}": why.lost.get(cause) for cause in CAUSES} if why else {}
         rows.append({**msgspec.to_builtins(point), **lost, "sentence": why.sentence if why else ""})
-    workers = [point.workers for point in told.points]
     largest = told.points[-1] if told.points else None
     tiles = [Tile(label="scaling", value=told.mode, how="strong: the batch is kept; weak: it grows with the workers.")]
     if largest:
@@ -49,41 +48,7 @@ def scaling(told: Verdict) -> list[Block]:
     )
     blocks: list[Block] = [Tiles(tiles)]
     blocks += [Note(text=row["sentence"]) for row in rows[-1:] if row["sentence"]]
-    if told.points:
-        blocks += [
-            Chart(
-                name="speed",
-                title="Throughput",
-                how=SPEED.how + " Bars: slowest and fastest round. Dashed: perfect.",
-                data=[
-                    spread(workers, told.points, "measured"),
-                    charts.line(
-                        workers,
-                        [told.points[0].samples_per_s * n / workers[0] for n in workers],
-                        name="perfect",
-                        colour="other",
-                        line={"dash": "dot", "color": "other"},
-                    ),
-                ],
-                layout=charts.axes("workers", "samples/s"),
-            ),
-            Chart(
-                name="lost",
-                title="What efficiency is lost to",
-                how="Points of efficiency, by cause: what each part of a step takes beyond its share of the base's.",
-                data=[
-                    charts.bars(workers, [row.get(f"lost_{cause}") for row in rows], name=cause, colour=colour)
-                    for cause, colour in zip(CAUSES, ("backward", "communication", "evaluation", "data"), strict=True)
-                ],
-                layout=charts.axes(
-                    "workers",
-                    "of efficiency",
-                    barmode="relative",
-                    yaxis={"tickformat": ".0%"},
-                    xaxis={"type": "category"},
-                ),
-            ),
-        ]
+    blocks += charts(told)
     lost_how = "Points of efficiency that it costs, against the smallest number of workers; below zero is a gain."
     blocks.append(
         Grid(

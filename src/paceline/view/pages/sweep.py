@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import Verdict
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Tile, Tiles
+from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.verdicts import HIGH, LOW, SPEED, spread
+from paceline.view.ui.verdicts import HIGH, LOW, SPEED
 from paceline.view.ui.wording import rate
 
 
 def sweeping(told: Verdict) -> list[Block]:
-    fits = [point for point in told.points if point.fits]
-    speeds = {point.batch: point.samples_per_s for point in fits}
+    speeds = {point.batch: point.samples_per_s for point in told.points if point.fits}
     named = (
         ("knee", told.knee, "The smallest batch within 5 % of the best.", "good"),
         ("best", told.best, "The batch with most samples a second.", ""),
@@ -37,49 +36,7 @@ def sweeping(told: Verdict) -> list[Block]:
         blocks.append(Note(text=f"It went no further: {told.why}." if told.ceiling else told.why))
     if told.keep:
         blocks.append(Note(text=f"To train with the knee's batch: --mod {told.keep}", tone="good"))
-    if fits:
-        batches = [point.batch for point in fits]
-        axis = {"type": "log", "tickvals": batches, "ticktext": [f"{batch:,}" for batch in batches]}
-        knee = (
-            [
-                {
-                    "type": "line",
-                    "xref": "x",
-                    "yref": "paper",
-                    "x0": told.knee,
-                    "x1": told.knee,
-                    "y0": 0,
-                    "y1": 1,
-                    "line": {"color": "good", "width": 1.5, "dash": "dot"},
-                }
-            ]
-            if told.knee
-            else []
-        )
-        blocks += [
-            Chart(
-                name="speed",
-                title="Throughput by batch",
-                how=SPEED.how + " Bars: slowest and fastest. Dotted: the knee.",
-                data=[spread(batches, fits, "samples/s")],
-                layout=charts.axes("samples a step", "samples/s", xaxis=axis, shapes=knee),
-            ),
-            Chart(
-                name="memory",
-                title="Memory by batch",
-                how="The peak of the worker that took most.",
-                data=[
-                    charts.line(
-                        batches,
-                        [point.memory / (1 << 30) for point in fits],
-                        name="memory",
-                        colour="evaluation",
-                        mode="lines+markers",
-                    )
-                ],
-                layout=charts.axes("samples a step", "GiB", xaxis=axis),
-            ),
-        ]
+    blocks += charts(told)
     blocks.append(
         Grid(
             name="points",

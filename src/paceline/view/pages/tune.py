@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from paceline.errors import RecordError
+from paceline.trials.tune.charts import charts
 from paceline.trials.tune.verdict import Verdict
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note, Text, Tile, Tiles
+from paceline.view.ui.blocks import Block, Note, Text, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.wording import rate, say, share, size
 
@@ -58,44 +58,7 @@ def tuning(told: Verdict, record: Opened) -> list[Block]:
         blocks.append(Note(text=told.problem, tone="bad"))
     if told.cut_short:
         blocks.append(Note(text="The budget was over before everything had been tried.", tone="warn"))
-    tried = sorted((row for row in told.mods if row.gain is not None), key=lambda row: row.gain or 0.0)
-    if tried:
-        blocks.append(
-            Chart(
-                name="gains",
-                title="What each mod gains",
-                how="Speed with the mod by the speed without it, on the best set at that time. Filled: kept.",
-                data=[
-                    {
-                        "type": "bar",
-                        "orientation": "h",
-                        "y": [charts.label(row.mod) for row in tried],
-                        "x": [row.gain for row in tried],
-                        "base": 0,
-                        "marker": {"color": ["optimizer" if row.kept else "other" for row in tried]},
-                        "hovertemplate": "%{y}: %{x:.3g}×<extra></extra>",
-                    }
-                ],
-                layout=charts.axes(
-                    "times",
-                    "",
-                    shapes=[
-                        {
-                            "type": "line",
-                            "xref": "x",
-                            "yref": "paper",
-                            "x0": 1,
-                            "x1": 1,
-                            "y0": 0,
-                            "y1": 1,
-                            "line": {"color": "ink", "width": 1, "dash": "dot"},
-                        }
-                    ],
-                ),
-                height=max(170, 70 + 28 * len(tried)),
-                wide=True,
-            )
-        )
+    blocks += charts(told)
     blocks.append(
         Grid(
             name="mods",

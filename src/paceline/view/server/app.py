@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ OURS = {
     **dict.fromkeys(("theme.js", "app.js", "timeline.js", "live.js"), "text/javascript"),
 }
 VISITORS = 32  # that follow a run at the same time
-LASTING = {"Cache-Control": "private, max-age=86400"}
+LASTING = {"Cache-Control": "private, max-age=86400", "Vary": "Accept-Encoding"}
+PACKED = {**LASTING, "Content-Encoding": "gzip"}
 
 
 def make_app(root: Path, *, token: str, hosts: frozenset[str] | None = None, limits: Limits | None = None) -> ASGIApp:
@@ -238,15 +239,13 @@ def _table(asked: Asked, told: dict[str, str], page: Page) -> Response:
 async def _static(request: Request) -> Response:
     name = request.path_params["file"]
     if name == "plotly.js":
-        return FileResponse(str(plotly()), media_type="text/javascript", headers=LASTING)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return FileResponse(render.PLOTLY, media_type="text/javascript", headers=PACKED)
+        text = await run_in_threadpool(lambda: gzip.decompress(render.PLOTLY.read_bytes()))
+        return Response(text, media_type="text/javascript", headers=LASTING)
     if name not in OURS:
         raise HTTPException(404)
     return FileResponse(render.STATIC / name, media_type=OURS[name], headers={"Cache-Control": "no-cache"})
-
-
-def plotly() -> Any:
-    """plotly.js, as plotly's wheel carries it."""
-    return resources.files("plotly") / "package_data" / "plotly.min.js"
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

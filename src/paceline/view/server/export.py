@@ -1,11 +1,13 @@
 """One record as one HTML file, with all that it needs inside: to be mailed, or kept.
 
-Only scripts of ours run in it: its policy names them by their hashes, and no text of a record is among them.
+Only our scripts and plotly.js run in it: its policy names them by their hashes, and no text of a record is among them.
+plotly.js is in it compressed, and the browser unpacks it.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import os
 from pathlib import Path
@@ -15,7 +17,6 @@ from markupsafe import Markup
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.view.records.library import Library
 from paceline.view.records.record import Opened
-from paceline.view.server.app import plotly
 from paceline.view.server.limits import Limits
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui import render
@@ -52,14 +53,15 @@ def report(record: Opened) -> str:
     """The document."""
     pages = [(kind, _page(record, kind)) for kind in pages_of(record) if kind.in_report]
     charts = any(block.kind == "chart" for _, page in pages for block in page.blocks)
-    texts = [_safe((render.STATIC / each).read_text()) for each in SCRIPTS]
-    if charts:
-        texts.insert(1, _safe(plotly().read_text(encoding="utf-8")))
+    texts = [_safe((render.STATIC / each).read_text()).encode() for each in SCRIPTS]
+    packed = render.PLOTLY.read_bytes() if charts else b""
+    allowed = [*texts, gzip.decompress(packed)] if charts else texts
     files = {
         "css": Markup((render.STATIC / "app.css").read_text()),
-        "scripts": [Markup(text) for text in texts],
+        "scripts": [Markup(text.decode()) for text in texts],
+        "plotly": base64.b64encode(packed).decode(),
         "policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
-        f"form-action 'none'; script-src {' '.join(map(_hash, texts))}",
+        f"form-action 'none'; script-src {' '.join(map(_hash, allowed))}",
     }
     return render.render_report(record, pages, files)
 
@@ -77,5 +79,5 @@ def _safe(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+def _hash(script: bytes) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"

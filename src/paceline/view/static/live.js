@@ -25,14 +25,16 @@ function ago(seconds) {
 function startLive(place) {
   const put = (name, text) => { place.querySelector(`[data-is=${name}]`).textContent = text; };
   const steps = [], ranks = new Map();
-  const charts = { speed: ["samples/s", "optimizer", 2], loss: ["loss", "communication", 3], time: ["seconds", "accent", 1] };
+  const columns = { time: 1, speed: 2, loss: 3 };
 
   function draw() {
-    for (const [name, [title, paint, column]] of Object.entries(charts)) {
-      const told = { data: [{ type: "scatter", mode: "lines", x: steps.map((s) => s[0]), y: steps.map((s) => s[column]), line: { color: paint, width: 1.5 } }], layout: { xaxis: { title: { text: "step" } }, yaxis: { title: { text: title }, rangemode: name === "loss" ? "normal" : "tozero" } }, height: 240 };
-      const usual = middle(steps.map((s) => s[column]));
+    for (const card of place.querySelectorAll("[data-chart]")) {
+      const told = figureOf(card), name = card.dataset.chart;
+      told.data[0].x = steps.map((s) => s[0]);
+      told.data[0].y = steps.map((s) => s[columns[name]]);
+      const usual = middle(told.data[0].y);
       if (name === "time" && usual) told.layout.yaxis.range = [0, 3 * usual];
-      Plotly.react(place.querySelector(`[data-chart=${name}]`), painted(told.data), laidOut(told), OPTIONS);
+      drawChart(card, told);
     }
   }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from paceline.charts.chart import Chart
 from paceline.view.records.spans import Spans
 from paceline.view.ui.grid import Grid
 
@@ -27,20 +28,6 @@ class Tile:
 class Tiles:
     tiles: Sequence[Tile]
     kind: str = field(default="tiles", init=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """A plotly figure: traces and layout as plotly.js takes them. Colours may be names of the page's palette."""
-
-    name: str
-    title: str
-    how: str
-    data: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    height: int = 260
-    wide: bool = False
-    kind: str = field(default="chart", init=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +120,10 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """A run in progress; the browser follows `source`."""
+    """A run in progress; the browser follows `source`, and draws each chart's only line as its steps come."""
 
     source: str
+    charts: Sequence[Chart]
     kind: str = field(default="live", init=False)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from markupsafe import Markup
 
 from paceline import __version__
+from paceline.charts.browser import figure
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui.blocks import Page, Picture
@@ -22,6 +23,7 @@ from paceline.view.ui.wording import say
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
+PLOTLY = STATIC / "plotly-cartesian.min.js.gz"
 
 
 @cache
@@ -33,7 +35,8 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "version": __version__}
+    made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "figure": figure}
+    made.globals["version"] = __version__
     return made
 
 

@@ -6,11 +6,12 @@ import shlex
 
 import polars as pl
 
+from paceline.charts.chart import Axis, Chart, Line, Points, Shade
+from paceline.charts.thin import thinned
 from paceline.tables.iterations import iterations
 from paceline.view.records.measures import Measures
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note
+from paceline.view.ui.blocks import Block, Note
 from paceline.view.ui.links import href
 
 SLOWEST = (
@@ -37,58 +38,64 @@ def step_charts(record: Opened, told: Measures) -> list[Block]:
     number, total = first["step"].to_list(), first["total"].to_list()
     usual = told.median_step or 0.0
     ceiling = max([usual * 3, *(odd["total"].head(20).to_list()), 1e-9])
-    settled = charts.shade(number[0] - 0.5, number[0] + told.warm_up - 0.5)
-    shapes = [settled] if told.warm_up else []
+    warm_up = Shade(start=number[0] - 0.5, end=number[0] + told.warm_up - 0.5)
+    marks = [warm_up] if told.warm_up else []
+    step = Axis(title="step")
+    outliers = Points(
+        name="outlier",
+        x=odd["step"].to_list(),
+        y=odd["total"].to_list(),
+        colour="bad",
+        text=[
+            f"step {n}, mostly {why}" if why else f"step {n}" for n, why in zip(odd["step"], odd["why"], strict=True)
+        ],
+    )
     blocks: list[Block] = [
         Chart(
             name="step-times",
             title="Time of a step",
-            how="Rank 0, wall time. Shaded: warm-up, until times have settled. Marked: more than five times the usual "
-            "scatter and a fifth above the median; the part that grew most is named.",
-            data=[
-                charts.line(number, total, name="step", colour="accent"),
-                charts.points(
-                    odd["step"].to_list(), odd["total"].to_list(), name="outlier", colour="bad",
-                    text=[f"mostly {why}" if why else "" for why in odd["why"]],
-                    hovertemplate="step %{x}: %{y:.4s}s %{text}<extra></extra>",
-                ),
+            caption="Rank 0, wall time. Shaded: warm-up, until times have settled. Marked: more than five times the "
+            "usual scatter and a fifth above the median; the part that grew most is named.",
+            x=step,
+            y=Axis(title="seconds", limits=(0, ceiling * 1.1)),
+            series=[
+                thinned(Line(name="step", x=number, y=total, colour="accent")),
+                *([outliers] if odd.height else []),
             ],
-            layout=charts.axes("step", "seconds", yaxis={"range": [0, ceiling * 1.1]}, shapes=shapes),
+            marks=marks,
         ),
         Chart(
             name="throughput",
             title="Throughput",
-            how="Rank 0: samples of the whole batch by the time of the step.",
-            data=[
-                charts.line(
-                    number,
-                    [s / t if t > 0 else None for s, t in zip(first["samples"], total, strict=True)],
-                    name="samples/s",
-                    colour="optimizer",
+            caption="Rank 0: samples of the whole batch by the time of the step.",
+            x=step,
+            y=Axis(title="samples/s", zero=True),
+            series=[
+                thinned(
+                    Line(
+                        name="samples/s",
+                        x=number,
+                        y=[s / t if t > 0 else None for s, t in zip(first["samples"], total, strict=True)],
+                        colour="optimizer",
+                    )
                 )
             ],
-            layout=charts.axes("step", "samples/s", shapes=shapes),
+            marks=marks,
         ),
-    ]  # fmt: skip
+    ]
     losses = first.filter(pl.col("loss").is_not_null())
     if losses.height:
-        broken = first.filter(~pl.col("finite"))["step"].to_list()
+        broken = first.filter(~pl.col("finite"))["step"].to_list()[:500]
+        line = Line(name="loss", x=losses["step"].to_list(), y=losses["loss"].to_list(), colour="communication")
+        marked = Points(name="not finite", x=broken, y=[0] * len(broken), colour="bad")
         blocks.append(
             Chart(
                 name="loss",
                 title="Loss",
-                how="As the script computed it, for the whole batch. Steps whose loss was not finite are marked.",
-                data=[
-                    charts.line(
-                        losses["step"].to_list(), losses["loss"].to_list(), name="loss", colour="communication"
-                    ),
-                    *(
-                        [charts.points(broken[:500], [0] * len(broken[:500]), name="not finite", colour="bad")]
-                        if broken
-                        else []
-                    ),
-                ],
-                layout=charts.axes("step", "loss", yaxis={"rangemode": "normal"}),
+                caption="As the script computed it, for the whole batch. Steps whose loss was not finite are marked.",
+                x=step,
+                y=Axis(title="loss"),
+                series=[thinned(line), *([marked] if broken else [])],
             )
         )
     return blocks

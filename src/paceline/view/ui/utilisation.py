@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import polars as pl
 
+from paceline.charts.chart import Axis, Chart, Line
+from paceline.charts.thin import thinned
 from paceline.errors import RecordError
 from paceline.tables.devices import gpu_samples, host_samples
 from paceline.view.records.record import Opened
-from paceline.view.ui import charts
-from paceline.view.ui.blocks import Block, Chart, Note
+from paceline.view.ui.blocks import Block, Note
 
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
+SHARE = Axis(title="share", share=True, limits=(0, 1.05))
 SAMPLED = "Sampled twice a second by the launcher, beside the workers."
 
 
@@ -37,12 +39,13 @@ def utilisation(record: Opened) -> list[Block]:
         Chart(
             name="cpu",
             title="CPU utilisation",
-            how=f"Share of the host's cores that were busy, with anything; and of the busiest core. {SAMPLED}",
-            data=[
-                charts.line(times, host["cpu"].to_list(), name="all cores", colour="backward"),
-                charts.line(times, host["busiest"].to_list(), name="busiest core", colour="data"),
+            caption=f"Share of the host's cores that were busy, with anything; and of the busiest core. {SAMPLED}",
+            x=Axis(title="seconds"),
+            y=SHARE,
+            series=[
+                thinned(Line(name="all cores", x=times, y=host["cpu"].to_list(), colour="backward")),
+                thinned(Line(name="busiest core", x=times, y=host["busiest"].to_list(), colour="data")),
             ],
-            layout=charts.axes("seconds", "share", yaxis={"tickformat": ".0%", "range": [0, 1.05]}),
         )
     ]
 
@@ -54,13 +57,13 @@ def gpu_chart(gpus: pl.DataFrame, column: str, title: str, how: str) -> Chart:
     for number, ((index,), table) in enumerate(gpus.group_by("index", maintain_order=True)):
         if number < 16:
             times = [at - zero for at in table["at"]]
-            lines.append(charts.line(times, table[column].to_list(), name=f"GPU {index}", colour=COLOURS[number % 7]))
-    share = column == "utilisation"
-    axis = {"tickformat": ".0%", "range": [0, 1.05]} if share else {}
+            line = Line(name=f"GPU {index}", x=times, y=table[column].to_list(), colour=COLOURS[number % 7])
+            lines.append(thinned(line))
     return Chart(
         name=f"gpu-{column}",
         title=title,
-        how=f"{how} {SAMPLED}",
-        data=lines,
-        layout=charts.axes("seconds", "share" if share else "", yaxis=axis),
+        caption=f"{how} {SAMPLED}",
+        x=Axis(title="seconds"),
+        y=SHARE if column == "utilisation" else Axis(zero=True),
+        series=lines,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -32,30 +31,3 @@ SPEED = Column(
 )
 LOW = Column(key="low", title="low", how="The slowest round.", kind="rate")
 HIGH = Column(key="high", title="high", how="The fastest round.", kind="rate")
-
-
-class Point(Protocol):
-    samples_per_s: float
-    low: float
-    high: float
-
-
-def spread(x: Sequence[Any], points: Sequence[Point], name: str) -> dict[str, Any]:
-    """A line with a bar at each point, from the slowest to the fastest round."""
-    speeds = [point.samples_per_s for point in points]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": x,
-        "y": speeds,
-        "line": {"color": "accent"},
-        "marker": {"size": 7},
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": [p.high - p.samples_per_s for p in points],
-            "arrayminus": [p.samples_per_s - p.low for p in points],
-            "thickness": 1.2,
-        },
-    }

@@ -1,0 +1,183 @@
+"""What a chart shows: series on two axes, marks, a caption. Plain data that knows nothing of who draws it.
+
+Verdicts and pages make charts; `charts.svg` draws them into a record, `charts.browser` on a page. A colour is a name of
+the palette (`data`, `forward` … `accent`, `ink`), so that a page can suit light and dark. Text may come from a record:
+renderers escape it. `None` among the numbers is a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+Value: TypeAlias = float | str | None  # a name, on an axis of categories
+Dash = Literal["solid", "dashed", "dotted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    title: str = ""
+    kind: Literal["linear", "log", "category"] = "linear"
+    limits: tuple[float, float] | None = None  # None: from the data
+    zero: bool = False  # starts at zero
+    share: bool = False  # 0.5 is shown as 50 %
+    ticks: Sequence[tuple[float, str]] = ()  # none: chosen by the renderer
+    reverse: bool = False  # the first category is on top
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """`low` and `high` are the ends of error bars. `text` names each point when the mouse is over it."""
+
+    name: str
+    x: Sequence[Value]
+    y: Sequence[float | None]
+    colour: str
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    dash: Dash = "solid"
+    width: float = 1.5
+    markers: bool = False
+    text: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """`text` names each point when the mouse is over it."""
+
+    name: str
+    x: Sequence[Value]
+    y: Sequence[float | None]
+    colour: str
+    text: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Bars of one `group` share a place beside those of other groups; a chart may also stack all bars."""
+
+    name: str
+    x: Sequence[Value]
+    y: Sequence[Value]
+    colour: str
+    horizontal: bool = False
+    group: str = ""
+
+    @property
+    def places(self) -> Sequence[Value]:
+        return self.y if self.horizontal else self.x
+
+    @property
+    def lengths(self) -> Sequence[float | None]:
+        found = self.x if self.horizontal else self.y
+        return [None if value is None else float(value) for value in found]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The area between two lines; it is not in the legend, as it belongs to a line of its colour."""
+
+    name: str
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    colour: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """A stepped area, on top of the areas before it."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeatMap:
+    """A row of `cells` for each `y`. `rates`: more is better; `heat`: more is worse."""
+
+    name: str
+    x: Sequence[Value]
+    y: Sequence[Value]
+    cells: Sequence[Sequence[float | None]]
+    unit: str
+    colours: Literal["rates", "heat"]
+    high: float | None = None  # the end of the colour scale, which starts at zero; None: the largest cell
+
+    @property
+    def top(self) -> float:
+        if self.high is not None:
+            return self.high
+        return max((cell for row in self.cells for cell in row if cell is not None), default=1.0)
+
+    @property
+    def written(self) -> bool:
+        """Whether there is room for the number in each cell."""
+        return max(len(self.x), len(self.y)) <= 16
+
+
+Series: TypeAlias = Line | Points | Bars | Band | Area | HeatMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A straight line across the chart, at a value of one axis; in the legend where it has a name."""
+
+    axis: Literal["x", "y"]
+    at: float
+    colour: str = "other"
+    dash: Dash = "dotted"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shade:
+    """A shaded range of the x axis; in the legend where it has a name."""
+
+    start: float
+    end: float
+    colour: str = "other"
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Text beside a point."""
+
+    x: Value
+    y: Value
+    text: str
+    side: Literal["right", "below right", "above left"] = "right"
+
+
+Mark: TypeAlias = Rule | Shade | Label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """`name` is unique on a page. `caption` says how the numbers were measured, and what the marks mean."""
+
+    name: str
+    title: str
+    caption: str
+    series: Sequence[Series]
+    x: Axis = Axis()
+    y: Axis = Axis()
+    marks: Sequence[Mark] = ()
+    stacked: bool = False  # bars on top of each other
+    height: int = 260  # pixels on a page
+    wide: bool = False  # as wide as the page
+    kind: ClassVar[str] = "chart"  # of the things that a page is made of
+
+    def categories(self, axis: Literal["x", "y"]) -> list[str]:
+        """The names along an axis of categories, in the order in which the series have them."""
+        return list(dict.fromkeys(str(value) for each in self.series for value in _values(each, axis)))
+
+
+def _values(series: Series, axis: str) -> Sequence[Value]:
+    if axis == "x":
+        return series.x
+    return () if isinstance(series, Band) else series.y
