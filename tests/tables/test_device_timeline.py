@@ -12,6 +12,7 @@ from cuda_trace import COMMUNICATION, Machine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.record.phases import PHASES
 from paceline.tables import timeline as module
 from paceline.tables.input_wait import input_wait
 from paceline.tables.launches import launches
@@ -19,7 +20,7 @@ from paceline.tables.overlap import overlap
 from paceline.tables.streams import streams
 from paceline.tables.timeline import CAUSES, timeline
 from paceline.tables.trace.columns import read_trace
-from paceline.tables.trace.steps import PHASES, breakdown
+from paceline.tables.trace.steps import breakdown
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 SPAN = st.tuples(st.integers(0, 80), st.integers(1, 25))

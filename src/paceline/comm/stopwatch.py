@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-BASE = "other"
-EVALUATION = "evaluation"
+from paceline.record.phases import EVALUATION, OTHER
+
 UNSPLIT = "unsplit"  # the time of a lap that was not split
 SHORT = 0.03  # seconds: a lap on a device below this is short
 ONE_IN = 10  # short laps is split
@@ -30,7 +30,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.on_span: Callable[[str, float, float], None] | None = None  # told of each stretch of a phase, on the host
-        self._stack = [BASE]
+        self._stack = [OTHER]
         self._cuda = False
         self._mark: Any = time.perf_counter()
         self._open: list[tuple[str, Any, Any]] = []  # on CUDA: phase, from event, to event

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from paceline.trials.core.summary import PARTS
+from paceline.record.phases import EVALUATION, PHASES
 
 BAR = 24  # columns of a full bar
 
@@ -52,8 +52,8 @@ def time_table(step: Mapping[str, float]) -> Table:
     table.add_column("share", justify="right")
     table.add_column("")
     total = step["total"] or 1.0
-    for part in PARTS:
-        if part != "evaluation" or step[part] > 0:
+    for part in PHASES:
+        if part != EVALUATION or step[part] > 0:
             ratio = step[part] / total
             table.add_row(part, seconds(step[part]), percent(ratio), bar(ratio * BAR))
     table.add_row("total", seconds(step["total"]), "", "", style="bold")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from paceline.record.phases import PHASES
 from paceline.tables.difference import difference, difference_of_ops
-from paceline.tables.iterations import PARTS
 from paceline.tables.trace.time_limit import within
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
@@ -77,7 +77,7 @@ def _split(told: Sequence[Measures]) -> Chart:
                 "x": [told[1].step[part], told[0].step[part]],
                 "marker": {"color": part},
             }
-            for part in PARTS
+            for part in PHASES
             if any(each.step[part] > 0 for each in told)
         ],
         layout=charts.axes("seconds", "", barmode="stack"),

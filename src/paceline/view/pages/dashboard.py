@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paceline.tables.iterations import PARTS
+from paceline.record.phases import PHASES
 from paceline.tables.stragglers import stragglers
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
@@ -30,7 +30,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 title="Where the time of a step went",
                 how=f"Mean seconds of a step over workers, after {told.warm_up} warm-up steps. Each worker times its "
                 "own phases at the seams; communication is what no other work hid.",
-                parts=[(part, told.step[part], part) for part in PARTS if told.step[part] > 0],
+                parts=[(part, told.step[part], part) for part in PHASES if told.step[part] > 0],
                 total=told.step["total"],
             )
         ]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from paceline.tables.iterations import PARTS, iterations
-from paceline.tables.trace.steps import PHASES
+from paceline.record.phases import PHASES
+from paceline.tables.iterations import iterations
 from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
@@ -38,7 +38,7 @@ COLUMNS = (
         Column(
             key=part, title=part, how="Timed by the worker itself; empty where the step was not split.", kind="seconds"
         )
-        for part in PARTS
+        for part in PHASES
     ),
     Column(key="samples", title="samples", how="Of the whole batch.", kind="count"),
     Column(key="loss", title="loss", how="As the script computed it.", kind="number"),
@@ -80,7 +80,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     shown = steps.join(
         table.select("rank", "step", "warm_up", "usual", "excess", "outlier", "why"), on=["rank", "step"], how="left"
     )
-    blank = [pl.when("split").then(part).alias(part) for part in PARTS]
+    blank = [pl.when("split").then(part).alias(part) for part in PHASES]
     shown = shown.with_columns(blank).sort("step", "rank")
     if shown.height > MOST:
         blocks.append(Note(text=f"The table has the last {MOST:,} of {shown.height:,} rows.", tone="warn"))
@@ -109,7 +109,7 @@ def _parts(steps: pl.DataFrame) -> Chart:
         how=f"Rank 0, the last {BARS} steps that were split, as the worker timed them at the seams.",
         data=[
             charts.bars(number, first[part].to_list(), name=part, colour=part)
-            for part in PARTS
+            for part in PHASES
             if float(first[part].sum()) > 0
         ],
         layout=charts.axes("step", "seconds", yaxis=axis, barmode="stack", bargap=0),

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 POINTS = 1500  # of a line: as many as a wide screen has columns
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 
 Figure = dict[str, Any]
 

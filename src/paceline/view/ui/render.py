@@ -13,6 +13,7 @@ import msgspec
 from markupsafe import Markup
 
 from paceline import __version__
+from paceline.record.phases import PHASES
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui.blocks import Page, Picture
@@ -34,6 +35,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "version": __version__}
+    made.globals["phases"] = " ".join(PHASES)
     return made
 
 
