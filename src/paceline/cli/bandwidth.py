@@ -16,7 +16,7 @@ from paceline import __version__
 from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import count, stderr
+from paceline.cli.shared.terminal import stderr
 from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
@@ -30,6 +30,7 @@ from paceline.topology.machine import Topology
 from paceline.topology.survey import survey
 from paceline.trials.bandwidth import series as trials
 from paceline.trials.bandwidth.verdict import Verdict, judge
+from paceline.units import count
 
 ALL_OPS, ALL_PARTS = ",".join(OPS), ",".join(trials.PARTS)
 

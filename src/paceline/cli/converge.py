@@ -14,7 +14,7 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import Asked, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import percent, plotted, stderr
+from paceline.cli.shared.terminal import plotted, stderr
 from paceline.cli.tables.converge import accuracy, show_verdict
 from paceline.errors import ScriptError, UsageError
 from paceline.launch import Event, Notice, check
@@ -26,6 +26,7 @@ from paceline.trials.converge.accuracy import compile_metric
 from paceline.trials.converge.series import ALONE, Converge, Verdict, judge, parse_techniques
 from paceline.trials.converge.trials import OnBench, failure
 from paceline.trials.core.bench import Bench, Budget
+from paceline.units import percent
 
 Workers = Annotated[
     int,

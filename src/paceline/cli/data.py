@@ -23,6 +23,7 @@ from paceline.cli.shared.session import Session
 from paceline.data.formats import pack as packing
 from paceline.data.size_limits import RECORD
 from paceline.errors import UsageError
+from paceline.units import size
 
 What = Annotated[
     str,
@@ -115,7 +116,7 @@ def pack(
     elif not quiet:
         classes = f", {len(packed.classes)} classes" if packed.classes else ""
         decoder = "pd.decode_example" if packed.kind == "pictures" else "pd.decode_sample"
-        print(f"{packed.records} records{classes} in {len(packed.files)} files, {_size(packed.bytes)}: {home}")
+        print(f"{packed.records} records{classes} in {len(packed.files)} files, {size(packed.bytes)}: {home}")
         print(f'read them: pd.files("{home}/*.tfrecord").records().map({decoder})')
 
 
@@ -177,7 +178,7 @@ def _show(checked: list[packing.Checked], wrong: list[str], stale: list[str], *,
             table.add_column(heading, justify="left" if heading in ("file", "index") else "right")
         for file in checked:
             table.add_row(
-                *(file.path, str(file.records), _size(file.bytes), str(len(file.damaged) or "–"), file.index or "–")
+                *(file.path, str(file.records), size(file.bytes), str(len(file.damaged) or "–"), file.index or "–")
             )
         console.print(table)
     for line in [line for file in checked for line in file.damaged] + wrong:
@@ -209,12 +210,3 @@ def _find(what: str) -> Any:
             advice="Give a map-style dataset, a list, or a function that makes one.",
         )
     return made
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

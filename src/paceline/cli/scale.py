@@ -18,7 +18,7 @@ from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import AskedWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import count, plotted, rate, stderr
+from paceline.cli.shared.terminal import plotted, stderr
 from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
@@ -31,6 +31,7 @@ from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials.scale import series as trials
+from paceline.units import count, rate
 
 WorkersList = Annotated[
     str,

@@ -14,7 +14,7 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import AskedWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, rate, stderr
+from paceline.cli.shared.terminal import plotted, stderr
 from paceline.cli.tables.sweep import advice, complaint, show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, check
@@ -25,6 +25,7 @@ from paceline.topology import discover
 from paceline.trials.core.bench import Bench, Budget, Measured
 from paceline.trials.sweep import search as trials
 from paceline.trials.sweep.search import OnBench, Sweep, Verdict
+from paceline.units import rate
 
 ENOUGH = 1.0  # seconds of settled steps that make a trial
 

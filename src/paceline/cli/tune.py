@@ -15,7 +15,7 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import AskedWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, rate, stderr
+from paceline.cli.shared.terminal import plotted, stderr
 from paceline.cli.tables import tune as tune_tables
 from paceline.errors import UsageError
 from paceline.launch import check
@@ -32,6 +32,7 @@ from paceline.trials.tune.patch import Patch, read, write_patch
 from paceline.trials.tune.preset import TUNED, Preset, whole_path, write_preset
 from paceline.trials.tune.search import Search
 from paceline.trials.tune.verdict import Verdict
+from paceline.units import rate
 
 ENOUGH = 1.0  # seconds of settled steps that make a trial
 

@@ -17,6 +17,7 @@ from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
 from paceline.errors import UsageError
+from paceline.units import size
 
 if TYPE_CHECKING:
     from paceline.view.server.limits import Limits
@@ -206,8 +207,8 @@ def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
 def _export(session: Session, root: Path, name: str, target: Path, limits: Limits, *, json: bool) -> None:
     from paceline.view.server.export import export
 
-    session.record, size = export(root, name, target, limits=limits)
+    session.record, written = export(root, name, target, limits=limits)
     if json:
-        session.print_document({"export": str(target), "bytes": size})
+        session.print_document({"export": str(target), "bytes": written})
     else:
-        Console(highlight=False, markup=False).print(f"report: {target} ({size / 1e6:.1f} MB)", soft_wrap=True)
+        Console(highlight=False, markup=False).print(f"report: {target} ({size(written)})", soft_wrap=True)

@@ -6,8 +6,9 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence, number
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent, seconds
+from paceline.advise.wording import percent
 from paceline.record.phases import PHASES
+from paceline.units import seconds
 
 WORTH = 1.05  # the mean step, by the median one: what would be gained if all were like that
 FEWEST = 10  # steps that say something about how they vary

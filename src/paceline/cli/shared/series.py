@@ -26,9 +26,9 @@ from paceline.record.private import keep_private
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
 from paceline.trials.core.bench import Budget
+from paceline.units import parse_size
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 BudgetOption = Annotated[
     str | None,
@@ -77,9 +77,8 @@ def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
     """`2GB` or `512MiB` as bytes, a kilobyte being 1024; 0 where nothing was asked."""
     if text is None:
         return 0
-    fits = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = int(float(fits[1]) * _UNITS[fits[2].upper()]) if fits else 0
-    if size <= 0:
+    size = parse_size(text)
+    if not size:
         raise UsageError(f"{option} {text}: not a size.", advice=f"Type it like this: {option} 2GB")
     return size
 

@@ -7,9 +7,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import count, percent, rate, seconds
-from paceline.trials.bandwidth.series import size_name
 from paceline.trials.sweep.search import Verdict
+from paceline.units import count, percent, rate, seconds, size
 
 UNSTEADY = 0.5  # blocks of steps further apart than this say more of the machine than of the batch
 LOST = {"memory": "out of memory", "unsupported": "cannot be made", "too short": "too few steps"}
@@ -66,7 +65,7 @@ def batch_table(verdict: Verdict) -> Table:
             f"{rate(p.low)}–{rate(p.high)}",
             percent(p.samples_per_s / best, digits=0),
             seconds(p.batch / p.samples_per_s),
-            size_name(p.memory),
+            size(p.memory),
             ", ".join(name for name, batch in signs.items() if batch == p.batch),
         )
     return table

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import count, percent, rate
 from paceline.settings import RunSettings
 from paceline.trials.tune.candidates import MORE, name_of, settings_of
 from paceline.trials.tune.patch import Patch
 from paceline.trials.tune.verdict import Row, Verdict
+from paceline.units import count, percent, rate
 
 MOST_LINES = 60  # of a patch that is shown; a longer one is in the record
 

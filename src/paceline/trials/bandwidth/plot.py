@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record.private import make_folder, opened
-from paceline.trials.bandwidth.series import size_name
 from paceline.trials.bandwidth.verdict import CollectiveRate, Matrix, PairRate, Verdict, matrices
+from paceline.units import size
 
 _COLUMNS = 3
 
@@ -69,7 +69,7 @@ def _curves(verdict: Verdict) -> Any:
             )
         axes.set_xscale("log", base=2)
         sizes = sorted({point.bytes for points in ways.values() for point in points})[::2]
-        axes.set_xticks(sizes, [size_name(size) for size in sizes], fontsize=8)
+        axes.set_xticks(sizes, [size(each) for each in sizes], fontsize=8)
         axes.set_yscale("log")
         for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             axis(lambda value, _: f"{value:g}")

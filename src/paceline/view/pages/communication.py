@@ -8,8 +8,8 @@ from itertools import groupby
 
 import msgspec
 
-from paceline.trials.bandwidth.series import size_name
 from paceline.trials.bandwidth.verdict import CollectiveRate, PairRate, Verdict, matrices
+from paceline.units import size
 from paceline.view.records.record import Opened
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Note, Page
@@ -96,7 +96,7 @@ def _curve(op: str, collectives: list[CollectiveRate], *, wide: bool) -> Chart:
                 name=charts.label(name),
                 colour=COLOURS[number % len(COLOURS)],
                 mode="lines+markers",
-                text=[size_name(point.bytes) for point in points],
+                text=[size(point.bytes) for point in points],
                 hovertemplate="%{text}: %{y:.3g} GB/s<extra>%{fullData.name}</extra>",
             )
         )
@@ -111,7 +111,7 @@ def _curve(op: str, collectives: list[CollectiveRate], *, wide: bool) -> Chart:
         layout=charts.axes(
             "message",
             "busbw, GB/s",
-            xaxis={"type": "log", "tickvals": ticks, "ticktext": [size_name(t) for t in ticks]},
+            xaxis={"type": "log", "tickvals": ticks, "ticktext": [size(t) for t in ticks]},
         ),
         height=300,
         wide=wide,

@@ -9,6 +9,7 @@ import polars as pl
 from paceline.record.phases import PHASES
 from paceline.tables.difference import difference, difference_of_ops
 from paceline.tables.trace.time_limit import within
+from paceline.units import rate
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
 from paceline.view.ui import charts
@@ -16,7 +17,7 @@ from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.links import href
 from paceline.view.ui.run_parts import command
-from paceline.view.ui.wording import rate, say
+from paceline.view.ui.wording import say
 
 MOST = 5000  # ops
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.record.phases import PHASES
 from paceline.tables.stragglers import stragglers
+from paceline.units import rate, seconds, size
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Facts, Findings, Note, Page, Split, Tile, Tiles
@@ -13,7 +14,7 @@ from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
 from paceline.view.ui.run_parts import SLOWEST, command, step_charts, trials
 from paceline.view.ui.utilisation import utilisation
-from paceline.view.ui.wording import rate, say, seconds, size
+from paceline.view.ui.wording import say
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:

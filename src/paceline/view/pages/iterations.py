@@ -8,6 +8,7 @@ import polars as pl
 
 from paceline.record.phases import PHASES
 from paceline.tables.iterations import iterations
+from paceline.units import percent
 from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
@@ -16,7 +17,7 @@ from paceline.view.ui.blocks import Block, Chart, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import step_charts
 from paceline.view.ui.traced import profile_of
-from paceline.view.ui.wording import say, share
+from paceline.view.ui.wording import say
 
 MOST = 50_000  # rows: the last steps
 BARS = 400  # steps in the chart of parts
@@ -69,7 +70,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                     label="outliers",
                     value=f"{odd.height:,}",
                     how="Steps of any rank far above its usual one.",
-                    detail=f"{share(lost / whole if whole else 0.0)} of all time",
+                    detail=f"{percent(lost / whole if whole else 0.0)} of all time",
                     tone="warn" if whole and lost / whole > 0.02 else "",
                 ),
             ]

@@ -10,12 +10,12 @@ import polars as pl
 from paceline.record.phases import PHASES
 from paceline.tables.iterations import warm_up
 from paceline.tables.stragglers import lags, stragglers
+from paceline.units import seconds
 from paceline.view.records.record import Opened
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Note, Page
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import SLOWEST
-from paceline.view.ui.wording import seconds
 
 COLUMNS = 600  # of the heat map: steps are put together where there are more
 ROWS = 512

@@ -6,11 +6,12 @@ import msgspec
 
 from paceline.trials.scale.series import Verdict
 from paceline.trials.scale.why import CAUSES
+from paceline.units import percent
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED, spread
-from paceline.view.ui.wording import say, share
+from paceline.view.ui.wording import say
 
 
 def scaling(told: Verdict) -> list[Block]:
@@ -32,7 +33,7 @@ def scaling(told: Verdict) -> list[Block]:
             ),
             Tile(
                 label="efficiency",
-                value=share(largest.efficiency),
+                value=percent(largest.efficiency),
                 how="The speed-up by worker: 100 % is perfect.",
                 tone="good" if largest.efficiency > 0.85 else "warn",
             ),

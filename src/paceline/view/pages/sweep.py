@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from paceline.trials.sweep.search import Verdict
+from paceline.units import rate
 from paceline.view.ui import charts
 from paceline.view.ui.blocks import Block, Chart, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED, spread
-from paceline.view.ui.wording import rate
 
 
 def sweeping(told: Verdict) -> list[Block]:
