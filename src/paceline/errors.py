@@ -3,6 +3,7 @@
     PacelineError
     ├── UsageError         what was asked cannot be done: an option, a path, a number
     ├── RecordError        the record's folder cannot be written or read
+    │   ├── NoRecordError    there is no record of that name
     │   └── NotRegularError  something in a record is a link, a FIFO, a device: not opened
     ├── TraceError         a file is no trace, or not a whole one
     ├── LaunchError        a worker could not be started
@@ -38,6 +39,10 @@ class UsageError(PacelineError):
 
 class RecordError(PacelineError):
     """The record's folder cannot be written or read."""
+
+
+class NoRecordError(RecordError):
+    """There is no record of that name, or at that place."""
 
 
 class NotRegularError(RecordError):

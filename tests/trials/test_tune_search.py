@@ -12,6 +12,7 @@ from machine import Machine, compute_bound, launch_bound, starved, tuned_already
 
 from paceline.errors import UsageError
 from paceline.mods import catalog
+from paceline.trials.core.result import Status
 from paceline.trials.tune import candidates as plan
 from paceline.trials.tune.candidates import candidates, settings_of, together
 from paceline.trials.tune.search import Search
@@ -328,16 +329,18 @@ def test_a_start_is_built_upon_and_may_be_dropped():
     assert "precision=bf16" in verdict.final.mods
 
 
-@pytest.mark.parametrize(("status", "message"), [("failed", "ValueError: no data"), ("too short", "3 steps")])
+@pytest.mark.parametrize(
+    ("status", "message"), [("failed", "ValueError: no data"), ("too short", "3 steps"), ("budget", "stopped")]
+)
 def test_a_baseline_that_fails_ends_it_with_its_own_words(status, message):
     class Broken(Machine):
         def measure(self, name, **rest):
             measured = super().measure(name, **rest)
-            measured.status, measured.message = status, message
+            measured.status, measured.message, measured.steps = Status(status), message, 3
             return measured
 
     verdict = tune(Broken(launch_bound))
-    assert verdict.problem == message
+    assert (verdict.problem, verdict.problem_code) == (message, status)
     assert verdict.trials == 1
     assert verdict.final is None
 

@@ -170,7 +170,7 @@ def carry_out(
         line.start(name.rpartition(".")[0].replace("=", " "))
 
     def on_event(event: Event) -> None:
-        if not (isinstance(event, Notice) and event.text.startswith("batch ")):  # what the mod says at every trial
+        if not (isinstance(event, Notice) and event.mod == "batch"):  # what the mod says at every trial
             line.event(event)
 
     def on_result(measured: Measured) -> None:
@@ -194,7 +194,7 @@ def carry_out(
     with series.recorded(session.record, "sweep", settings) as outcome:
         with line:
             walk.run()
-        outcome.exit_code = int(not walk.trials or walk.ceiling == "failed")
+        outcome.exit_code = int(not walk.trials or walk.ceiling.broken)
     verdict = trials.judge(
         walk, workers=settings.workers, mods=settings.mods, ask=measure.value, interrupted=outcome.interrupted
     )

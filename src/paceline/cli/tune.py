@@ -20,12 +20,11 @@ from paceline.cli.tables import tune as tune_tables
 from paceline.errors import UsageError
 from paceline.launch import check
 from paceline.mods import catalog
-from paceline.record import last_step
 from paceline.record.folder import unwritable
 from paceline.record.private import write_file
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
-from paceline.trials.core.bench import Bench, Budget, Measured, details
+from paceline.trials.core.bench import Bench, Budget, Measured, Status, details
 from paceline.trials.tune.candidates import MORE, Candidate, candidates, settings_of
 from paceline.trials.tune.from_findings import advised, put_first
 from paceline.trials.tune.patch import Patch, read, write_patch
@@ -181,9 +180,9 @@ def carry_out(
         what = measured.name.replace("+", " + ")
         line.say(f"{what}: {rate(measured.samples_per_s)} samples/s" if measured.ok else f"{what}: {measured.message}")
 
-    def tell(text: str) -> None:
+    def tell(text: str, style: str) -> None:
         if not quiet:
-            console.print(f"paceline: {text}", style="green" if text.startswith("kept") else "yellow", soft_wrap=True)
+            console.print(f"paceline: {text}", style=style, soft_wrap=True)
 
     bench = Bench(
         settings,
@@ -195,23 +194,29 @@ def carry_out(
         on_start=lambda name: line.start(name.replace("+", " + ")),
         on_result=on_result,
     )
-    search = Search(bench, tried, start=start, budget=budget.seconds, tell=tell)
+    search = Search(
+        bench,
+        tried,
+        start=start,
+        budget=budget.seconds,
+        on_note=lambda text: tell(text, "yellow"),
+        on_kept=lambda text: tell(f"kept {text}", "green"),
+    )
     with series.recorded(session.record, "tune", settings) as outcome:
         with line:
             search.carry_out()
         outcome.exit_code = int(bool(search.problem))
         if search.failed is not None:
-            search.problem = explain(search.failed, session.record, budget, console)
+            search.problem = explain(search.failed, budget, console)
     return search.verdict(interrupted=outcome.interrupted), outcome.exit_code
 
 
-def explain(failed: Measured, record: Path, budget: Budget, console: Console) -> str:
+def explain(failed: Measured, budget: Budget, console: Console) -> str:
     """Why the script as it is could not be measured. Shows what it said itself, where it failed."""
-    if "the budget is over" in failed.message:
-        last = last_step(record / "trials" / failed.name, 0)
-        made = f"made {last.step} steps, too few to measure," if last else "made no optimizer step"
+    if failed.status is Status.BUDGET:
+        made = f"made {failed.steps} steps, too few to measure," if failed.steps else "made no optimizer step"
         return f"the script {made} in the {budget.seconds:.0f} s of the budget"
-    if failed.status == "failed" and failed.record and (said := details(failed)) != failed.message:
+    if failed.status is Status.FAILED and failed.record and (said := details(failed)) != failed.message:
         console.print(said, style="red", soft_wrap=True)
     return failed.message
 

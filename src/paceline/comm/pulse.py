@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 class Pulse:
     """One per worker. `waiting` names the collective that the main thread is in, empty while it computes."""
 
-    def __init__(self, notify: Callable[[str], None] | None = None) -> None:
+    def __init__(self, notify: Callable[[str, str], None] | None = None) -> None:
         self.step = 0
         self._seam, self.passed = "start", 0  # the last seam that was passed, and how many were
         self.waiting = ""
@@ -47,10 +47,11 @@ class Pulse:
         """The collective is done."""
         self.waiting = ""
 
-    def notice(self, text: str) -> None:
-        """Says something to the person at the terminal, once per run; the launcher drops repeats and other ranks'."""
+    def notice(self, text: str, *, mod: str = "") -> None:
+        """Says something to the person at the terminal, once per run; the launcher drops repeats and other ranks'.
+        `mod`: the mod that tells of its own settings."""
         if self._notify is not None:
-            self._notify(text)
+            self._notify(text, mod)
 
     def failed(self, error: PacelineError) -> None:
         """This worker has met what ends the run; its script may not know yet."""

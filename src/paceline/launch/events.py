@@ -29,6 +29,7 @@ class Notice:
     """Something a person should read; never the same twice in a run."""
 
     text: str
+    mod: str = ""  # the mod that tells of its own settings
 
 
 @dataclass(frozen=True, slots=True)

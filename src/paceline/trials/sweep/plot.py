@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.record.private import make_folder, opened
+from paceline.trials.core.result import Status
 from paceline.trials.sweep.search import Verdict
 
 APART = 1.3  # labels of batches closer than this would overlap
@@ -18,8 +19,8 @@ def draw(verdict: Verdict, path: Path, *, title: str) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     points = [point for point in verdict.points if point.fits]
-    too_large = [point.batch for point in verdict.points if point.status == "memory"]
-    unmeasured = [point.batch for point in verdict.points if not point.fits and point.status != "memory"]
+    too_large = [point.batch for point in verdict.points if point.status is Status.MEMORY]
+    unmeasured = [point.batch for point in verdict.points if not point.fits and point.status is not Status.MEMORY]
     batches = [point.batch for point in points]
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
