@@ -27,7 +27,7 @@ from paceline.tables.kernels import kernels, kernels_by_op
 from paceline.tables.launches import launches
 from paceline.tables.memory import memory_peaks
 from paceline.tables.ops import ops
-from paceline.tables.records import Tables, read_files, read_record
+from paceline.tables.records import Tables, read_record
 from paceline.tables.stragglers import stragglers
 from paceline.tables.timeline import timeline
 from paceline.tables.trace.columns import Trace
@@ -47,10 +47,6 @@ class Evidence:
     @classmethod
     def of_record(cls, folder: Path) -> Evidence:
         return cls(read_record(folder))
-
-    @classmethod
-    def of_traces(cls, paths: Sequence[Path]) -> Evidence:
-        return cls(read_files(paths))
 
     # -- the run -----------------------------------------------------------------------------------------------------
 

@@ -36,10 +36,6 @@ class Host:
     gpus: tuple[str, ...] = ()  # as CUDA_VISIBLE_DEVICES names them
 
     @property
-    def physical_cores(self) -> int:
-        return len({core.physical for core in self.cores})
-
-    @property
     def usable_cores(self) -> int:
         """How many threads can really run at once."""
         return len(self.cores) if self.quota is None else max(1, min(len(self.cores), math.ceil(self.quota)))
