@@ -13,14 +13,14 @@ from paceline.tables.memory import memory
 from paceline.tables.ops import ops
 from paceline.tables.records import read_files
 from paceline.tables.timeline import timeline
-from paceline.tables.trace import parallel as together
+from paceline.tables.trace import parallel
 from paceline.tables.trace.columns import arrange, read_trace
 from paceline.tables.trace.parallel import read_together
 
 
 @pytest.fixture
 def paths(tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "WORTH_IT", 0)
+    monkeypatch.setattr(parallel, "WORTH_IT", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     found = []
     for rank in (2, 0, 1):
@@ -42,7 +42,7 @@ def nothing_here(monkeypatch):
             time.sleep(0.01)
         return {}
 
-    monkeypatch.setattr(together, "_read_here", wait)
+    monkeypatch.setattr(parallel, "_read_here", wait)
 
 
 @pytest.mark.usefixtures("nothing_here")
@@ -81,7 +81,7 @@ def test_tables_of_several_ranks_go_together(paths):
 
 
 def test_a_child_that_cannot_start_is_no_loss(paths, monkeypatch):
-    monkeypatch.setattr(together.sys, "executable", "/bin/false")
+    monkeypatch.setattr(parallel.sys, "executable", "/bin/false")
     assert [trace.rank for trace in read_together(paths)] == [0, 1, 2]
 
 
@@ -89,6 +89,6 @@ def test_a_child_that_cannot_start_is_no_loss(paths, monkeypatch):
 def test_a_child_that_dies_over_a_file_is_told(paths, monkeypatch, tmp_path):
     (tmp_path / "dies").write_text("#!/bin/sh\nprintf '!'\n")
     (tmp_path / "dies").chmod(0o755)
-    monkeypatch.setattr(together.sys, "executable", str(tmp_path / "dies"))
+    monkeypatch.setattr(parallel.sys, "executable", str(tmp_path / "dies"))
     with pytest.raises(TraceError, match="has ended"):
         read_together(paths)

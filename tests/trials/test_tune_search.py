@@ -13,7 +13,7 @@ from machine import Machine, compute_bound, launch_bound, starved, tuned_already
 from paceline.errors import UsageError
 from paceline.mods import catalog
 from paceline.trials.core.result import Status
-from paceline.trials.tune import candidates as plan
+from paceline.trials.tune import candidates as candidates_module
 from paceline.trials.tune.candidates import candidates, settings_of, together
 from paceline.trials.tune.search import Search
 from paceline.trials.tune.trials import Trials
@@ -400,7 +400,7 @@ def test_everything_that_is_tried_is_a_mod():
             mods, changes = settings_of((one.mod,))
             assert bool(mods) != bool(changes)
             catalog.parse(mods)
-            assert plan.promise_of((one.mod,)) in ("same", "rounded", "other", "mathematics")
+            assert candidates_module.promise_of((one.mod,)) in ("same", "rounded", "other", "mathematics")
 
 
 def test_what_goes_together():

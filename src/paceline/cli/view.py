@@ -133,7 +133,7 @@ def view(
         _export(session, root, name, export, limits, json=json)
         return
     from paceline.view.server import serve
-    from paceline.view.server.browser import open_browser as opening
+    from paceline.view.server.browser import open_browser as opened_in_browser
 
     if token_file is not None:
         if token is not None:
@@ -161,7 +161,7 @@ def view(
         console.print("Ctrl-C ends it.")
 
     try:
-        with opening(url) if open_browser else nullcontext():
+        with opened_in_browser(url) if open_browser else nullcontext():
             serve.server(root, bound, token=token, limits=limits).run(sockets=[bound])
     except KeyboardInterrupt:
         pass  # which is how it is meant to end
