@@ -7,16 +7,16 @@
 HolisticTraceAnalysis wants an environment of its own (it brings Jupyter), and fails on traces without GPU events: so
 the traces are made here, of a GPU that is not there (see tests/tables/cuda_trace.py), in torch's format.
 
-Each side is a fresh process: it reads the eight files, and computes the time breakdown (compute, other, idle), the idle
-breakdown of each stream of each rank, and the overlap of communication and compute. Time is from the first file to the
-last figure, without imports; memory is the peak of the process and its children. Processor time, imports included, is
-told as well: on a busy machine it is the steadier of the two. Rounds are interleaved, and the figures of both must
-agree within 1 %. What counts as a short gap between kernels is 30 µs there, so here, too. HTA is told to leave times as
-they are (HTA_DISABLE_NS_ROUNDING): by itself it cuts every event to the whole microseconds inside it, which are one or
-two of the three that a small kernel takes.
+Each side is a fresh process: it reads the eight files, and computes the time breakdown (compute, other, idle) and the
+overlap of communication and compute. Time is from the first file to the last figure, without imports; memory is the
+peak of the process and its children. Processor time, imports included, is told as well: on a busy machine it is the
+steadier of the two. Rounds are interleaved, and the figures of both must agree within 1 %. HTA is told to leave times
+as they are (HTA_DISABLE_NS_ROUNDING): by itself it cuts every event to the whole microseconds inside it, which are one
+or two of the three that a small kernel takes.
 
 Figures, 2 cores of a virtual machine, 1.1 M events, 3 rounds: 12.8 (12.3 – 13.3) × faster, with 12.0 (10.8 – 12.1) ×
-less processor time and 3.1 × less memory; the figures differ by 0.005 % at most.
+less processor time and 3.1 × less memory; the figures differ by 0.005 % at most. Both sides then also computed the
+idle breakdown of each stream, which paceline no longer has.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ import json, sys, time
 from pathlib import Path
 from paceline.tables.trace.intervals import Spans
 from paceline.tables.overlap import overlap
-from paceline.tables.streams import streams
 from paceline.tables.timeline import work
 from paceline.tables.trace.parallel import read_together
 
@@ -62,9 +61,6 @@ for trace in traces:
     whole = int(busy.ends[-1] - busy.starts[0])
     figures = {"idle": whole - busy.length, "compute": each.compute.length, "whole": whole}
     figures["overlap"] = overlap(trace)["share"][0]
-    for row in streams(trace, short=30_000).iter_rows(named=True):
-        for cause in ("host", "back_to_back", "other"):
-            figures[f"{row['stream']} {cause}"] = row[cause] * 1e9
     told[trace.rank] = figures
 ended = time.perf_counter()
 events = sum(trace.events.height for trace in traces)
@@ -89,10 +85,6 @@ for row in analysis.get_temporal_breakdown(visualize=False).to_dict("records"):
                          "whole": row["kernel_time(us)"] * 1e3}
 for row in analysis.get_comm_comp_overlap(visualize=False).to_dict("records"):
     told[row["rank"]]["overlap"] = row["comp_comm_overlap_pctg"] / 100
-names = {"host_wait": "host", "kernel_wait": "back_to_back", "other": "other"}
-idle = analysis.get_idle_time_breakdown(ranks=list(told), visualize=False)[0]
-for row in idle.to_dict("records"):
-    told[row["rank"]][f"{row['stream']} {names[row['idle_category']]}"] = row["idle_time"] * 1e3
 ended = time.perf_counter()
 print("FIGURES " + json.dumps({"load": loaded - begun, "seconds": ended - begun, "figures": told}))
 """

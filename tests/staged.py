@@ -23,7 +23,7 @@ from paceline.strategies.mirrored import Mirrored
 def staged(group: Group, *, listeners: tuple[object, ...] = (), **run: Any) -> Iterator[Stage]:
     """The seams of torch call into this stage until the block ends. `stage.notices` is what a person would read."""
     notices: list[str] = []
-    group.watch, group.pulse = Stopwatch(), Pulse(notices.append)
+    group.watch, group.pulse = Stopwatch(), Pulse(lambda text, mod: notices.append(text))
     stage = Stage(RunSettings(**{"script": "", "workers": group.world} | run), group)
     stage.notices = notices  # type: ignore[attr-defined]
     Mirrored().on_stage(stage)

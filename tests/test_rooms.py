@@ -12,9 +12,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 # Bottom up. A room imports only from itself and from rooms before it.
 ROOMS = (
-    *("errors", "settings", "record", "charts", "topology", "comm", "script", "strategies", "data", "converge"),
-    *("checkpoint", "mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor", "plan"),
-    *("view", "cli"),
+    *("errors", "units", "settings", "record", "charts", "topology", "comm", "script", "strategies", "data"),
+    *("converge", "checkpoint", "mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor"),
+    *("plan", "view", "cli"),
 )
 IN_WORKERS = ("comm", "script", "strategies", "converge", "record", "mods", "profile")
 LIGHT = {"torch", "numpy", "msgspec", "zmq", "paceline", "__main__"}

@@ -3,6 +3,7 @@
     PacelineError
     ├── UsageError         an option, a path or a number cannot be used as given
     ├── RecordError        the record's folder cannot be written or read
+    │   ├── NoRecordError    there is no record of that name
     │   └── NotRegularError  an entry of a record is a link, a FIFO or a device, and is not opened
     ├── TraceError         a file is not a trace, or an incomplete one
     ├── LaunchError        a worker could not be started
@@ -38,6 +39,10 @@ class UsageError(PacelineError):
 
 class RecordError(PacelineError):
     """The record's folder cannot be written or read."""
+
+
+class NoRecordError(RecordError):
+    """There is no record of that name, or at that place."""
 
 
 class NotRegularError(RecordError):

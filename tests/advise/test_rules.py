@@ -18,6 +18,7 @@ from paceline.advise.registry import MODULES
 from paceline.errors import RecordError
 from paceline.mods import catalog
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
+from paceline.tables.records import read_files
 
 ROOT = Path(__file__).parents[2]
 FACTS = Facts(
@@ -103,7 +104,7 @@ def test_rules_hold_whatever_the_step_record_says(tmp_path_factory, ranks):
 
 def test_a_trace_from_elsewhere_is_enough(tmp_path):
     evidence(tmp_path, lambda m: (products(m), reading(m)))
-    found = find_all(Evidence.of_traces([tmp_path / "trace.rank0.json.gz"]))
+    found = find_all(Evidence(read_files([tmp_path / "trace.rank0.json.gz"])))
     check(found)
     assert {"mixed_precision", "tf32", "waiting_lines"} <= {finding.rule for finding in found}
 
@@ -112,7 +113,7 @@ def test_a_trace_from_elsewhere_is_enough(tmp_path):
 def test_an_empty_trace_says_nothing(tmp_path, text):
     path = tmp_path / "trace.json"
     path.write_text(text)
-    assert find_all(Evidence.of_traces([path])) == []
+    assert find_all(Evidence(read_files([path]))) == []
 
 
 def test_a_record_keeps_its_findings(tmp_path):

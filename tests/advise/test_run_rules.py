@@ -71,11 +71,11 @@ def test_unused_devices_is_silent(tmp_path, workers):
 
 
 def test_no_gpu_is_no_finding(tmp_path):
-    from paceline.tables.trace import columns as traces
+    from paceline.tables.trace import columns
 
     found = evidence(tmp_path, lambda m: m.work(MS))
     for one in found.traces:
-        assert isinstance(one, traces.Trace)
+        assert isinstance(one, columns.Trace)
         one.head.devices.clear()
     assert unused_devices.find(found) is None
 

@@ -31,8 +31,8 @@ class Signalled:
 @pytest.mark.parametrize("line", SERIES, ids=lambda line: line[0])
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_between_two_trials(launched, paceline_, tmp_path, monkeypatch, line, number, expected):
-    for room in ("scale", "bench"):
-        monkeypatch.setattr(f"paceline.trials.{room}.launch", Signalled(number))
+    for module in ("scale.series", "core.bench"):
+        monkeypatch.setattr(f"paceline.trials.{module}.launch", Signalled(number))
     code, _, err = paceline_(*line)
     assert code == expected
     assert "Traceback" not in err

@@ -45,7 +45,9 @@ class Learning(FakeLaunch):
             self.events, self.outcome = [], Outcome(exit_code=1, seconds=1.0, cause="raised MemoryError: no")
         elif "ghost_bn" in mods:
             self.events = []
-            self.outcome = Outcome(exit_code=1, seconds=1.0, cause="raised ScriptError: models have no batch norm.")
+            self.outcome = Outcome(
+                exit_code=1, seconds=1.0, error="ScriptError", cause="raised ScriptError: models have no batch norm."
+            )
         outcome = super().__call__(run, record=record, on_event=on_event, **rest)
         if self.diverges and self.diverges in mods:
             (record / "steps.rank0.jsonl").unlink()

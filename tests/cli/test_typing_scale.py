@@ -8,7 +8,7 @@ import pytest
 
 from paceline.launch import Notice, Output
 from paceline.record import Step, read_run
-from paceline.trials.core.summary import PARTS
+from paceline.record.phases import PHASES
 
 
 def test_the_table(launched, paceline_, tmp_path):
@@ -89,7 +89,7 @@ def test_an_interrupt_between_two_trials(launched, paceline_, tmp_path):
 
 def test_steps_that_were_not_split_are_not_explained(launched, paceline_, monkeypatch):
     def unsplit(number: int, *, waits: float = 0.0) -> Step:
-        return Step(step=number, at=1000.0, samples=64, total=0.1, split=False, **dict.fromkeys(PARTS, 0.0))
+        return Step(step=number, at=1000.0, samples=64, total=0.1, split=False, **dict.fromkeys(PHASES, 0.0))
 
     monkeypatch.setattr("fake_launch.one_step", unsplit)
     code, out, err = paceline_("scale", "-n", "1,2", "--repeat", "1", "--json", "train.py")

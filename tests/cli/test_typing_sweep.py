@@ -53,7 +53,7 @@ def launched(launched: FakeLaunch, monkeypatch) -> FakeLaunch:
 
 
 def test_the_table(launched, paceline_, tmp_path):
-    launched.events = [Output(0, "stdout", b"epoch 1\n"), Notice("said once"), Notice("batch 64 → 128")]
+    launched.events = [Output(0, "stdout", b"epoch 1\n"), Notice("said once"), Notice("batch 64 → 128", mod="batch")]
     code, out, err = paceline_("sweep", "-n", "2", "--repeat", "1", "train.py")
     assert (code, out) == (0, "")
     assert "epoch 1" not in err
@@ -157,7 +157,11 @@ def test_resuming_something_else(launched, paceline_, tmp_path):
     [
         (0, Outcome(exit_code=0, seconds=1.0), "no optimizer step"),
         (3, Outcome(exit_code=0, seconds=1.0), "ended after 3 steps"),
-        (9, Outcome(exit_code=1, seconds=1.0, cause="raised ScriptError: no DataLoader"), "cannot be changed: no Data"),
+        (
+            9,
+            Outcome(exit_code=1, seconds=1.0, error="ScriptError", cause="raised ScriptError: no DataLoader"),
+            "cannot be changed: no Data",
+        ),
         (9, Outcome(exit_code=1, seconds=1.0, cause="raised ValueError: x", message="Worker 0: line 1"), "0: line 1"),
         (9, Outcome(exit_code=1, seconds=1.0, cause="was killed by SIGKILL (signal 9)"), "--from 8"),
     ],

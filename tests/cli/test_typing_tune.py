@@ -32,7 +32,9 @@ class ByMods(FakeLaunch):
         if any(mod.startswith("loader") for mod in run.mods):
             self.outcome = Outcome(exit_code=1, seconds=1.0, failed_rank=0, cause="raised torch.OutOfMemoryError: CUDA")
         if "channels_last" in run.mods:
-            self.outcome = Outcome(exit_code=1, seconds=1.0, cause="raised ScriptError: no pictures")
+            self.outcome = Outcome(
+                exit_code=1, seconds=1.0, error="ScriptError", cause="raised ScriptError: no pictures"
+            )
         outcome = super().__call__(run, record=record, **rest)
         self.outcome = ended
         seconds = 0.1

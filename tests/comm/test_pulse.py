@@ -26,8 +26,8 @@ def test_the_worker_that_is_missed_has_entered_fewer_collectives() -> None:
 
 def test_notices_go_to_the_launcher() -> None:
     heard: list[str] = []
-    Pulse(heard.append).notice("look here")
-    assert heard == ["look here"]
+    Pulse(lambda text, mod: heard.append((text, mod))).notice("look here", mod="batch")
+    assert heard == [("look here", "batch")]
 
 
 def test_without_a_launcher_notices_go_nowhere() -> None:

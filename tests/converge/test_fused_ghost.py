@@ -44,9 +44,9 @@ def test_kernels_compute_the_formula(
         pytest.skip("no such layout")
     monkeypatch.setattr(tensor_tables, "DEVICES", (DEVICE,))
     if INTERPRETED:
-        from paceline.converge.ghost_bn import fused as ghost_fused
+        from paceline.converge.ghost_bn import fused
 
-        monkeypatch.setattr(ghost_fused, "_multiprocessors", lambda device: 8)
+        monkeypatch.setattr(fused, "_multiprocessors", lambda device: 8)
     torch.manual_seed(0)
     x = (torch.randn(shape, device=DEVICE) * 2 + 30).to(dtype)
     if last:

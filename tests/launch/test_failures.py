@@ -10,9 +10,10 @@ import pytest
 from launched import Launched, Play
 
 from paceline.launch import Event, watch
-from paceline.launch.failures.failure import _SETTLING, Kind
+from paceline.launch.failures.failure import _SETTLING
 from paceline.launch.zygote import process as zygote_process
 from paceline.record import read_run
+from paceline.record.schema import FailureKind
 
 GROUP = """
 import os, signal, sys, time, torch
@@ -92,7 +93,7 @@ def test_a_run_ends_soon_after_a_worker_failed(play: Play) -> None:
     )
     assert launched.outcome.exit_code == 1
     assert time.monotonic() - failed[0] < 60  # on a busy machine; the patience that it has is what was promised
-    assert _SETTLING[Kind.RAISED] + watch._GRACE_FAILED + zygote_process._PATIENCE < 5
+    assert _SETTLING[FailureKind.RAISED] + watch._GRACE_FAILED + zygote_process._PATIENCE < 5
 
 
 def test_an_exception_is_shown_once_without_our_frames(play: Play) -> None:
@@ -119,7 +120,7 @@ if rank == 1:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher waits for all workers to fail, however late a busy machine lets them."""
-    for kind in (Kind.RAISED, Kind.EXITED, Kind.CONSEQUENCE):
+    for kind in (FailureKind.RAISED, FailureKind.EXITED, FailureKind.CONSEQUENCE):
         monkeypatch.setitem(_SETTLING, kind, 60.0)
 
 

@@ -24,8 +24,7 @@ from paceline.launch.tensorboard import Board, prove_board, showing
 from paceline.launch.tensorboard_events import encode
 from paceline.record import Step, StepWriter, read_steps
 from paceline.record.logged import Logged, logged_path
-
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
+from paceline.record.phases import PHASES
 
 
 def records(data: bytes) -> Iterator[bytes]:
@@ -111,7 +110,7 @@ def test_a_record_is_shown_step_by_step(tmp_path: Path) -> None:
     assert path.parent.name == "a-run"  # what TensorBoard calls the run
     (at, step, first), (_, later, _) = shown(tmp_path / "board")
     assert (at, step, later) == (1001.0, 1, 300)
-    split = {f"step_seconds/{part}": getattr(one_step(1), part) for part in PARTS}
+    split = {f"step_seconds/{part}": getattr(one_step(1), part) for part in PHASES}
     assert first == {"loss": 1.0, "samples_per_second": 32 / 0.4375, "step_seconds/total": 0.5, **split} | {
         "samples_per_second": pytest.approx(32 / 0.4375)
     }

@@ -24,6 +24,7 @@ from paceline.record import (
     read_steps,
     write_run,
 )
+from paceline.record.phases import PHASES
 
 
 def a_step(number: int) -> Step:
@@ -187,3 +188,8 @@ def test_preparing_a_folder_again_takes_out_the_run_before(tmp_path: Path) -> No
         (tmp_path / name).touch()
     prepare(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "scratch"}
+
+
+def test_a_step_has_a_field_for_each_phase_in_the_order_of_the_phases() -> None:
+    fields = [field for field in Step.__struct_fields__ if field in PHASES]
+    assert tuple(fields) == PHASES

@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.script import rng as streams
+from paceline.script import rng as script_rng
 from paceline.script import tree
 from paceline.script.loading import keeps_generator
 
@@ -220,7 +220,7 @@ LOADERS: dict[str, Callable[[], DataLoader]] = {
 
 def played(make: Callable[[], DataLoader], epochs: int = 2) -> list[Any]:
     """All that a script gets of a loader, and a number drawn after each epoch."""
-    before, rng = streams.snapshot(), _shared_rng.bit_generator.state
+    before, rng = script_rng.snapshot(), _shared_rng.bit_generator.state
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -231,7 +231,7 @@ def played(make: Callable[[], DataLoader], epochs: int = 2) -> list[Any]:
             seen.append([torch.rand(1).item(), float(np.random.rand()), random.random()])
         return [*seen, _length(loader)]
     finally:
-        streams.restore(before)
+        script_rng.restore(before)
         _shared_rng.bit_generator.state = rng
 
 

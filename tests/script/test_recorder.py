@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.comm.group import Group
 from paceline.record import read_steps
+from paceline.record.phases import PHASES
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
-from paceline.script.recorder import PHASES, EnoughSteps, Recorder
+from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.seams.stage import Stage
 
 Script = Callable[[], None]

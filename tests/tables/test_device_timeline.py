@@ -8,18 +8,17 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 import pytest
-from cuda_trace import COMMUNICATION, Machine
+from cuda_trace import Machine
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.record.phases import PHASES
 from paceline.tables import timeline as module
-from paceline.tables.input_wait import input_wait
 from paceline.tables.launches import launches
 from paceline.tables.overlap import overlap
-from paceline.tables.streams import streams
 from paceline.tables.timeline import CAUSES, timeline
 from paceline.tables.trace.columns import read_trace
-from paceline.tables.trace.steps import PHASES, breakdown
+from paceline.tables.trace.steps import breakdown
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 SPAN = st.tuples(st.integers(0, 80), st.integers(1, 25))
@@ -199,7 +198,8 @@ def test_input_that_is_hidden_under_compute_costs_nothing(tmp_path):
         step(hidden, data=200_000, length=400_000)
         step(shown, data=200_000, length=10_000)
     rows = [
-        input_wait(read_trace(machine.write(tmp_path / "trace.json")))["idle"][1:].sum() for machine in (hidden, shown)
+        timeline(read_trace(machine.write(tmp_path / "trace.json")))["idle_input"][1:].sum()
+        for machine in (hidden, shown)
     ]
     assert rows[0] == 0
     assert rows[1] > 4 * 100e-6
@@ -216,26 +216,6 @@ def test_small_kernels_are_counted(tmp_path):
     assert row["small_time"] == pytest.approx(0.6 / 3.6)
     assert row["launch"] == pytest.approx(4e-6)
     assert 0.1 < row["late"] < 0.5
-
-
-def test_streams_are_looked_at_one_by_one(tmp_path):
-    machine = Machine(latency=0)
-    end = machine.launch("sgemm", 100_000)
-    machine.launch("sgemm", 100_000)  # in the queue: follows at once
-    machine.launch(NCCL, 10_000, stream=COMMUNICATION)
-    machine.wait_for(COMMUNICATION, 7)
-    machine.launch(NCCL, 10_000, stream=COMMUNICATION)  # in the queue, too, but it waits for the other stream
-    machine.synchronize()
-    machine.work(50_000)
-    machine.launch("sgemm", 100_000)
-    table = {
-        row["stream"]: row for row in streams(read_trace(machine.write(tmp_path / "trace.json"))).iter_rows(named=True)
-    }
-    assert table[7]["events"] == 3
-    assert table[7]["busy"] == pytest.approx(300e-6)
-    assert table[7]["host"] == table[7]["idle"] > 50e-6
-    assert table[COMMUNICATION]["other"] == table[COMMUNICATION]["idle"] > 100e-6
-    assert end > 0
 
 
 def test_a_trace_from_elsewhere_is_guessed_into_phases(tmp_path):

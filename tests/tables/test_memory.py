@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from paceline.tables.memory import CATEGORIES, memory, memory_peaks
 from paceline.tables.modules import modules
-from paceline.tables.trace.columns import read_trace, read_traces
+from paceline.tables.trace.columns import arrange, read_trace
 from paceline.tables.waits import waits
 
 
@@ -99,4 +99,4 @@ def test_ranks_come_from_the_trace_its_name_or_its_place(tmp_path):
     assert read_trace(told.write(tmp_path / "a.json")).rank == 3
     assert read_trace(named.write(tmp_path / "host_rank5.pt.trace.json.gz")).rank == 5
     paths = [plain.write(tmp_path / name) for name in ("x.json", "y.json")]
-    assert [trace.rank for trace in read_traces(paths)] == [0, 1]
+    assert [trace.rank for trace in arrange([read_trace(path) for path in paths])] == [0, 1]

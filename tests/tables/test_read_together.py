@@ -13,14 +13,14 @@ from paceline.tables.memory import memory
 from paceline.tables.ops import ops
 from paceline.tables.records import read_files
 from paceline.tables.timeline import timeline
-from paceline.tables.trace import parallel as together
-from paceline.tables.trace.columns import read_traces
+from paceline.tables.trace import parallel
+from paceline.tables.trace.columns import arrange, read_trace
 from paceline.tables.trace.parallel import read_together
 
 
 @pytest.fixture
 def paths(tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "WORTH_IT", 0)
+    monkeypatch.setattr(parallel, "WORTH_IT", 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     found = []
     for rank in (2, 0, 1):
@@ -42,12 +42,13 @@ def nothing_here(monkeypatch):
             time.sleep(0.01)
         return {}
 
-    monkeypatch.setattr(together, "_read_here", wait)
+    monkeypatch.setattr(parallel, "_read_here", wait)
 
 
 @pytest.mark.usefixtures("nothing_here")
 def test_nothing_is_lost_on_the_way(paths):
-    for theirs, ours in zip(read_together(paths), read_traces(paths), strict=True):
+    one_by_one = arrange([read_trace(path) for path in paths])
+    for theirs, ours in zip(read_together(paths), one_by_one, strict=True):
         assert (theirs.rank, theirs.world, theirs.base, theirs.path) == (ours.rank, ours.world, ours.base, ours.path)
         assert theirs.head == ours.head
         assert theirs.events.equals(ours.events)
@@ -80,7 +81,7 @@ def test_tables_of_several_ranks_go_together(paths):
 
 
 def test_a_child_that_cannot_start_is_no_loss(paths, monkeypatch):
-    monkeypatch.setattr(together.sys, "executable", "/bin/false")
+    monkeypatch.setattr(parallel.sys, "executable", "/bin/false")
     assert [trace.rank for trace in read_together(paths)] == [0, 1, 2]
 
 
@@ -88,6 +89,6 @@ def test_a_child_that_cannot_start_is_no_loss(paths, monkeypatch):
 def test_a_child_that_dies_over_a_file_is_told(paths, monkeypatch, tmp_path):
     (tmp_path / "dies").write_text("#!/bin/sh\nprintf '!'\n")
     (tmp_path / "dies").chmod(0o755)
-    monkeypatch.setattr(together.sys, "executable", str(tmp_path / "dies"))
+    monkeypatch.setattr(parallel.sys, "executable", str(tmp_path / "dies"))
     with pytest.raises(TraceError, match="has ended"):
         read_together(paths)

@@ -62,10 +62,10 @@ class Machine:
         every = frozenset(mods or ()) | {f"workers={n}" for key, n in changes.items() if key == "workers"}
         seconds = self.trial + max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
         self.budget.spent += seconds
-        measured = Measured(name=name, mods=list(mods or ()), workers=1, status="ok", seconds=seconds)
+        measured = Measured(name=name, mods=list(mods or ()), workers=1, status=Status.OK, seconds=seconds)
         failing = [mod for mod in every if mod in self.fails]
         if failing:
-            measured.status, measured.message = self.fails[failing[0]], f"{failing[0]} is not for this"
+            measured.status, measured.message = Status(self.fails[failing[0]]), f"{failing[0]} is not for this"
         else:
             slower = 1 - self.drift * len(self.asked) / 100
             if not every and name.startswith("baseline.r"):

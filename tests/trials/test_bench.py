@@ -120,7 +120,7 @@ def test_a_script_that_ends_too_soon(bench, steps):
 
 def test_a_loss_that_is_nan_from_the_start(bench):
     measured = bench(train(factor="float('nan')")).measure("one")
-    assert measured.status == "failed"
+    assert measured.status == "not finite"
     assert "NaN" in measured.message
 
 
@@ -184,7 +184,7 @@ def test_a_series_goes_on_where_it_was(bench, tmp_path):
 def test_the_budget_is_kept(bench, tmp_path):
     small = bench(train(more="import time; time.sleep(30)"), budget=0.5)
     measured = small.measure("one")
-    assert (measured.status, measured.message) == ("failed", "stopped: the budget is over")
+    assert (measured.status, measured.message) == ("budget", "stopped: the budget is over")
     assert 0.5 < small.budget.spent < 29, "the script would have slept longer"
     assert small.budget.over
     assert not small.budget.affords(0.1)

@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from paceline.checks.checks import TorchFacts
 
-from paceline.doctor import checks as doctor
-from paceline.doctor.checks import TorchFacts
+from paceline.doctor import checks
 from paceline.topology import Core, Host
 
 
@@ -31,9 +31,9 @@ def dead_pid() -> int:
 
 
 def test_everything_is_looked_at_and_nothing_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "ask_torch", lambda: TorchFacts(version="2.13.0", backends=["gloo"]))
-    checks = doctor.examine(tmp_path)
-    names = [check.name for check in checks]
+    monkeypatch.setattr(checks, "ask_torch", lambda: TorchFacts(version="2.13.0", backends=["gloo"]))
+    found = checks.examine(tmp_path)
+    names = [check.name for check in found]
     assert len(names) == len(set(names))
     assert {
         "python",
@@ -49,40 +49,40 @@ def test_everything_is_looked_at_and_nothing_raises(tmp_path, monkeypatch):
 
 
 def test_a_check_that_fails_itself_is_a_finding(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "ask_torch", TorchFacts)
+    monkeypatch.setattr(checks, "ask_torch", TorchFacts)
     monkeypatch.setattr(socket, "gethostname", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # the machine itself cannot be described without a name
-        doctor.examine(tmp_path)
-    [check] = [doctor._carefully(doctor.host_name)]
+        checks.examine(tmp_path)
+    [check] = [checks._carefully(checks.host_name)]
     assert not check.ok
     assert "ZeroDivisionError" in check.found
 
 
 def test_a_torch_that_does_not_import_prevents_a_run():
-    check = doctor.torch_works(TorchFacts(error="ImportError: libcudart.so.12: cannot open"))
+    check = checks.torch_works(TorchFacts(error="ImportError: libcudart.so.12: cannot open"))
     assert not check.ok
     assert check.prevents
     assert "libcudart" in check.found
 
 
 def test_a_gpu_that_torch_cannot_use():
-    check = doctor.devices(TorchFacts(), host(gpus=("0",)))
+    check = checks.devices(TorchFacts(), host(gpus=("0",)))
     assert not check.ok
     assert "CUDA" in check.advice
 
 
 def test_gpus_without_nccl():
-    check = doctor.backends(TorchFacts(gpus=["H200"], backends=["gloo"]))
+    check = checks.backends(TorchFacts(gpus=["H200"], backends=["gloo"]))
     assert not check.ok
     assert not check.prevents
 
 
 def test_no_gloo_prevents_a_run():
-    assert doctor.backends(TorchFacts()).prevents
+    assert checks.backends(TorchFacts()).prevents
 
 
 def test_a_container_that_grants_less_than_it_shows():
-    check = doctor.cores(host(cores=8, quota=2.0))
+    check = checks.cores(host(cores=8, quota=2.0))
     assert not check.ok
     assert "-n 2" in check.advice
 
@@ -90,27 +90,27 @@ def test_a_container_that_grants_less_than_it_shows():
 @pytest.mark.parametrize("value", ["0", "-1", "lots", "5", ""])
 def test_odd_thread_counts(monkeypatch, value):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
-    check = doctor.threads(host(cores=4))
+    check = checks.threads(host(cores=4))
     assert not check.ok
     assert "unset OMP_NUM_THREADS" in check.advice
 
 
 def test_a_sensible_thread_count(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert doctor.threads(host(cores=4)).ok
+    assert checks.threads(host(cores=4)).ok
 
 
 def test_little_shared_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "SMALL_SHARED_MEMORY", 2**70)
-    check = doctor.shared_memory(tmp_path)
+    monkeypatch.setattr(checks, "SMALL_SHARED_MEMORY", 2**70)
+    check = checks.shared_memory(tmp_path)
     assert not check.ok
     assert "--shm-size" in check.advice
-    assert not doctor.shared_memory(tmp_path / "none").ok
+    assert not checks.shared_memory(tmp_path / "none").ok
 
 
 def test_a_shell_inside_another_launcher(monkeypatch):
     monkeypatch.setenv("RANK", "3")
-    check = doctor.launcher()
+    check = checks.launcher()
     assert not check.ok
     assert "unset" in check.advice
     assert "RANK" in check.advice
@@ -119,7 +119,7 @@ def test_a_shell_inside_another_launcher(monkeypatch):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
-    check = doctor.record_folder(tmp_path / "records")
+    check = checks.record_folder(tmp_path / "records")
     assert not check.ok
     assert "--record" in check.advice
 
@@ -128,7 +128,7 @@ def test_shared_memory_of_dead_processes_is_a_leftover(tmp_path, dead_pid):
     (tmp_path / f"torch_{dead_pid}_123_0").touch()
     (tmp_path / f"torch_{os.getpid()}_123_0").touch()
     (tmp_path / "somebody-elses").touch()
-    check = doctor.leftovers(tmp_path)
+    check = checks.leftovers(tmp_path)
     assert not check.ok
     assert f"torch_{dead_pid}" in check.advice
     assert f"torch_{os.getpid()}" not in check.advice

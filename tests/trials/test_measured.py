@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from paceline.trials.core.result import Measured, read_measured
 def read(folder: Path, by_rank, *, cause: str = "", log: str = "", mods: tuple[str, ...] = ()) -> Measured:
     outcome = write_record(folder, by_rank, exit_code=int(bool(cause)))
     outcome.cause, outcome.failed_rank = cause, 0 if cause else None
+    raised = re.match(r"raised (\w+)", cause)
+    outcome.error = raised[1] if raised else ""
     (folder / "log.rank0.txt").write_text(log)
     return read_measured("one", RunSettings(script="train.py", workers=len(by_rank), mods=mods), folder, outcome)
 

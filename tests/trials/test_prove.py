@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.advise import Finding
-from paceline.trials.core.result import Measured
+from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune.prove import error, prove
 
 
@@ -21,12 +21,12 @@ class Bench:
     def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured:
         self.made.append((name, mods or (), changes))
         if name in self.failures:
-            return Measured(name=name, mods=[], workers=1, status="memory", message=self.failures[name])
+            return Measured(name=name, mods=[], workers=1, status=Status.MEMORY, message=self.failures[name])
         speed = 1.0
         for mod in (*(mods or ()), *(f"{key}={value}" for key, value in changes.items())):
             speed *= self.speeds[mod]
         drift = 1 + 0.01 * len(self.made)
-        return Measured(name=name, mods=[], workers=1, status="ok", samples_per_s=100 * speed * drift)
+        return Measured(name=name, mods=[], workers=1, status=Status.OK, samples_per_s=100 * speed * drift)
 
 
 def finding(rule: str, mod: str, predicted: float | None = 1.5) -> Finding:

@@ -10,7 +10,7 @@ from records import step, write_record
 
 from paceline.record import Outcome
 from paceline.settings import RunSettings
-from paceline.trials.scale import series as scale
+from paceline.trials.scale import series
 from paceline.trials.scale.charts import charts
 
 SETTINGS = RunSettings(script="train.py", steps=30)
@@ -41,10 +41,10 @@ class Launcher:
         return outcome
 
 
-def measure(launcher: Launcher, tmp_path: Path, monkeypatch, workers=(1, 2), rounds=3, mode="strong") -> scale.Verdict:
-    monkeypatch.setattr(scale, "launch", launcher)
-    plan = scale.plan(SETTINGS, workers, rounds=rounds, mode=mode)
-    results = scale.carry_out(
+def measure(launcher: Launcher, tmp_path: Path, monkeypatch, workers=(1, 2), rounds=3, mode="strong") -> series.Verdict:
+    monkeypatch.setattr(series, "launch", launcher)
+    plan = series.plan(SETTINGS, workers, rounds=rounds, mode=mode)
+    results = series.carry_out(
         plan,
         zygote=None,
         record=tmp_path,
@@ -53,18 +53,18 @@ def measure(launcher: Launcher, tmp_path: Path, monkeypatch, workers=(1, 2), rou
         on_result=lambda result: None,
     )
     interrupted = any(result.interrupted for result in results)
-    return scale.judge(results, mode=mode, record=tmp_path, interrupted=interrupted)
+    return series.judge(results, mode=mode, record=tmp_path, interrupted=interrupted)
 
 
 def test_trials_are_interleaved_in_rounds():
-    plan = scale.plan(SETTINGS, [4, 1, 2, 1], rounds=2, mode="strong")
+    plan = series.plan(SETTINGS, [4, 1, 2, 1], rounds=2, mode="strong")
     assert [(t.round, t.workers) for t in plan] == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)]
     assert {t.settings.seed for t in plan} == {0}
     assert {t.settings.batch for t in plan} == {"keep"}
 
 
 def test_weak_scaling_keeps_each_workers_batch():
-    assert {t.settings.batch for t in scale.plan(SETTINGS, [1, 2], rounds=1, mode="weak")} == {"scale"}
+    assert {t.settings.batch for t in series.plan(SETTINGS, [1, 2], rounds=1, mode="weak")} == {"scale"}
 
 
 def test_speed_is_the_median_round_and_the_spread_its_ends(tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_speed_is_the_median_round_and_the_spread_its_ends(tmp_path, monkeypatch
     assert two.speedup == pytest.approx(1.6)
     assert (two.speedup_low, two.speedup_high) == pytest.approx((1.0, 3.2))
     assert (one.efficiency, two.efficiency) == pytest.approx((1.0, 0.8))
-    assert scale.spread(verdict) == pytest.approx(1.0)
+    assert series.spread(verdict) == pytest.approx(1.0)
 
 
 def test_without_one_worker_the_fewest_are_the_base(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from played import CLOCK
 
 from paceline.launch import Zygote
 from paceline.settings import RunSettings
-from paceline.trials.scale import series as scale
+from paceline.trials.scale import series
 from paceline.trials.scale.why import CAUSES, Why
 
 TROUBLE = 0.04  # seconds a step: a busy machine makes waits of its own, which must stay below it
@@ -76,20 +76,20 @@ def zygote() -> Iterator[Zygote]:
 CASES = [*((cause, "strong") for cause in CAUSES), ("communication", "weak")]
 
 
-def explained(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode, clock: str) -> Why:
+def explained(zygote: Zygote, tmp_path: Path, cause: str, mode: series.Mode, clock: str) -> Why:
     """Why two workers lose what they lose."""
     script = tmp_path / "train.py"
     script.write_text(clock + SCRIPT)
     settings = RunSettings(script=str(script), arguments=(cause,), threads=1, steps=14, view="batch")
-    results = scale.carry_out(
-        scale.plan(settings, (1, 2), rounds=1, mode=mode),
+    results = series.carry_out(
+        series.plan(settings, (1, 2), rounds=1, mode=mode),
         zygote=zygote,
         record=tmp_path / "record",
         on_event=lambda event: None,
         on_start=lambda trial: None,
         on_result=lambda result: None,
     )
-    verdict = scale.judge(results, mode=mode, record=tmp_path / "record", interrupted=False)
+    verdict = series.judge(results, mode=mode, record=tmp_path / "record", interrupted=False)
     assert not verdict.failures
     why = verdict.points[1].why
     assert why is not None
@@ -106,7 +106,7 @@ def injected(cause: str) -> float:
 
 
 @pytest.mark.parametrize(("cause", "mode"), CASES)
-def test_the_trouble_is_named_with_its_seconds(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode) -> None:
+def test_the_trouble_is_named_with_its_seconds(zygote: Zygote, tmp_path: Path, cause: str, mode: series.Mode) -> None:
     why = explained(zygote, tmp_path, cause, mode, CLOCK)
     work = WORK / (2 if mode == "strong" else 1)
     others = {"compute": work + (TROUBLE / 2 if cause == "imbalance" else 0.0)}
@@ -117,6 +117,6 @@ def test_the_trouble_is_named_with_its_seconds(zygote: Zygote, tmp_path: Path, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cause", "mode"), CASES)
-def test_the_trouble_is_named_in_real_time(zygote: Zygote, tmp_path: Path, cause: str, mode: scale.Mode) -> None:
+def test_the_trouble_is_named_in_real_time(zygote: Zygote, tmp_path: Path, cause: str, mode: series.Mode) -> None:
     why = explained(zygote, tmp_path, cause, mode, REAL)
     assert why.seconds[cause] > 0.5 * injected(cause)  # most: how much is lost on a busy machine, nobody knows

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.record import Step
+from paceline.record.phases import PHASES
 from paceline.trials.scale.why import CAUSES, PARTS, Parts, Setting, Why, explain, join, take_apart
-
-PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 
 
 def step(number: int = 1, *, samples: int = 64, split: bool = True, **phases: float) -> Step:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.trials.core.bench import Budget, Interrupted
-from paceline.trials.core.result import Measured
+from paceline.trials.core.result import Measured, Status
 from paceline.trials.sweep.charts import charts
-from paceline.trials.sweep.search import CLOSE, FINE, Point, Sweep, Verdict, judge
+from paceline.trials.sweep.search import CLOSE, FINE, Ceiling, Point, Sweep, Verdict, judge
 
 
 class Machine:
@@ -36,7 +36,7 @@ class Machine:
             name=f"{batch}.{round}",
             mods=["tf32", f"batch={batch}:none"],
             workers=1,
-            status=status,  # type: ignore[arg-type]
+            status=Status(status),
             message=message,
             samples_per_s=speed,
             low=0.9 * speed,
@@ -220,9 +220,17 @@ def test_the_chart_tells_what_does_not_fit_from_what_failed_otherwise():
     """A script that ended too soon says nothing about memory."""
     good = [Point(batch=64 << k, fits=True, samples_per_s=100.0 + k, low=90.0, high=110.0 + k) for k in range(2)]
     for status, words in (("memory", "does not fit: 256"), ("too short", "could not be measured: 256")):
-        points = [*good, Point(batch=256, fits=False, status=status, message="why")]
+        points = [*good, Point(batch=256, fits=False, status=Status(status), message="why")]
         verdict = Verdict(
-            workers=1, mods=[], own=64, points=points, knee=64, best=128, largest=128, ceiling=status, why="why"
+            workers=1,
+            mods=[],
+            own=64,
+            points=points,
+            knee=64,
+            best=128,
+            largest=128,
+            ceiling=Ceiling(status),
+            why="why",
         )
         speed, memory = charts(verdict)
         assert [mark.name for mark in speed.marks] == ["knee: 64", words]

@@ -12,7 +12,8 @@ from machine import Machine, compute_bound, launch_bound, starved, tuned_already
 
 from paceline.errors import UsageError
 from paceline.mods import catalog
-from paceline.trials.tune import candidates as plan
+from paceline.trials.core.result import Status
+from paceline.trials.tune import candidates as candidates_module
 from paceline.trials.tune.candidates import candidates, settings_of, together
 from paceline.trials.tune.search import Search
 from paceline.trials.tune.trials import Trials
@@ -326,16 +327,18 @@ def test_a_start_is_built_upon_and_may_be_dropped():
     assert "precision=bf16" in verdict.final.mods
 
 
-@pytest.mark.parametrize(("status", "message"), [("failed", "ValueError: no data"), ("too short", "3 steps")])
+@pytest.mark.parametrize(
+    ("status", "message"), [("failed", "ValueError: no data"), ("too short", "3 steps"), ("budget", "stopped")]
+)
 def test_a_baseline_that_fails_ends_it_with_its_own_words(status, message):
     class Broken(Machine):
         def measure(self, name, **rest):
             measured = super().measure(name, **rest)
-            measured.status, measured.message = status, message
+            measured.status, measured.message, measured.steps = Status(status), message, 3
             return measured
 
     verdict = tune(Broken(launch_bound))
-    assert verdict.problem == message
+    assert (verdict.problem, verdict.problem_code) == (message, status)
     assert verdict.trials == 1
     assert verdict.final is None
 
@@ -395,7 +398,7 @@ def test_everything_that_is_tried_is_a_mod():
             mods, changes = settings_of((one.mod,))
             assert bool(mods) != bool(changes)
             catalog.parse(mods)
-            assert plan.promise_of((one.mod,)) in ("same", "rounded", "other", "mathematics")
+            assert candidates_module.promise_of((one.mod,)) in ("same", "rounded", "other", "mathematics")
 
 
 def test_what_goes_together():

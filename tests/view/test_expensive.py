@@ -12,12 +12,11 @@ import pytest
 from view_records import TRAIN, make_run, trace
 
 from paceline.errors import TraceError
-from paceline.tables.trace import columns as traces
-from paceline.tables.trace import intervals
+from paceline.tables.trace import columns, intervals
 from paceline.tables.trace.columns import read_trace
 from paceline.tables.trace.steps import phases
 from paceline.tables.trace.time_limit import PIECE, go_on, paced, within
-from paceline.view.records import record as opened
+from paceline.view.records import record as one_record
 from paceline.view.records import spans
 from paceline.view.records.library import Library
 from paceline.view.server.limits import Limits
@@ -114,7 +113,7 @@ def test_many_devices_are_refused_and_many_threads_are_not_all_drawn(library, cl
 
 
 def test_too_many_names_are_refused(library, monkeypatch, tmp_path):
-    monkeypatch.setattr(traces, "MOST_NAMES", 50, raising=False)
+    monkeypatch.setattr(columns, "MOST_NAMES", 50, raising=False)
     path = tmp_path / "trace.json.gz"
     write_trace(path, nested(60, "op {}", "cpu_op"))
     with pytest.raises(TraceError, match="different names"):
@@ -124,8 +123,8 @@ def test_too_many_names_are_refused(library, monkeypatch, tmp_path):
 def test_a_page_gives_up_in_time_and_remembers_it(library, client_of, monkeypatch):
     trace(0, 1).write(library / "bad" / "trace.rank0.json.gz")
     reads = []
-    plain = opened.read_trace
-    monkeypatch.setattr(opened, "read_trace", lambda path, **asked: (reads.append(path), plain(path, **asked))[1])
+    plain = one_record.read_trace
+    monkeypatch.setattr(one_record, "read_trace", lambda path, **asked: (reads.append(path), plain(path, **asked))[1])
     client = client_of(library, limits=Limits(seconds=0))
     for page in TRACED:
         answer = client.get(f"/{page}/bad")
@@ -151,7 +150,7 @@ def test_what_was_computed_is_not_computed_again(library, client_of, monkeypatch
 def test_an_expensive_page_keeps_no_other_page_waiting(library, client_of, monkeypatch):
     trace(0, 1).write(library / "bad" / "trace.rank0.json.gz")
     begun, may_end = threading.Event(), threading.Event()
-    plain = opened.read_trace
+    plain = one_record.read_trace
 
     def read(path, **asked):
         if "bad" in str(path):
@@ -159,7 +158,7 @@ def test_an_expensive_page_keeps_no_other_page_waiting(library, client_of, monke
             assert may_end.wait(250)
         return plain(path, **asked)
 
-    monkeypatch.setattr(opened, "read_trace", read)
+    monkeypatch.setattr(one_record, "read_trace", read)
     # More visitors than the server has threads.
     with client_of(library) as client, ThreadPoolExecutor(60) as visitors:
         waiting = [visitors.submit(client.get, "/ops/bad") for _ in range(50)]

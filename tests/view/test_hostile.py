@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from view_records import TRAIN, make_run, make_series, trace
 
-from paceline.view.records import record as opened
+from paceline.view.records import record as one_record
 from paceline.view.server.limits import Limits
 
 KEYS = [
@@ -123,7 +123,7 @@ def test_damaged_findings_are_told_or_left_out(broken, text):
 
 
 def test_limits_are_those_of_the_docs():
-    assert opened.LARGEST == 16 << 20
+    assert one_record.LARGEST == 16 << 20
     assert Limits().events == 8_000_000
     assert Limits().seconds == 30
 

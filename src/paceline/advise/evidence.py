@@ -17,16 +17,17 @@ import polars as pl
 from paceline.advise.step_clock import Clock, clock
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
 from paceline.record.inside import Folder
+from paceline.record.phases import PHASES
 from paceline.record.pipelines import PipelineReport, most_waited_for, read_pipelines
 from paceline.record.samples import Sample, read_samples
 from paceline.record.schema import Run
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
-from paceline.tables.iterations import PARTS, warm_up
+from paceline.tables.iterations import warm_up
 from paceline.tables.kernels import kernels, kernels_by_op
 from paceline.tables.launches import launches
 from paceline.tables.memory import memory_peaks
 from paceline.tables.ops import ops
-from paceline.tables.records import Tables, read_files, read_record
+from paceline.tables.records import Tables, read_record
 from paceline.tables.stragglers import stragglers
 from paceline.tables.timeline import timeline
 from paceline.tables.trace.columns import Trace
@@ -46,10 +47,6 @@ class Evidence:
     @classmethod
     def of_record(cls, folder: Path) -> Evidence:
         return cls(read_record(folder))
-
-    @classmethod
-    def of_traces(cls, paths: Sequence[Path]) -> Evidence:
-        return cls(read_files(paths))
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -137,9 +134,9 @@ class Evidence:
         """The phases of a step, which add up to `step`: by the step record, else by the trace."""
         split = self.settled.filter("split") if self.settled.height else self.settled
         if not split.height:
-            return {part: self.phases.get(part, 0.0) for part in PARTS}
+            return {part: self.phases.get(part, 0.0) for part in PHASES}
         whole = number(split["total"].mean())
-        return {part: number(split[part].mean()) / whole * self.step if whole else 0.0 for part in PARTS}
+        return {part: number(split[part].mean()) / whole * self.step if whole else 0.0 for part in PHASES}
 
     @cached_property
     def batch(self) -> int:

@@ -13,11 +13,12 @@ import polars as pl
 
 from paceline.advise import Evidence, Finding, find_all
 from paceline.errors import UsageError
+from paceline.record.phases import PHASES
 from paceline.tables.kernels import kernels
 from paceline.tables.ops import ops
 from paceline.tables.records import Tables
 from paceline.tables.timeline import CAUSES, timeline
-from paceline.tables.trace.steps import PHASES, breakdown
+from paceline.tables.trace.steps import breakdown
 from paceline.tables.waits import waits
 
 DEVICE = ("compute", "communication", "copy", *(f"idle_{cause}" for cause in CAUSES))

@@ -1,29 +1,13 @@
-"""Numbers as a finding says them."""
+"""Words and numbers as a finding says them."""
 
 from __future__ import annotations
 
-
-def seconds(value: float) -> str:
-    """Three digits that matter, with the unit that suits them."""
-    if value >= 1:
-        return f"{value:.3g} s"
-    if value >= 1e-3:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value * 1e6:.3g} µs"
+from paceline import units
 
 
 def percent(share: float) -> str:
     """0.123 is `12 %`."""
-    return f"{share * 100:.0f} %"
-
-
-def size(count: float) -> str:
-    """Bytes."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
+    return units.percent(share, digits=0)
 
 
 def command(mod: str) -> str:

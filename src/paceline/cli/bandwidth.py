@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -13,16 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from paceline import __version__
-from paceline.cli.shared import options
+from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import count, stderr
+from paceline.cli.shared.terminal import stderr
 from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
-from paceline.launch.interrupts import exit_code_of
-from paceline.record import new_folder, write_run
-from paceline.record.private import write_file
+from paceline.record import new_folder
 from paceline.record.schema import Outcome, Run
 from paceline.topology import Host, discover
 from paceline.topology.host import read
@@ -31,6 +27,7 @@ from paceline.topology.survey import survey
 from paceline.trials.bandwidth import charts
 from paceline.trials.bandwidth import series as trials
 from paceline.trials.bandwidth.verdict import Verdict, judge
+from paceline.units import count
 
 ALL_OPS, ALL_PARTS = ",".join(OPS), ",".join(trials.PARTS)
 
@@ -135,34 +132,28 @@ def bandwidth(
     )
     console = stderr()
     topology = survey()
-    results, interrupted = carry_out(plan, session, session.record, share=share_record, console=console, quiet=quiet)
+    results, outcome = carry_out(plan, session, session.record, share=share_record, console=console, quiet=quiet)
     verdict = judge(
         [report for result in results for report in result.reports],
         topology,
         workers=number,
         notes=notes(host, topology, results),
         failures=[result.failure for result in results if result.failure],
-        interrupted=bool(interrupted),
+        interrupted=outcome.interrupted,
     )
-    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
+    series.write_verdict(session.record, verdict)
     plots = draw(verdict, session.record)
     if not quiet:
         bandwidth_tables.show(console, verdict)
-        console.print()
-        for plot in plots:
-            console.print(f"plot:   {plot}", soft_wrap=True)
-        console.print(f"record: {session.record}", soft_wrap=True)
-    if json:
-        session.print_document(document(verdict, plots))
-    raise typer.Exit(interrupted or exit_code(verdict))
+    code = outcome.exit_code if outcome.interrupted else exit_code(verdict)
+    told = series.document(verdict, trouble(verdict) if code else None, plots=[str(plot) for plot in plots])
+    series.finish(session, console, told, code=code, plots=plots, quiet=quiet)
 
 
 def carry_out(
     plan: list[trials.Trial], session: Session, record: Path, *, share: bool, console: Console, quiet: bool
-) -> tuple[list[trials.Result], int]:
-    """Runs the plan with a progress bar; leaves run.json whatever happens. Says with which exit code it was
-    interrupted, 0 where it was not."""
-    started = time.time()
+) -> tuple[list[trials.Result], Outcome]:
+    """Runs the plan with a progress bar; leaves run.json whatever happens."""
     results: list[trials.Result] = []
     bar = Progress(
         TextColumn("{task.description}"),
@@ -192,34 +183,21 @@ def carry_out(
             done = count(len(result.reports), "measurement")
             console.print(f"paceline: {result.trial.name}: {done}", soft_wrap=True)
 
-    interrupted = 128 + signal.SIGINT
-    try:
-        with bar:
-            task = bar.add_task("starting".ljust(44), total=sum(trial.expected for trial in plan))
-            trials.carry_out(
-                plan, zygote=session.workers(), record=record, share=share, on_event=on_event, on_result=on_result
-            )
-        interrupted = next((result.exit_code for result in results if result.interrupted), 0)
-    except KeyboardInterrupt as error:  # between two trials: `launch` answers to it while one runs
-        interrupted = exit_code_of(error)
-    finally:
-        write_run(
-            record,
-            Run(
-                paceline=__version__,
-                verb="bandwidth",
-                script=trials.PROGRAM,
-                arguments=[],
-                settings={trial.name: {"workers": trial.workers} | msgspec.to_builtins(trial.plan) for trial in plan},
-                started=started,
-                outcome=Outcome(
-                    exit_code=interrupted or int(any(result.failure for result in results)),
-                    seconds=time.time() - started,
-                    interrupted=bool(interrupted),
-                ),
-            ),
+    run = Run(
+        paceline=__version__,
+        verb="bandwidth",
+        script=trials.PROGRAM,
+        arguments=[],
+        settings={trial.name: {"workers": trial.workers} | msgspec.to_builtins(trial.plan) for trial in plan},
+    )
+    # An interrupt ends the block between two trials; while one runs, `launch` answers to it.
+    with series.recorded(record, run) as outcome, bar:
+        task = bar.add_task("starting".ljust(44), total=sum(trial.expected for trial in plan))
+        trials.carry_out(
+            plan, zygote=session.workers(), record=record, share=share, on_event=on_event, on_result=on_result
         )
-    return results, interrupted
+        series.conclude(outcome, results)
+    return results, outcome
 
 
 def notes(host: Host, topology: Topology, results: list[trials.Result]) -> list[str]:
@@ -258,20 +236,14 @@ def exit_code(verdict: Verdict) -> int:
     return int(nothing or verdict.interrupted or bool(verdict.failures))
 
 
-def document(verdict: Verdict, plots: list[Path]) -> dict[str, Any]:
-    """What --json prints."""
-    told: dict[str, Any] = msgspec.to_builtins(verdict)
-    told["plots"] = [str(plot) for plot in plots]
-    if exit_code(verdict):
-        why = [*verdict.failures, *(["interrupted before all was measured"] if verdict.interrupted else verdict.notes)]
-        told["error"] = {
-            "type": "Interrupted" if verdict.interrupted else "MeasurementFailed",
-            "message": why[0] if why else "nothing was measured",
-            "advice": "Type the command again."
-            if verdict.interrupted
-            else "To see what is wrong, type: paceline doctor",
-        }
-    return told
+def trouble(verdict: Verdict) -> series.Trouble:
+    """Why it did not end well."""
+    if verdict.interrupted:
+        why, advice = "interrupted before all was measured", "Type the command again."
+    else:
+        why, advice = "nothing was measured", "To see what is wrong, type: paceline doctor"
+    found = [*verdict.failures, *([] if verdict.interrupted else verdict.notes), why]
+    return series.Trouble("Interrupted" if verdict.interrupted else "MeasurementFailed", found[0], advice)
 
 
 def free_memory() -> int | None:

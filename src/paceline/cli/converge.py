@@ -6,27 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import Asked, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import percent, plotted, stderr
+from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables.converge import accuracy, show_verdict
 from paceline.errors import ScriptError, UsageError
-from paceline.launch import Event, Notice, check
+from paceline.launch import Event, Notice
 from paceline.mods import catalog
-from paceline.record.private import write_file
-from paceline.settings import RunSettings, SharpnessSettings
+from paceline.settings import SharpnessSettings
 from paceline.topology import discover
 from paceline.trials.converge import charts
 from paceline.trials.converge.accuracy import compile_metric
 from paceline.trials.converge.series import ALONE, Converge, Verdict, judge, parse_techniques
 from paceline.trials.converge.trials import OnBench, failure
-from paceline.trials.core.bench import Bench, Budget
+from paceline.units import percent
 
 Workers = Annotated[
     int,
@@ -125,28 +122,20 @@ def converge(
         sharpness=SharpnessSettings() if sharpness else None,
     )
     pattern = compile_metric(metric) if metric is not None else None
-    time = series.parse_time(budget)
-    # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, discover(), oversubscribe=asked.oversubscribe)
-    session.record, settings = series.open_record("converge", settings, parent=record, resume=resume, seed=asked.seed)
-    console = stderr()
-    measure, limit = OnBench(pattern), Budget(time)
+    course = series.Series.begin(
+        session, settings, asked, host=discover(), budget=budget, parent=record, resume=resume, quiet=quiet
+    )
+    measure = OnBench(pattern)
     walk = Converge(measure, workers=workers, seeds=seeds, techniques=tried)
-    verdict, code = carry_out(session, settings, limit, measure, walk, target=target, console=console, quiet=quiet)
-    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
-    plot = draw(verdict, session.record, asked.script) if verdict.rows else None
-    line = draw_line(verdict, session.record, asked.script)
-    show_verdict(console, verdict, quiet=quiet)
-    if not quiet:
-        console.print()
-        if plot:
-            console.print(f"plot:   {plot}", soft_wrap=True)
-        if line:
-            console.print(f"plot:   {line}", soft_wrap=True)
-        console.print(f"record: {session.record}", soft_wrap=True)
-    if json:
-        session.print_document(document(verdict, session.record, plot, code) | {"line_plot": line and str(line)})
-    raise typer.Exit(code)
+    verdict, code = carry_out(course, measure, walk, target=target)
+    series.write_verdict(course.record, verdict)
+    plot = draw(verdict, course.record, asked.script) if verdict.rows else None
+    line = draw_line(verdict, course.record, asked.script)
+    show_verdict(course.console, verdict, quiet=quiet)
+    told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot, line_plot=line)
+    for row, shown in zip(told["rows"], verdict.rows, strict=True):
+        row["shown"] = accuracy(shown)
+    series.finish(session, course.console, told, code=code, plots=[plot, line], quiet=quiet)
 
 
 def parse_mods(texts: list[str]) -> tuple[str, ...]:
@@ -157,53 +146,32 @@ def parse_mods(texts: list[str]) -> tuple[str, ...]:
     return tuple(str(one) for one in asked)
 
 
-def carry_out(
-    session: Session,
-    settings: RunSettings,
-    budget: Budget,
-    measure: OnBench,
-    walk: Converge,
-    *,
-    target: float | None,
-    console: Console,
-    quiet: bool,
-) -> tuple[Verdict, int]:
+def carry_out(course: series.Series, measure: OnBench, walk: Converge, *, target: float | None) -> tuple[Verdict, int]:
     """Runs the trials; leaves run.json whatever happens. Gives the verdict and the exit code."""
-    assert session.record is not None
-    line = series.Line(console, budget, quiet=quiet)
 
     def on_event(event: Event) -> None:
         measure.event(event)
         if not isinstance(event, Notice):  # what mods say at every trial is in the trials' records
-            line.event(event)
+            course.line.event(event)
 
     def told(name: str, mods: tuple[str, ...], seed: int) -> Any:
         trial = measure(name, mods, seed)
         if not trial.unfinished:
             said = "no accuracy" if trial.accuracy is None else percent(trial.accuracy)
             said += f", diverged at step {trial.diverged}" if trial.diverged is not None else ""
-            line.say(f"{name}: {trial.trouble or said}")
+            course.line.say(f"{name}: {trial.trouble or said}")
         return trial
 
-    measure.bench = Bench(
-        settings,
-        zygote=session.workers(),
-        record=session.record,
-        budget=budget,
-        verb="converge",
-        on_event=on_event,
-        on_start=lambda name: line.start(name.replace(".seed", ", seed ")),
-    )
+    measure.bench = course.bench(label=lambda name: name.replace(".seed", ", seed "), on_event=on_event)
     walk.measure = told
-    with series.recorded(session.record, "converge", settings) as outcome:
-        with line:
-            walk.run()
+    with course.running() as outcome:
+        walk.run()
         alone = walk.trials.get(ALONE, [])
         outcome.exit_code = int(not alone or bool(alone[0].trouble))
     if walk.trials.get(ALONE) and walk.trials[ALONE][0].trouble:
         raise ScriptError(
             f"The script did not run to its end as it is: {failure(measure.bench, 'oneworker.seed0')}",
-            advice="See that it runs: paceline run -n 1 " + settings.script,
+            advice="See that it runs: paceline run -n 1 " + course.settings.script,
         )
     return judge(walk, target=target, interrupted=outcome.interrupted), outcome.exit_code
 
@@ -218,16 +186,7 @@ def draw_line(verdict: Verdict, record: Path, script: str) -> Path | None:
     return plotted(charts.loss_lines(verdict), record / "plots" / "line.svg", script)
 
 
-def document(verdict: Verdict, record: Path, plot: Path | None, code: int) -> dict[str, Any]:
-    """What --json prints."""
-    told: dict[str, Any] = msgspec.to_builtins(verdict)
-    for row, shown in zip(told["rows"], verdict.rows, strict=True):
-        row["shown"] = accuracy(shown)
-    told["plot"] = str(plot) if plot else None
-    if code:
-        told["error"] = {
-            "type": "Interrupted" if verdict.interrupted else "ScriptFailed",
-            "message": "interrupted before all trials were made" if verdict.interrupted else "nothing was measured",
-            "advice": f"Go on with it: --resume {record}",
-        }
-    return told
+def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
+    """Why it did not end well."""
+    told = course.interrupted("all trials were made")
+    return told if verdict.interrupted else series.Trouble("ScriptFailed", "nothing was measured", told.advice)

@@ -20,9 +20,10 @@ from paceline.cli.shared import options
 from paceline.cli.shared.example_first import program, verb
 from paceline.cli.shared.series import parse_bytes
 from paceline.cli.shared.session import Session
-from paceline.data.formats import pack as packing
+from paceline.data.formats import pack as pack_format
 from paceline.data.size_limits import RECORD
 from paceline.errors import UsageError
+from paceline.units import size
 
 What = Annotated[
     str,
@@ -107,15 +108,15 @@ def pack(
 
         how: dict[str, Any] = {"shards": shards, "shuffle": shuffle, "seed": seed, "said": said}
         if is_dataset:
-            packed = packing.pack_samples(_find(what), home, **how)
+            packed = pack_format.pack_samples(_find(what), home, **how)
         else:
-            packed = packing.pack_pictures(what, home, max_bytes=limit, **how)
+            packed = pack_format.pack_pictures(what, home, max_bytes=limit, **how)
     if json:
         session.print_document(msgspec.to_builtins(packed))
     elif not quiet:
         classes = f", {len(packed.classes)} classes" if packed.classes else ""
         decoder = "data.decode_example" if packed.kind == "pictures" else "data.decode_sample"
-        print(f"{packed.records} records{classes} in {len(packed.files)} files, {_size(packed.bytes)}: {home}")
+        print(f"{packed.records} records{classes} in {len(packed.files)} files, {size(packed.bytes)}: {home}")
         print(f'read them: data.files("{home}/*.tfrecord").records().map({decoder})')
 
 
@@ -130,13 +131,13 @@ def check(
     """Reads record files from start to end: are all checksums right, and is the index?"""
     session = Session.of(context, json=json)
     session.verb = "data check"
-    files = packing.files_to_check(paths)
+    files = pack_format.files_to_check(paths)
     limit = parse_bytes(max_bytes, "--max-bytes") or None
     with _progress(quiet or json) as progress:
         bar = progress.add_task("checking", total=len(files))
         checked = []
         for path in files:
-            checked.append(packing.check(path, decode=decode, max_bytes=limit))
+            checked.append(pack_format.check(path, decode=decode, max_bytes=limit))
             progress.advance(bar)
     wrong = _missing(paths, checked)
     damaged = sum(len(file.damaged) for file in checked) + len(wrong)
@@ -155,11 +156,11 @@ def _progress(silent: bool) -> Progress:
     return Progress(console=Console(stderr=True), disable=silent or not sys.stderr.isatty(), transient=True)
 
 
-def _missing(paths: list[str], checked: list[packing.Checked]) -> list[str]:
+def _missing(paths: list[str], checked: list[pack_format.Checked]) -> list[str]:
     """What `pack` said that folders hold, and is not there."""
     wrong = []
     for folder in filter(os.path.isdir, paths):
-        told = packing.told_of(folder)
+        told = pack_format.told_of(folder)
         if told is None:
             continue
         found = {Path(file.path).name: file.records for file in checked if Path(file.path).parent == Path(folder)}
@@ -169,7 +170,7 @@ def _missing(paths: list[str], checked: list[packing.Checked]) -> list[str]:
     return wrong
 
 
-def _show(checked: list[packing.Checked], wrong: list[str], stale: list[str], *, quiet: bool) -> None:
+def _show(checked: list[pack_format.Checked], wrong: list[str], stale: list[str], *, quiet: bool) -> None:
     console = Console(highlight=False, markup=False)
     if not quiet:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -177,7 +178,7 @@ def _show(checked: list[packing.Checked], wrong: list[str], stale: list[str], *,
             table.add_column(heading, justify="left" if heading in ("file", "index") else "right")
         for file in checked:
             table.add_row(
-                *(file.path, str(file.records), _size(file.bytes), str(len(file.damaged) or "–"), file.index or "–")
+                *(file.path, str(file.records), size(file.bytes), str(len(file.damaged) or "–"), file.index or "–")
             )
         console.print(table)
     for line in [line for file in checked for line in file.damaged] + wrong:
@@ -209,12 +210,3 @@ def _find(what: str) -> Any:
             advice="Give a map-style dataset, a list, or a function that makes one.",
         )
     return made
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -15,7 +15,7 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import AskedWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import count, percent, rate, seconds, stderr, time_table
+from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
 from paceline.errors import UsageError
 from paceline.launch import check, launch
@@ -30,6 +30,7 @@ from paceline.topology import discover
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.tune.candidates import together
 from paceline.trials.tune.preset import find_preset
+from paceline.units import count, percent, rate, seconds
 
 BatchOption = Annotated[
     Batch,

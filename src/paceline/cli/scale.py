@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import signal
-import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from paceline import __version__
-from paceline.cli.shared import options
+from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import AskedWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import count, plotted, rate, stderr
+from paceline.cli.shared.terminal import plotted, stderr
 from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
-from paceline.launch.interrupts import exit_code_of
 from paceline.mods import catalog
-from paceline.record import new_folder, write_run
-from paceline.record.private import write_file
-from paceline.record.schema import Outcome, Run
+from paceline.record import new_folder
+from paceline.record.schema import Outcome
 from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials.scale import series as trials
 from paceline.trials.scale.charts import charts
+from paceline.units import count, rate
 
 WorkersList = Annotated[
     str,
@@ -85,20 +80,16 @@ def scale(
         check(replace(settings, workers=number), discover(), oversubscribe=asked.oversubscribe)
     session.record = new_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
     console = stderr()
-    results, interrupted = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
-    verdict = trials.judge(results, mode=mode, record=session.record, interrupted=bool(interrupted))
-    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
+    results, outcome = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
+    verdict = trials.judge(results, mode=mode, record=session.record, interrupted=outcome.interrupted)
+    series.write_verdict(session.record, verdict)
     plot = draw(verdict, session.record, asked.script) if verdict.points else None
-    code = interrupted or int(bool(verdict.failures))  # other numbers are a finding, not a failure to measure
     if not quiet:
         show_verdict(console, verdict)
-        console.print()
-        if plot:
-            console.print(f"plot:   {plot}", soft_wrap=True)
-        console.print(f"record: {session.record}", soft_wrap=True)
-    if json:
-        session.print_document(document(verdict, plot))
-    raise typer.Exit(code)
+    # Other numbers are a finding, not a failure to measure; a point that no trial gave is one.
+    code = outcome.exit_code if outcome.interrupted else int(bool(verdict.failures))
+    told = series.document(verdict, trouble(verdict) if code else None, plot=plot)
+    series.finish(session, console, told, code=code, plots=[plot], quiet=quiet)
 
 
 def parse_workers(text: str) -> list[int]:
@@ -117,10 +108,8 @@ def carry_out(
     *,
     console: Console,
     quiet: bool,
-) -> tuple[list[trials.Result], int]:
-    """Runs the plan with a progress bar; leaves run.json whatever happens. Says with which exit code it was
-    interrupted, 0 where it was not."""
-    started = time.time()
+) -> tuple[list[trials.Result], Outcome]:
+    """Runs the plan with a progress bar; leaves run.json whatever happens."""
     steps = settings.steps or 1
     told: set[str] = set()
     results: list[trials.Result] = []
@@ -147,6 +136,7 @@ def carry_out(
 
     def on_result(result: trials.Result) -> None:
         results.append(result)
+        outcome.steps += result.summary.steps
         if result.interrupted:
             return
         trial = result.trial
@@ -157,41 +147,19 @@ def carry_out(
             speed = rate(result.summary.median_samples_per_s)
             console.print(f"paceline: trial {len(results)} of {len(plan)}: {place}: {speed} samples/s", soft_wrap=True)
 
-    interrupted = 128 + signal.SIGINT
-    try:
-        with bar:
-            task = bar.add_task("starting", total=len(plan) * steps)
-            trials.carry_out(
-                plan,
-                zygote=session.workers(),
-                record=record,
-                on_event=on_event,
-                on_start=on_start,
-                on_result=on_result,
-            )
-        interrupted = next((result.exit_code for result in results if result.interrupted), 0)
-    except KeyboardInterrupt as error:  # between two trials: `launch` answers to it while one runs
-        interrupted = exit_code_of(error)
-    finally:
-        failed = any(result.failure for result in results)
-        write_run(
-            record,
-            Run(
-                paceline=__version__,
-                verb="scale",
-                script=settings.script,
-                arguments=list(settings.arguments),
-                settings=asdict(settings),
-                started=started,
-                outcome=Outcome(
-                    exit_code=interrupted or int(failed),
-                    seconds=time.time() - started,
-                    interrupted=bool(interrupted),
-                    steps=sum(result.summary.steps for result in results),
-                ),
-            ),
+    # An interrupt ends the block between two trials; while one runs, `launch` answers to it.
+    with series.recorded(record, series.run_of("scale", settings)) as outcome, bar:
+        task = bar.add_task("starting", total=len(plan) * steps)
+        trials.carry_out(
+            plan,
+            zygote=session.workers(),
+            record=record,
+            on_event=on_event,
+            on_start=on_start,
+            on_result=on_result,
         )
-    return results, interrupted
+        series.conclude(outcome, results)
+    return results, outcome
 
 
 def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
@@ -199,15 +167,11 @@ def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
     return plotted(charts(verdict), record / "plots" / "scale.svg", script)
 
 
-def document(verdict: trials.Verdict, plot: Path | None) -> dict[str, Any]:
-    """What --json prints."""
-    told: dict[str, Any] = msgspec.to_builtins(verdict)
-    told["plot"] = str(plot) if plot else None
-    if verdict.failures or verdict.interrupted:
-        failure = verdict.failures[0] if verdict.failures else None
-        told["error"] = {
-            "type": "Interrupted" if verdict.interrupted else "ScriptFailed",
-            "message": failure.message if failure else "interrupted before all trials had ended",
-            "advice": f"See the trial's record: {failure.record}" if failure else "Type the command again.",
-        }
-    return told
+def trouble(verdict: trials.Verdict) -> series.Trouble:
+    """Why it did not end well."""
+    failure = verdict.failures[0] if verdict.failures else None
+    return series.Trouble(
+        "Interrupted" if verdict.interrupted else "ScriptFailed",
+        failure.message if failure else "interrupted before all trials had ended",
+        f"See the trial's record: {failure.record}" if failure else "Type the command again.",
+    )

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import AskedWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, rate, stderr
+from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables.sweep import advice, complaint, show_verdict
 from paceline.errors import UsageError
-from paceline.launch import Event, Notice, check
+from paceline.launch import Event, Notice
 from paceline.mods import catalog
-from paceline.record.private import write_file
-from paceline.settings import RunSettings
 from paceline.topology import discover
-from paceline.trials.core.bench import Bench, Budget, Measured
-from paceline.trials.sweep import search as trials
+from paceline.trials.core.bench import Measured
 from paceline.trials.sweep.charts import charts
-from paceline.trials.sweep.search import OnBench, Sweep, Verdict
+from paceline.trials.sweep.search import OnBench, Sweep, Verdict, judge
+from paceline.units import rate
 
 ENOUGH = 1.0  # seconds of settled steps that make a trial
 
@@ -112,33 +108,15 @@ def sweep(
     )
     if start is not None and to is not None and to < start:
         raise UsageError(f"Asked for batches from {start} to {to}.", advice=f"--from {to} --to {start}")
-    time = series.parse_time(budget)
-    # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, discover(), oversubscribe=asked.oversubscribe)
-    session.record, settings = series.open_record("sweep", settings, parent=record, resume=resume, seed=asked.seed)
-    console = stderr()
-    verdict, code = carry_out(
-        session,
-        settings,
-        Budget(time),
-        start=start,
-        to=to,
-        to_the_end=to_the_end,
-        repeat=repeat,
-        console=console,
-        quiet=quiet,
+    course = series.Series.begin(
+        session, settings, asked, host=discover(), budget=budget, parent=record, resume=resume, quiet=quiet
     )
-    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
-    plot = draw(verdict, session.record, asked.script) if verdict.knee is not None else None
-    show_verdict(console, verdict, quiet=quiet)
-    if not quiet:
-        console.print()
-        if plot:
-            console.print(f"plot:   {plot}", soft_wrap=True)
-        console.print(f"record: {session.record}", soft_wrap=True)
-    if json:
-        session.print_document(document(verdict, session.record, plot, code))
-    raise typer.Exit(code)
+    verdict, code = carry_out(course, start=start, to=to, to_the_end=to_the_end, repeat=repeat)
+    series.write_verdict(course.record, verdict)
+    plot = draw(verdict, course.record, asked.script) if verdict.knee is not None else None
+    show_verdict(course.console, verdict, quiet=quiet)
+    told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot)
+    series.finish(session, course.console, told, code=code, plots=[plot], quiet=quiet)
 
 
 def parse_mods(texts: list[str]) -> tuple[str, ...]:
@@ -151,51 +129,30 @@ def parse_mods(texts: list[str]) -> tuple[str, ...]:
 
 
 def carry_out(
-    session: Session,
-    settings: RunSettings,
-    budget: Budget,
-    *,
-    start: int | None,
-    to: int | None,
-    to_the_end: bool,
-    repeat: int,
-    console: Console,
-    quiet: bool,
+    course: series.Series, *, start: int | None, to: int | None, to_the_end: bool, repeat: int
 ) -> tuple[Verdict, int]:
     """Runs the trials; leaves run.json whatever happens. Gives the verdict and the exit code."""
-    assert session.record is not None
-    line = series.Line(console, budget, quiet=quiet)
 
-    def on_start(name: str) -> None:
-        line.start(name.rpartition(".")[0].replace("=", " "))
+    def label(name: str) -> str:
+        return name.rpartition(".")[0].replace("=", " ")
 
     def on_event(event: Event) -> None:
-        if not (isinstance(event, Notice) and event.text.startswith("batch ")):  # what the mod says at every trial
-            line.event(event)
+        if not (isinstance(event, Notice) and event.mod == "batch"):  # what the mod says at every trial
+            course.line.event(event)
 
     def on_result(measured: Measured) -> None:
         if measured.ok:
-            line.say(f"batch {measured.batch:,}: {rate(measured.samples_per_s)} samples/s")
+            course.line.say(f"batch {measured.batch:,}: {rate(measured.samples_per_s)} samples/s")
         elif walk.trials:  # else it is all that there is to tell, at the end
-            line.say(f"{measured.name.rpartition('.')[0].replace('=', ' ')}: {measured.message}")
+            course.line.say(f"{label(measured.name)}: {measured.message}")
 
-    bench = Bench(
-        settings,
-        zygote=session.workers(),
-        record=session.record,
-        budget=budget,
-        verb="sweep",
-        on_event=on_event,
-        on_start=on_start,
-        on_result=on_result,
-    )
-    measure = OnBench(bench, start)
-    walk = Sweep(measure, budget, start=start, to=to, repeat=repeat, to_the_end=to_the_end)
-    with series.recorded(session.record, "sweep", settings) as outcome:
-        with line:
-            walk.run()
-        outcome.exit_code = int(not walk.trials or walk.ceiling == "failed")
-    verdict = trials.judge(
+    measure = OnBench(course.bench(label=label, on_event=on_event, on_result=on_result), start)
+    walk = Sweep(measure, course.budget, start=start, to=to, repeat=repeat, to_the_end=to_the_end)
+    with course.running() as outcome:
+        walk.run()
+        outcome.exit_code = int(not walk.trials or walk.ceiling.broken)
+    settings = course.settings
+    verdict = judge(
         walk, workers=settings.workers, mods=settings.mods, ask=measure.value, interrupted=outcome.interrupted
     )
     return verdict, outcome.exit_code
@@ -206,14 +163,8 @@ def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
     return plotted(charts(verdict), record / "plots" / "sweep.svg", script)
 
 
-def document(verdict: Verdict, record: Path, plot: Path | None, code: int) -> dict[str, Any]:
-    """What --json prints."""
-    told: dict[str, Any] = msgspec.to_builtins(verdict)
-    told["plot"] = str(plot) if plot else None
-    if code:
-        told["error"] = {
-            "type": "Interrupted" if verdict.interrupted else "ScriptFailed",
-            "message": "interrupted before the sweep had ended" if verdict.interrupted else complaint(verdict),
-            "advice": f"Go on with it: --resume {record}" if verdict.interrupted else advice(verdict),
-        }
-    return told
+def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
+    """Why it did not end well."""
+    if verdict.interrupted:
+        return course.interrupted("the sweep had ended")
+    return series.Trouble("ScriptFailed", complaint(verdict), advice(verdict))

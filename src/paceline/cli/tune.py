@@ -15,17 +15,15 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import AskedWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, rate, stderr
+from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables import tune as tune_tables
 from paceline.errors import UsageError
-from paceline.launch import check
 from paceline.mods import catalog
-from paceline.record import last_step
 from paceline.record.folder import unwritable
 from paceline.record.private import write_file
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
-from paceline.trials.core.bench import Bench, Budget, Measured, details
+from paceline.trials.core.bench import Budget, Measured, Status, details
 from paceline.trials.tune.candidates import MORE, Candidate, candidates, settings_of
 from paceline.trials.tune.charts import charts
 from paceline.trials.tune.from_findings import advised, put_first
@@ -33,6 +31,7 @@ from paceline.trials.tune.patch import Patch, read, write_patch
 from paceline.trials.tune.preset import TUNED, Preset, whole_path, write_preset
 from paceline.trials.tune.search import Search
 from paceline.trials.tune.verdict import Verdict
+from paceline.units import rate
 
 ENOUGH = 1.0  # seconds of settled steps that make a trial
 
@@ -122,27 +121,24 @@ def tune(
     start = tuple(str(asked) for asked in catalog.parse(mod or []))
     tried = what_to_try(settings, host, allow=allow or [], only=only or [], without=without or [])
     mods, profiled = advised(asked.script, module=asked.module, records=record)
-    seconds = series.parse_time(budget)
-    # Before the record's folder is made: a mistake leaves nothing behind.
-    check(settings, host, oversubscribe=asked.oversubscribe)
-    session.record, settings = series.open_record("tune", settings, parent=record, resume=resume, seed=asked.seed)
-    console = stderr()
-    if profiled is not None and not quiet:
-        console.print(f"paceline: what {profiled} found comes first: {' '.join(mods) or 'nothing'}", soft_wrap=True)
-    verdict, code = carry_out(
-        session, settings, put_first(tried, mods), budget=Budget(seconds), start=start, console=console, quiet=quiet
+    course = series.Series.begin(
+        session, settings, asked, host=host, budget=budget, parent=record, resume=resume, quiet=quiet
     )
-    told = keep(verdict, settings, session.record, cuda=bool(host.gpus))
+    if profiled is not None and not quiet:
+        course.console.print(
+            f"paceline: what {profiled} found comes first: {' '.join(mods) or 'nothing'}", soft_wrap=True
+        )
+    verdict, code = carry_out(course, put_first(tried, mods), start=start, quiet=quiet)
+    told = keep(verdict, course.settings, course.record, cuda=bool(host.gpus))
     if not quiet:
-        tune_tables.show_verdict(console, verdict)
+        tune_tables.show_verdict(course.console, verdict)
     if verdict.problem:
-        console.print(f"paceline: {verdict.problem}", style="red", soft_wrap=True)
-        console.print(f"  {tune_tables.advice(verdict, asked.script)}", soft_wrap=True)
+        course.console.print(f"paceline: {verdict.problem}", style="red", soft_wrap=True)
+        course.console.print(f"  {tune_tables.advice(verdict, asked.script)}", soft_wrap=True)
     if not quiet:
-        show_result(console, verdict, settings, told, session.record)
-    if json:
-        session.print_document(document(verdict, told, session.record, code, asked.script))
-    raise typer.Exit(code)
+        show_result(course.console, verdict, told, course.record)
+    made = series.document(verdict, trouble(verdict, course) if code else None, **in_json(told))
+    series.finish(session, course.console, made, code=code, plots=[told["plot"]], quiet=quiet)
 
 
 def what_to_try(
@@ -164,61 +160,50 @@ def what_to_try(
 
 
 def carry_out(
-    session: Session,
-    settings: RunSettings,
-    tried: list[Candidate],
-    *,
-    budget: Budget,
-    start: tuple[str, ...],
-    console: Console,
-    quiet: bool,
+    course: series.Series, tried: list[Candidate], *, start: tuple[str, ...], quiet: bool
 ) -> tuple[Verdict, int]:
-    """Runs the search; leaves run.json and verdict.json whatever happens. Gives the verdict and the exit code."""
-    assert session.record is not None
-    line = series.Line(console, budget, quiet=quiet)
+    """Runs the search; leaves run.json whatever happens. Gives the verdict and the exit code."""
+
+    def label(name: str) -> str:
+        return name.replace("+", " + ")
 
     def on_result(measured: Measured) -> None:
-        what = measured.name.replace("+", " + ")
-        line.say(f"{what}: {rate(measured.samples_per_s)} samples/s" if measured.ok else f"{what}: {measured.message}")
+        said = f"{rate(measured.samples_per_s)} samples/s" if measured.ok else measured.message
+        course.line.say(f"{label(measured.name)}: {said}")
 
-    def tell(text: str) -> None:
+    def tell(text: str, style: str) -> None:
         if not quiet:
-            console.print(f"paceline: {text}", style="green" if text.startswith("kept") else "yellow", soft_wrap=True)
+            course.console.print(f"paceline: {text}", style=style, soft_wrap=True)
 
-    bench = Bench(
-        settings,
-        zygote=session.workers(),
-        record=session.record,
-        budget=budget,
-        verb="tune",
-        on_event=line.event,
-        on_start=lambda name: line.start(name.replace("+", " + ")),
-        on_result=on_result,
+    search = Search(
+        course.bench(label=label, on_result=on_result),
+        tried,
+        start=start,
+        budget=course.budget.seconds,
+        on_note=lambda text: tell(text, "yellow"),
+        on_kept=lambda text: tell(f"kept {text}", "green"),
     )
-    search = Search(bench, tried, start=start, budget=budget.seconds, tell=tell)
-    with series.recorded(session.record, "tune", settings) as outcome:
-        with line:
-            search.carry_out()
+    with course.running() as outcome:
+        search.carry_out()
         outcome.exit_code = int(bool(search.problem))
-        if search.failed is not None:
-            search.problem = explain(search.failed, session.record, budget, console)
+    if search.failed is not None:
+        search.problem = explain(search.failed, course.budget, course.console)
     return search.verdict(interrupted=outcome.interrupted), outcome.exit_code
 
 
-def explain(failed: Measured, record: Path, budget: Budget, console: Console) -> str:
+def explain(failed: Measured, budget: Budget, console: Console) -> str:
     """Why the script as it is could not be measured. Shows what it said itself, where it failed."""
-    if "the budget is over" in failed.message:
-        last = last_step(record / "trials" / failed.name, 0)
-        made = f"made {last.step} steps, too few to measure," if last else "made no optimizer step"
+    if failed.status is Status.BUDGET:
+        made = f"made {failed.steps} steps, too few to measure," if failed.steps else "made no optimizer step"
         return f"the script {made} in the {budget.seconds:.0f} s of the budget"
-    if failed.status == "failed" and failed.record and (said := details(failed)) != failed.message:
+    if failed.status is Status.FAILED and failed.record and (said := details(failed)) != failed.message:
         console.print(said, style="red", soft_wrap=True)
     return failed.message
 
 
 def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -> dict[str, Any]:
     """Writes the verdict, the plot, the preset and the patch into the record; says what to type and what to write."""
-    write(record / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict)))
+    series.write_verdict(record, verdict)
     told: dict[str, Any] = {"command": None, "spelled_out": None, "preset": None, "patch": None, "plot": None}
     told["plot"] = plotted(charts(verdict), record / "plots" / "tune.svg", settings.script)
     if verdict.final is None:
@@ -252,36 +237,30 @@ def write(path: Path, data: bytes) -> None:
         raise unwritable(path, error) from error
 
 
-def show_result(console: Console, verdict: Verdict, settings: RunSettings, told: dict[str, Any], record: Path) -> None:
+def show_result(console: Console, verdict: Verdict, told: dict[str, Any], record: Path) -> None:
     """What it comes to, what to type, and what to write."""
     tune_tables.show_final(console, verdict)
     if told["patch"]:
         console.print()
         console.print(f"run it so:  {told['command']}", style="bold", soft_wrap=True)
         console.print(f"  which is: {told['spelled_out']}", soft_wrap=True)
-    if told["patch"]:
         tune_tables.show_patch(console, told["patch"], str(record / "tuned.patch"))
-    console.print()
     if verdict.interrupted:
-        console.print(f"go on with it: --resume {record}", soft_wrap=True)
-    if told["plot"]:
-        console.print(f"plot:   {told['plot']}", soft_wrap=True)
-    console.print(f"record: {record}", soft_wrap=True)
+        console.print(f"\ngo on with it: --resume {record}", soft_wrap=True)
 
 
-def document(verdict: Verdict, told: dict[str, Any], record: Path, code: int, script: str) -> dict[str, Any]:
-    """What --json prints."""
-    made: dict[str, Any] = msgspec.to_builtins(verdict)
+def in_json(told: dict[str, Any]) -> dict[str, Any]:
+    """What `keep` told, as the document says it."""
     patch: Patch | None = told["patch"]
-    made |= {key: None if told[key] is None else str(told[key]) for key in ("command", "spelled_out", "preset", "plot")}
-    made["patch"] = None if patch is None else {"diff": patch.diff, "mods": patch.mods}
-    made["by_hand"] = [] if patch is None else msgspec.to_builtins(patch.by_hand)
-    if code:
-        made["error"] = {
-            "type": "Interrupted" if verdict.interrupted else "NothingToTune",
-            "message": "interrupted before the search had ended" if verdict.interrupted else verdict.problem,
-            "advice": f"Go on with it: --resume {record}"
-            if verdict.interrupted
-            else tune_tables.advice(verdict, script),
-        }
-    return made
+    return told | {
+        "patch": None if patch is None else {"diff": patch.diff, "mods": patch.mods},
+        "by_hand": [] if patch is None else msgspec.to_builtins(patch.by_hand),
+    }
+
+
+def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
+    """Why it did not end well."""
+    if verdict.interrupted:
+        return course.interrupted("the search had ended")
+    advice = tune_tables.advice(verdict, course.settings.script)
+    return series.Trouble("NothingToTune", verdict.problem, advice)

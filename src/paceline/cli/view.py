@@ -17,6 +17,7 @@ from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
 from paceline.errors import UsageError
+from paceline.units import size
 
 if TYPE_CHECKING:
     from paceline.view.server.limits import Limits
@@ -132,7 +133,7 @@ def view(
         _export(session, root, name, export, limits, json=json)
         return
     from paceline.view.server import serve
-    from paceline.view.server.browser import open_browser as opening
+    from paceline.view.server.browser import open_browser as opened_in_browser
 
     if token_file is not None:
         if token is not None:
@@ -160,7 +161,7 @@ def view(
         console.print("Ctrl-C ends it.")
 
     try:
-        with opening(url) if open_browser else nullcontext():
+        with opened_in_browser(url) if open_browser else nullcontext():
             serve.server(root, bound, token=token, limits=limits).run(sockets=[bound])
     except KeyboardInterrupt:
         pass  # which is how it is meant to end
@@ -206,8 +207,8 @@ def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
 def _export(session: Session, root: Path, name: str, target: Path, limits: Limits, *, json: bool) -> None:
     from paceline.view.server.export import export
 
-    session.record, size = export(root, name, target, limits=limits)
+    session.record, written = export(root, name, target, limits=limits)
     if json:
-        session.print_document({"export": str(target), "bytes": size})
+        session.print_document({"export": str(target), "bytes": written})
     else:
-        Console(highlight=False, markup=False).print(f"report: {target} ({size / 1e6:.1f} MB)", soft_wrap=True)
+        Console(highlight=False, markup=False).print(f"report: {target} ({size(written)})", soft_wrap=True)

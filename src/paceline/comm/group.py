@@ -32,6 +32,7 @@ from paceline.comm.memory.shm_rendezvous import Meeting
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError
+from paceline.record.phases import COMMUNICATION, EVALUATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
 
@@ -262,9 +263,9 @@ class Group:
         if self.off:
             raise CalledOff
         self.pulse.enter(what)
-        timed = self.watch.phase != "evaluation"
+        timed = self.watch.phase != EVALUATION
         if timed:
-            self.watch.enter("communication")
+            self.watch.enter(COMMUNICATION)
         try:
             if asks and self.guarded:
                 self._channel.agree(failed=False)

@@ -16,7 +16,7 @@ class Pulse:
     """The state of one worker. `waiting` names the collective that the main thread is in; an empty string means that
     the main thread computes."""
 
-    def __init__(self, notify: Callable[[str], None] | None = None) -> None:
+    def __init__(self, notify: Callable[[str, str], None] | None = None) -> None:
         self.step = 0
         self._seam, self.passed = "start", 0  # the last seam passed, and the number of seams passed
         self.waiting = ""
@@ -48,11 +48,11 @@ class Pulse:
         """The collective is done."""
         self.waiting = ""
 
-    def notice(self, text: str) -> None:
+    def notice(self, text: str, *, mod: str = "") -> None:
         """Prints a notice on the user's terminal, once per run: the launcher drops repeats and notices of other
-        ranks."""
+        ranks. `mod`: the mod that reports its own settings."""
         if self._notify is not None:
-            self._notify(text)
+            self._notify(text, mod)
 
     def failed(self, error: PacelineError) -> None:
         """Reports the error that ends the run, even if the script has not seen the error yet."""

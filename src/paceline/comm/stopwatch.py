@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-BASE = "other"
-EVALUATION = "evaluation"
+from paceline.record.phases import EVALUATION, OTHER
+
 UNSPLIT = "unsplit"  # the time of a lap that was not split
 SHORT = 0.03  # seconds: a lap on a CUDA device is short below this duration
 ONE_IN = 10  # one short lap in this number of laps is split into phases
@@ -31,7 +31,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.on_span: Callable[[str, float, float], None] | None = None  # called with each span of a phase (CPU only)
-        self._stack = [BASE]
+        self._stack = [OTHER]
         self._cuda = False
         self._mark: Any = time.perf_counter()
         self._open: list[tuple[str, Any, Any]] = []  # on CUDA: phase, start event, end event

@@ -22,6 +22,7 @@ import msgspec
 from paceline import __version__
 from paceline.settings import launcher_environment, thread_environment
 from paceline.topology import Host, discover
+from paceline.units import size
 
 NEEDED = ("torch", "numpy", "msgspec", "pyzmq", "psutil", "typer", "rich", "matplotlib")
 MIB = 2**20
@@ -204,7 +205,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     return Check(
         name="shared memory",
         ok=not small,
-        found=f"{_size(usage.free)} free of {_size(usage.total)}",
+        found=f"{size(usage.free)} free of {size(usage.total)}",
         advice="Batches go through it. In a container: docker run --shm-size=2g" if small else "",
     )
 
@@ -291,7 +292,7 @@ def record_folder(records: Path) -> Check:
     return Check(
         name="record folder",
         ok=free > 100 * MIB,
-        found=f"{records}: {_size(free)} free",
+        found=f"{records}: {size(free)} free",
         advice="" if free > 100 * MIB else "Free some space, or type --record DIR with a folder elsewhere.",
         prevents=True,
     )
@@ -317,11 +318,3 @@ def leftovers(shared: Path = Path("/dev/shm")) -> Check:
         advice.append(f"rm {' '.join(map(str, segments[:4]))}{' …' if len(segments) > 4 else ''}")
     found = f"{len(orphans)} processes, {len(segments)} pieces of shared memory of runs that are gone"
     return Check(name="leftovers", ok=not advice, found="none" if not advice else found, advice="; ".join(advice))
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"

@@ -97,8 +97,8 @@ class Control:
     def start(self) -> None:
         self._thread.start()
 
-    def notice(self, text: str) -> None:
-        self._post(messages.Said(texts.shortened(text)))
+    def notice(self, text: str, mod: str = "") -> None:
+        self._post(messages.Said(texts.shortened(text), mod))
 
     def failed(self, failure: messages.Failed) -> None:
         self._post(failure)

@@ -29,6 +29,7 @@ class Notice:
     """A line for the person at the terminal. No text comes twice in a run."""
 
     text: str
+    mod: str = ""  # the mod that tells of its own settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,7 @@ def _outcome(watch: Watch, host: Host, record: Path, seconds: float) -> Outcome:
     elif watch.cause is not None:
         outcome.exit_code = watch.cause.exit_code
         outcome.failed_rank, outcome.cause = watch.cause.rank, watch.cause.cause
+        outcome.kind, outcome.error = watch.cause.kind, watch.cause.error
         outcome.message = explain(watch.cause, host.name, record)
     return outcome
 

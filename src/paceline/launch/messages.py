@@ -100,6 +100,7 @@ class Said(msgspec.Struct, tag=True, frozen=True):
     """A notice for the person at the terminal."""
 
     text: str
+    mod: str = ""  # the mod that tells of its own settings
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True, kw_only=True):

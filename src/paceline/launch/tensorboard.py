@@ -21,10 +21,10 @@ import msgspec
 from paceline.errors import RecordError, UsageError
 from paceline.launch.events import Event, Progress
 from paceline.record.logged import Logged, logged_path
+from paceline.record.phases import PHASES
 from paceline.record.schema import Step
 
 PIECE = 1 << 20  # bytes of a record's file to read at once
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 
 Line = TypeVar("Line", Step, Logged)
 
@@ -152,7 +152,7 @@ def scalars(step: Step) -> dict[str, float]:
         found["samples_per_second"] = step.samples / training
     found["step_seconds/total"] = step.total
     if step.split:
-        found |= {f"step_seconds/{part}": getattr(step, part) for part in PARTS}
+        found |= {f"step_seconds/{part}": getattr(step, part) for part in PHASES}
     if step.noise is not None:
         found["noise_scale"] = step.noise
     return found

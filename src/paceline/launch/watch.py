@@ -22,11 +22,12 @@ from paceline.launch import messages, processes
 from paceline.launch.control import Channel
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
-from paceline.launch.failures.failure import Failure, Failures, Kind, Left, killed_or_exited, raised
+from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
 from paceline.launch.zygote.handle import Zygote
 from paceline.launch.zygote.patience import Patience
 from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
+from paceline.record.schema import FailureKind
 from paceline.settings import RunSettings
 
 _TICK = 0.2  # seconds between two checks of the deadlines
@@ -222,7 +223,7 @@ class Watch:
             elif rank == 0 and message.text not in self.notices:
                 # All workers run the same lines and send the same notices: rank 0's are enough.
                 self.notices.append(message.text)
-                self._tell(Notice(message.text))
+                self._tell(Notice(message.text, message.mod))
 
     def _pump(self, pipe: int) -> None:
         data = os.read(pipe, 65536)
@@ -289,7 +290,9 @@ class Watch:
             self._inspect(now)
             if self._limit is not None and now - self._begun > self._limit:
                 cause = f"was stopped: the run took longer than {self._limit:.0f} s"
-                self._failures.add(Failure(rank=min(self._live), kind=Kind.LATE, at=now, cause=cause, exit_code=1))
+                self._failures.add(
+                    Failure(rank=min(self._live), kind=FailureKind.LATE, at=now, cause=cause, exit_code=1)
+                )
 
     def _inspect(self, now: float) -> None:
         for standing in self.standings:
@@ -309,4 +312,4 @@ class Watch:
         if over is not None:
             rank = stall.blame(over, now)
             cause = f"{stall.why(over, rank, now)} (--stall-abort)"
-            self._failures.add(Failure(rank=rank, kind=Kind.STALLED, at=now, cause=cause, exit_code=1))
+            self._failures.add(Failure(rank=rank, kind=FailureKind.STALLED, at=now, cause=cause, exit_code=1))

@@ -89,4 +89,4 @@ class Mod:
         text = f"batch {self.growth.old} → {self.growth.new}, learning rate {rate}"
         if text != self._told:
             self._told = text
-            self.stage.pulse.notice(text)
+            self.stage.pulse.notice(text, mod="batch")

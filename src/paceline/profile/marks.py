@@ -16,9 +16,9 @@ from torch.autograd.profiler import record_function
 
 from paceline.comm.call_site import script_line
 from paceline.comm.stopwatch import Stopwatch
+from paceline.record.phases import MARK
 
-PHASE = "paceline."
-LINE = "paceline.line#"
+LINE = f"{MARK}line#"
 # Tensor methods that make the host wait until the device has computed a value.
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__", "__repr__")
 
@@ -38,7 +38,7 @@ class Marks:
 
         def marked_enter(phase: str) -> None:
             enter(phase)
-            mark = record_function(PHASE + phase)
+            mark = record_function(MARK + phase)
             mark.__enter__()
             opened.append(mark)
 

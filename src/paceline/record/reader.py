@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.errors import RecordError
+from paceline.errors import NoRecordError, RecordError
 from paceline.record.inside import File, Folder
 from paceline.record.schema import SCHEMA, Run, Step
 
@@ -72,7 +72,7 @@ def _bytes(path: File, most: int | None = None) -> bytes:
     try:
         return path.read(most)
     except FileNotFoundError as error:
-        raise RecordError(
+        raise NoRecordError(
             f"There is no record at {path.folder}: {path.name} is missing.",
             advice="A record is a folder such as paceline-runs/2026-11-15T10-22-31-train.",
         ) from error

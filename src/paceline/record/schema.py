@@ -6,6 +6,7 @@ second.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -48,13 +49,26 @@ class WorkerInfo(msgspec.Struct, kw_only=True):
     environment: dict[str, str] = {}  # variables that the launcher set
 
 
+class FailureKind(StrEnum):
+    """How a worker failed, the likeliest cause of a run's end first."""
+
+    KILLED = "killed"  # by a signal that the launcher did not send
+    STALLED = "stalled"
+    RAISED = "raised"
+    EXITED = "exited"  # sys.exit with a code
+    LATE = "late"  # past the limit of time that the run was given
+    CONSEQUENCE = "consequence"  # a collective failed
+
+
 class Outcome(msgspec.Struct, kw_only=True):
-    """How a run ended. `failed_rank` and `cause` describe the first worker that failed."""
+    """How a run ended. `failed_rank`, `kind`, `error` and `cause` describe the first worker that failed."""
 
     exit_code: int
     seconds: float
     interrupted: bool = False
     failed_rank: int | None = None
+    kind: FailureKind | None = None
+    error: str = ""  # the exception's type, where it raised one
     cause: str = ""
     message: str = ""  # the failure report: rank, host, cause, last lines
     steps: int = 0

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from paceline.comm.stopwatch import UNSPLIT, Lap
+from paceline.record.phases import PHASES
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
 from paceline.script import memory_limit
@@ -133,4 +134,3 @@ class Recorder:
 
 FLUSH = 0.02  # seconds: steps shorter than this are written several at a time
 WEIGH = 0.25  # seconds between questions for the peak of memory, which take long on a GPU
-PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")

@@ -7,9 +7,8 @@ Of a trace (each gives a row's `rank`; `Tables.over_ranks(table)` puts all ranks
 
     ops.ops                which ops                      op_types.op_types      … by type
     kernels.kernels        which kernels                  kernels.kernels_by_op  … for which ops
-    windows.breakdown      phases of each step (host)     timeline.timeline      what the device did, idle by cause
-    overlap.overlap        communication under compute    streams.streams        gaps of each stream
-    input_wait.input_wait  waiting for the loader         launches.launches      too many small kernels?
+    steps.breakdown        phases of each step (host)     timeline.timeline      what the device did, idle by cause
+    overlap.overlap        communication under compute    launches.launches      too many small kernels?
     memory.memory          memory over time               memory.memory_peaks    … at its highest
     modules.modules        which modules (`--stack`)      waits.waits            which lines wait for the device
 

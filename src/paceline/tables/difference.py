@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from paceline.tables.iterations import PARTS, warm_up
+from paceline.record.phases import PHASES
+from paceline.tables.iterations import warm_up
 from paceline.tables.ops import ops
 from paceline.tables.records import Tables
 from paceline.tables.trace.steps import windows
@@ -14,7 +15,7 @@ def difference(before: Tables, after: Tables) -> pl.DataFrame:
     """A row a part of a step, and `total`: part, before, after (mean seconds a step, over ranks and settled steps),
     change (after - before), ratio (after / before; null where there was nothing before)."""
     rows = []
-    for part in ("total", *PARTS):
+    for part in ("total", *PHASES):
         a, b = (_mean(tables.steps, part) for tables in (before, after))
         rows.append((part, a, b, b - a, b / a if a else None))
     schema = {"part": pl.String, "before": pl.Float64, "after": pl.Float64, "change": pl.Float64, "ratio": pl.Float64}

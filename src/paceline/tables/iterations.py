@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
+from paceline.record.phases import PHASES
 from paceline.record.settling import settle
 
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 FAR = 5.0  # times the usual scatter of step times: a step beyond that is no chance
 APART = 0.2  # … and a fifth longer than usual: less is not worth a look
 
@@ -24,17 +24,17 @@ def iterations(steps: pl.DataFrame) -> pl.DataFrame:
     all measures), usual (the median of its rank's steps), excess (total - usual), outlier, why (the part that took most
     longer than its own median; empty where it is no outlier, or where the step was not split). Seconds."""
     skipped = warm_up(steps)
-    usual = {part: pl.col(part).filter(pl.col("split")).median().over("rank") for part in PARTS}
+    usual = {part: pl.col(part).filter(pl.col("split")).median().over("rank") for part in PHASES}
     settled = pl.col("step") > skipped
     middle = pl.col("total").filter(settled).median().over("rank")
     scatter = 1.4826 * (pl.col("total") - middle).abs().filter(settled).median().over("rank")
     table = steps.with_columns(warm_up=~settled, usual=middle, scatter=scatter).with_columns(
         excess=pl.col("total") - pl.col("usual"),
-        **{f"more_{part}": pl.col(part) - usual[part].fill_null(0.0) for part in PARTS},
+        **{f"more_{part}": pl.col(part) - usual[part].fill_null(0.0) for part in PHASES},
     )
-    most = pl.max_horizontal(f"more_{part}" for part in PARTS)
+    most = pl.max_horizontal(f"more_{part}" for part in PHASES)
     why = pl.lit("")
-    for part in PARTS:
+    for part in PHASES:
         why = pl.when(pl.col(f"more_{part}") == most).then(pl.lit(part)).otherwise(why)
     far = pl.max_horizontal(FAR * pl.col("scatter"), APART * pl.col("usual"))
     return (

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from paceline.record.phases import PHASES
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.intervals import Integers, Spans
-from paceline.tables.trace.steps import PHASES, phases
+from paceline.tables.trace.steps import phases
 from paceline.tables.trace.time_limit import paced
 
 CATEGORIES = ("before", *PHASES)

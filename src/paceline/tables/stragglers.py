@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from paceline.record.phases import COMMUNICATION, PHASES
 from paceline.tables.iterations import warm_up
 
-PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "other")
+OWN = tuple(phase for phase in PHASES if phase != COMMUNICATION)  # a rank's own time
 NOTABLE = 0.05  # of a step: a lag below that is not worth a name
 MOSTLY = 0.8  # of the steps since it began
 
@@ -95,7 +96,7 @@ def _cause(steps: pl.DataFrame, rank: object, first: int) -> tuple[str, float]:
     """The part in which this rank is furthest behind the others."""
     late = steps.filter((pl.col("step") >= first) & pl.col("split"))
     mine, others = late.filter(pl.col("rank") == rank), late.filter(pl.col("rank") != rank)
-    more = {part: _median(mine[part]) - _median(others[part]) for part in PARTS}
+    more = {part: _median(mine[part]) - _median(others[part]) for part in OWN}
     part = max(more, key=lambda name: more[name])
     return part, more[part]
 

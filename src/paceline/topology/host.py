@@ -36,10 +36,6 @@ class Host:
     gpus: tuple[str, ...] = ()  # names as in CUDA_VISIBLE_DEVICES
 
     @property
-    def physical_cores(self) -> int:
-        return len({core.physical for core in self.cores})
-
-    @property
     def usable_cores(self) -> int:
         """The number of threads that can run at the same time."""
         return len(self.cores) if self.quota is None else max(1, min(len(self.cores), math.ceil(self.quota)))

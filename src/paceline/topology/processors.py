@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paceline.topology.host import Host, control_groups, format_list, parse_list, read
 from paceline.topology.machine import Cache, Limits, Node, Package
+from paceline.units import parse_size
 
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _NO_LIMIT = 2**60  # bytes: cgroup v1 writes a number near 2**63 for "no limit"
 
 
@@ -51,7 +51,7 @@ def caches(sys: Path) -> tuple[Cache, ...]:
     found: dict[tuple[int, str, int], set[str]] = {}
     for _, folder in _cpus(sys):
         for cache in (folder / "cache").glob("index[0-9]*"):
-            level, size = read(cache / "level").strip(), _size(read(cache / "size").strip())
+            level, size = read(cache / "level").strip(), parse_size(read(cache / "size")) or 0
             shared = read(cache / "shared_cpu_list").strip()
             if level.isdigit() and size:
                 kind = read(cache / "type").strip().lower()
@@ -84,11 +84,6 @@ def _model(cpuinfo: str) -> str:
         return " ".join(named[1].split())
     part = re.search(r"^CPU part\s*:\s*(\S+)$", cpuinfo, re.MULTILINE)
     return f"Arm, part {part[1]}" if part else ""
-
-
-def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([KMG]?)", text)
-    return int(found[1]) * _UNITS.get(found[2], 1) if found else 0
 
 
 def _first(cpus: str) -> int:

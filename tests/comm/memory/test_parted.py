@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from worlds import join
 
 from paceline.comm.group import Group
-from paceline.comm.memory import shm_rendezvous as meeting
+from paceline.comm.memory import shm_rendezvous
 from paceline.comm.memory.engine import Engine
 from paceline.errors import PartedError, UsageError
 
@@ -81,7 +81,7 @@ def call_and_wait(what: str, rank: int) -> None:
 
 
 def parted(group: Group, what: str) -> tuple[str, float]:
-    meeting.HEAR_OUT = HEAR_OUT
+    shm_rendezvous.HEAR_OUT = HEAR_OUT
     join(group, "paceline")
     dist.all_reduce(torch.ones(3))
     began = time.monotonic()

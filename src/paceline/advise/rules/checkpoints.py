@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent, seconds
+from paceline.advise.wording import percent
+from paceline.units import seconds
 
 SHARE = 0.03  # of the run's steps: saving once an epoch usually takes less
 REMAINS = 0.1  # of saving, where only the copy to the host stops the training

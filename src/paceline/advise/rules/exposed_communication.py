@@ -8,7 +8,8 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence, number
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent, size
+from paceline.advise.wording import command, percent
+from paceline.units import size
 
 SHARE = 0.1  # of a step: what the field calls too much
 MOD = "batch=x2"

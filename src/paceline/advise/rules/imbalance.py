@@ -6,7 +6,8 @@ from statistics import fmean
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent, seconds
+from paceline.advise.wording import percent
+from paceline.units import seconds
 
 SHARE = 0.05  # of a step that it is behind the others
 KINDS = {"data": "input"}  # the rest is compute

@@ -8,8 +8,9 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence, number
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent, size
+from paceline.advise.wording import command, percent
 from paceline.record.pipelines import StageReport
+from paceline.units import size
 
 SHARE = 0.05  # of a step: what the field calls input-bound; with less there is little to gain
 REMAINS = 0.1  # of loading, where a batch is one gather

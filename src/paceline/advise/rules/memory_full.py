@@ -6,7 +6,8 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence, number
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent, seconds
+from paceline.advise.wording import command, percent
+from paceline.units import seconds
 
 FULL = (
     0.9  # of the device's memory: torch's allocator begins to give memory back and to ask again, and odd batches fail

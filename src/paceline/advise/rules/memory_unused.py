@@ -6,8 +6,9 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent, size
+from paceline.advise.wording import command, percent
 from paceline.tables.memory import memory_peaks
+from paceline.units import size
 
 UNUSED = 0.5  # of the memory in use: with more, twice the batch does not fit
 FILLED = 0.8  # of the memory may be taken: the rest is for what is not allocated by torch, and for odd batches

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import command, percent, seconds
+from paceline.advise.wording import command, percent
+from paceline.units import seconds
 
 LATE = 0.1  # of a step that the device idles because the host is late: with less, launches are not what decides
 SMALL = 0.5  # of the kernels are shorter than a launch: with fewer, the host is late for another reason

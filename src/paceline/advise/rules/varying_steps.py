@@ -6,8 +6,9 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence, number
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import percent, seconds
-from paceline.tables.iterations import PARTS
+from paceline.advise.wording import percent
+from paceline.record.phases import PHASES
+from paceline.units import seconds
 
 WORTH = 1.05  # the mean step, by the median one: what would be gained if all were like that
 FEWEST = 10  # steps that say something about how they vary
@@ -61,5 +62,5 @@ def _part(steps: pl.DataFrame, long: pl.DataFrame) -> str:
     usual, odd = steps.filter("split"), long.filter("split")
     if not odd.height:
         return ""
-    more = {part: number(odd[part].mean()) - number(usual[part].median()) for part in PARTS}
+    more = {part: number(odd[part].mean()) - number(usual[part].median()) for part in PHASES}
     return max(more, key=lambda part: more[part])

@@ -6,7 +6,7 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
-from paceline.advise.wording import seconds
+from paceline.units import seconds
 
 OFTEN = 0.5  # calls a step: a value that is read every tenth step costs a tenth, and people want to see it
 MOST = 5  # lines that are named

@@ -19,9 +19,9 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
-from paceline.cli.shared.terminal import count, percent, rate
 from paceline.launch import Event, Notice, Output, Progress, Stall
 from paceline.record.schema import Step
+from paceline.units import count, percent, rate
 
 PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
 WINDOW = 20  # progress reports that the rate and the spread are taken over: about four seconds

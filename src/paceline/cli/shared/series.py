@@ -1,14 +1,16 @@
-"""What the verbs that run a series of trials share: a budget, a record that can be resumed, a progress line."""
+"""What the verbs that run a series of trials share: options, a record that can be resumed, a progress line, and their
+course: check, record, trials, verdict, plots, JSON. A verb gives what differs."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn, Protocol
 
 import msgspec
 import typer
@@ -17,18 +19,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline import __version__
 from paceline.cli.shared import options
+from paceline.cli.shared.script_options import Asked
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.terminal import stderr
 from paceline.errors import RecordError, UsageError
-from paceline.launch import Event, Notice, Stall
+from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
 from paceline.launch.interrupts import exit_code_of
 from paceline.record import new_folder, read_run, write_run
-from paceline.record.private import keep_private
+from paceline.record.folder import unwritable
+from paceline.record.private import keep_private, write_file
 from paceline.record.schema import Outcome, Run
 from paceline.settings import RunSettings
-from paceline.trials.core.bench import Budget
+from paceline.topology import Host
+from paceline.trials.core.bench import Bench, Budget, Measured
+from paceline.units import parse_size
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 BudgetOption = Annotated[
     str | None,
@@ -77,9 +84,8 @@ def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
     """`2GB` or `512MiB` as bytes, a kilobyte being 1024; 0 where nothing was asked."""
     if text is None:
         return 0
-    fits = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = int(float(fits[1]) * _UNITS[fits[2].upper()]) if fits else 0
-    if size <= 0:
+    size = parse_size(text)
+    if not size:
         raise UsageError(f"{option} {text}: not a size.", advice=f"Type it like this: {option} 2GB")
     return size
 
@@ -112,21 +118,24 @@ def open_record(
     return resume, settings
 
 
-@contextmanager
-def recorded(record: Path, verb: str, settings: RunSettings) -> Iterator[Outcome]:
-    """Keeps the series' run.json while the block runs, also when it is killed or interrupted. What the block leaves in
-    the outcome counts; an interrupt ends the block, and the outcome says so."""
-    begun = time.time()
-    outcome = Outcome(exit_code=1, seconds=0.0)
-    run = Run(
+def run_of(verb: str, settings: RunSettings) -> Run:
+    """What run.json says of a series of runs of one script."""
+    return Run(
         paceline=__version__,
         verb=verb,
         script=settings.script,
         arguments=list(settings.arguments),
         settings=dataclasses.asdict(settings),
         mods=list(settings.mods),
-        started=begun,
     )
+
+
+@contextmanager
+def recorded(record: Path, run: Run) -> Iterator[Outcome]:
+    """Keeps the series' run.json while the block runs, also when it is killed or interrupted. What the block leaves in
+    the outcome counts; an interrupt ends the block, and the outcome says so."""
+    run.started = begun = time.time()
+    outcome = Outcome(exit_code=1, seconds=0.0)
     write_run(record, run)
     try:
         yield outcome
@@ -141,6 +150,24 @@ def recorded(record: Path, verb: str, settings: RunSettings) -> Iterator[Outcome
         except RecordError:
             if outcome.exit_code == 0:
                 raise
+
+
+class Ended(Protocol):
+    """The result of a trial that was planned beforehand."""
+
+    @property
+    def interrupted(self) -> bool: ...
+    @property
+    def exit_code(self) -> int: ...
+    @property
+    def failure(self) -> str: ...
+
+
+def conclude(outcome: Outcome, results: Sequence[Ended]) -> None:
+    """How a plan ended: interrupted in a trial, with a trial that failed, or well."""
+    stopped = next((result.exit_code for result in results if result.interrupted), 0)
+    outcome.interrupted = bool(stopped)
+    outcome.exit_code = stopped or int(any(result.failure for result in results))
 
 
 class Line:
@@ -184,3 +211,113 @@ class Line:
         """A result, where there is no bar to show it."""
         if not self._quiet and not self._console.is_terminal:
             self._console.print(f"paceline: {text}", soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A series of trials on a bench: checked, with its record open."""
+
+    session: Session
+    settings: RunSettings
+    record: Path
+    budget: Budget
+    console: Console
+    line: Line
+
+    @classmethod
+    def begin(
+        cls,
+        session: Session,
+        settings: RunSettings,
+        asked: Asked,
+        *,
+        host: Host,
+        budget: str | None,
+        parent: Path,
+        resume: Path | None,
+        quiet: bool,
+    ) -> Series:
+        """UsageError, and no record, where this cannot be run. The budget begins now."""
+        seconds = parse_time(budget)
+        # Before the record's folder is made: a mistake leaves nothing behind.
+        check(settings, host, oversubscribe=asked.oversubscribe)
+        record, settings = open_record(session.verb, settings, parent=parent, resume=resume, seed=asked.seed)
+        session.record = record
+        console, limit = stderr(), Budget(seconds)
+        line = Line(console, limit, quiet=quiet)
+        return cls(session=session, settings=settings, record=record, budget=limit, console=console, line=line)
+
+    def bench(
+        self,
+        *,
+        label: Callable[[str], str],
+        on_event: Callable[[Event], None] | None = None,
+        on_result: Callable[[Measured], None] = lambda measured: None,
+    ) -> Bench:
+        """Where its trials are measured, with the progress shown. `label` makes words of a trial's name."""
+        return Bench(
+            self.settings,
+            zygote=self.session.workers(),
+            record=self.record,
+            budget=self.budget,
+            verb=self.session.verb,
+            on_event=on_event or self.line.event,
+            on_start=lambda name: self.line.start(label(name)),
+            on_result=on_result,
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[Outcome]:
+        """Round the trials: see `recorded`."""
+        with recorded(self.record, run_of(self.session.verb, self.settings)) as outcome, self.line:
+            yield outcome
+
+    def interrupted(self, before: str) -> Trouble:
+        """`before`: what had not ended yet."""
+        return Trouble("Interrupted", f"interrupted before {before}", f"Go on with it: --resume {self.record}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a verb ends with another code than 0, as its document says it."""
+
+    type: str
+    message: str
+    advice: str
+
+
+def document(verdict: msgspec.Struct, trouble: Trouble | None, **more: Any) -> dict[str, Any]:
+    """What --json prints: the verdict, what a verb adds (paths become text), and the error."""
+    told: dict[str, Any] = msgspec.to_builtins(verdict)
+    told |= {name: str(value) if isinstance(value, Path) else value for name, value in more.items()}
+    return told if trouble is None else told | {"error": dataclasses.asdict(trouble)}
+
+
+def write_verdict(record: Path, verdict: msgspec.Struct) -> None:
+    """RecordError where the disk is full."""
+    path = record / "verdict.json"
+    try:
+        write_file(path, msgspec.json.format(msgspec.json.encode(verdict)))
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def finish(
+    session: Session,
+    console: Console,
+    told: dict[str, Any],
+    *,
+    code: int,
+    plots: Sequence[Path | None],
+    quiet: bool,
+) -> NoReturn:
+    """Says where the plots and the record are, prints the document where one is wanted, and ends the verb."""
+    if not quiet:
+        console.print()
+        for plot in plots:
+            if plot is not None:
+                console.print(f"plot:   {plot}", soft_wrap=True)
+        console.print(f"record: {session.record}", soft_wrap=True)
+    if session.json:
+        session.print_document(told)
+    raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""How things are said to a person: consoles, numbers, and the table of where the time went."""
+"""How things are said to a person: consoles, bars, and the table of where the time went."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.charts.chart import Chart
-from paceline.trials.core.summary import PARTS
+from paceline.record.phases import EVALUATION, PHASES
+from paceline.units import percent, seconds
 
 BAR = 24  # columns of a full bar
 
@@ -17,32 +18,6 @@ BAR = 24  # columns of a full bar
 def stderr() -> Console:
     """For everything that is ours. Standard output belongs to the script, or to the JSON document."""
     return Console(stderr=True, highlight=False, markup=False)
-
-
-def seconds(value: float) -> str:
-    """Three digits that matter, with the unit that suits them."""
-    if value >= 100:
-        return f"{value:,.0f} s"
-    if value >= 1:
-        return f"{value:.3g} s"
-    if value >= 1e-3:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value * 1e6:.0f} µs"
-
-
-def rate(value: float) -> str:
-    """Samples a second: four digits are plenty."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def percent(ratio: float, *, digits: int = 1) -> str:
-    """0.123 is `12.3 %`."""
-    return f"{ratio * 100:.{digits}f} %"
 
 
 def time_table(step: Mapping[str, float]) -> Table:
@@ -53,8 +28,8 @@ def time_table(step: Mapping[str, float]) -> Table:
     table.add_column("share", justify="right")
     table.add_column("")
     total = step["total"] or 1.0
-    for part in PARTS:
-        if part != "evaluation" or step[part] > 0:
+    for part in PHASES:
+        if part != EVALUATION or step[part] > 0:
             ratio = step[part] / total
             table.add_row(part, seconds(step[part]), percent(ratio), bar(ratio * BAR))
     table.add_row("total", seconds(step["total"]), "", "", style="bold")

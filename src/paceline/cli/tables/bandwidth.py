@@ -9,10 +9,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import count, percent, seconds
 from paceline.topology.links import in_words
-from paceline.trials.bandwidth.series import size_name
 from paceline.trials.bandwidth.verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, spread
+from paceline.units import count, percent, seconds, size
 
 FEW = 6  # pairs that are listed; more are shown as a matrix
 ABREAST = 3  # ways of doing a collective that are shown side by side
@@ -36,7 +35,7 @@ def show(console: Console, verdict: Verdict) -> None:
         ends, one_way, both_ways, latencies = matrices(found)
         _section(console, f"{title}: GB/s one way", matrix_table(ends, one_way, gb))
         _section(console, f"{title}: GB/s both ways", matrix_table(ends, both_ways, gb))
-        _section(console, f"{title}: latency", matrix_table(ends, latencies, latency))
+        _section(console, f"{title}: latency", matrix_table(ends, latencies, seconds))
     for op in dict.fromkeys(each.op for each in verdict.collectives):
         found_of_op = [each for each in verdict.collectives if each.op == op]
         title = f"{op}, {count(verdict.workers, 'worker')}: time and busbw in GB/s"
@@ -45,7 +44,7 @@ def show(console: Console, verdict: Verdict) -> None:
     if verdict.copy_limits:
         limit = max(verdict.copy_limits, key=lambda each: each.bytes)
         console.print(
-            f"\nCopying {size_name(limit.bytes)} on all workers at once: {gb(limit.gb_per_s)} GB/s together. "
+            f"\nCopying {size(limit.bytes)} on all workers at once: {gb(limit.gb_per_s)} GB/s together. "
             "“of copy” is the\nshare of such a rate, at its own size, that the best of its line reaches."
         )
     for flag in verdict.flags:
@@ -91,7 +90,7 @@ def copy_table(copies: list[CopyRate]) -> Table:
             gb(copy.gb_per_s),
             f"{gb(copy.low)}–{gb(copy.high)}",
             gb(copy.usual) if copy.usual else "-",
-            latency(copy.latency),
+            seconds(copy.latency),
         )
     return table
 
@@ -110,7 +109,7 @@ def pair_table(pairs: list[PairRate]) -> Table:
             gb(pair.gb_per_s),
             f"{gb(pair.low)}–{gb(pair.high)}",
             gb(pair.both_ways_gb_per_s),
-            latency(pair.latency),
+            seconds(pair.latency),
             *((gb(pair.usual) if pair.usual else "-", kind) if linked else ()),
         )
     return table
@@ -143,7 +142,7 @@ def op_table(found: list[CollectiveRate]) -> Table:
     for bytes_ in sorted({each.bytes for each in found}):
         row = [cells.get((bytes_, *way)) for way in ways]
         table.add_row(
-            size_name(bytes_),
+            size(bytes_),
             *(text for each in row for text in ((seconds(each.seconds), gb(each.busbw)) if each else ("-", "-"))),
             percent(max(each.share for each in row if each), digits=0),
         )
@@ -159,11 +158,6 @@ def way_name(backend: str, algorithm: str) -> str:
 
 def _way(backend: str) -> str:
     return {"memory": "through shared memory", "gloo": "over Gloo"}.get(backend, backend)
-
-
-def latency(value: float) -> str:
-    """Between GPUs tenths of a microsecond count."""
-    return f"{value * 1e6:.3g} µs" if value < 1e-4 else seconds(value)
 
 
 def gb(value: float) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import percent, rate, seconds
 from paceline.trials.converge.series import ALONE, Row, Sharp, Verdict
+from paceline.units import percent, rate, seconds
 
 WIDE = 100  # columns
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.cli.shared.terminal import percent
 from paceline.converge.noise.critical_batch import CriticalBatch, critical_batch
 from paceline.errors import RecordError
+from paceline.units import percent
 
 
 def show_noise(console: Console, found: CriticalBatch | None, batch: float) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import BAR, bar, count, percent, seconds, time_table
+from paceline.cli.shared.terminal import BAR, bar, time_table
+from paceline.units import count, percent, seconds
 
 if TYPE_CHECKING:
     from paceline.advise.profile import Profile

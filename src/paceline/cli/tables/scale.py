@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import count, percent, rate, seconds
 from paceline.trials.core.same_numbers import SameNumbers
 from paceline.trials.scale import series as trials
 from paceline.trials.scale.why import CAUSES
+from paceline.units import count, percent, rate, seconds
 
 UNSTEADY = 0.2  # rounds further apart than this say more of the machine than of the script
 

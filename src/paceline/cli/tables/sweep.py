@@ -7,18 +7,24 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import count, percent, rate, seconds
-from paceline.trials.bandwidth.series import size_name
-from paceline.trials.sweep.search import Verdict
+from paceline.trials.core.result import Status
+from paceline.trials.sweep.search import Ceiling, Verdict
+from paceline.units import count, percent, rate, seconds, size
 
 UNSTEADY = 0.5  # blocks of steps further apart than this say more of the machine than of the batch
-LOST = {"memory": "out of memory", "unsupported": "cannot be made", "too short": "too few steps"}
+LOST = {
+    Status.MEMORY: "out of memory",
+    Status.UNSUPPORTED: "cannot be made",
+    Status.TOO_SHORT: "too few steps",
+}
+READ_THE_LOG = "What the trial printed is in log.rank0.txt of its record: {failed}"
 ADVICE = {
-    "memory": "Begin with a smaller batch: --from 8",
-    "too short": "Name a script that trains for longer: more epochs, or more data.",
-    "unsupported": "Batches are changed where a DataLoader of the script's makes them.",
-    "failed": "What the trial printed is in log.rank0.txt of its record: {failed}",
-    "budget": "Give it more time: --budget 5m",
+    Ceiling.MEMORY: "Begin with a smaller batch: --from 8",
+    Ceiling.TOO_SHORT: "Name a script that trains for longer: more epochs, or more data.",
+    Ceiling.UNSUPPORTED: "Batches are changed where a DataLoader of the script's makes them.",
+    Ceiling.FAILED: READ_THE_LOG,
+    Ceiling.NOT_FINITE: READ_THE_LOG,
+    Ceiling.BUDGET: "Give it more time: --budget 5m",
 }
 
 
@@ -26,7 +32,7 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
     """The table, the knee, and why it went no further; what is wrong also when quiet."""
     if verdict.interrupted:
         console.print("interrupted: what follows is of the trials that had ended", style="yellow")
-    if verdict.ceiling == "failed" or (verdict.knee is None and not verdict.interrupted):
+    if verdict.ceiling.broken or (verdict.knee is None and not verdict.interrupted):
         console.print(f"paceline: {complaint(verdict)}", style="red", soft_wrap=True)
         console.print(f"  {advice(verdict)}", soft_wrap=True)
     if quiet or verdict.knee is None:
@@ -66,7 +72,7 @@ def batch_table(verdict: Verdict) -> Table:
             f"{rate(p.low)}–{rate(p.high)}",
             percent(p.samples_per_s / best, digits=0),
             seconds(p.batch / p.samples_per_s),
-            size_name(p.memory),
+            size(p.memory),
             ", ".join(name for name, batch in signs.items() if batch == p.batch),
         )
     return table
@@ -91,10 +97,10 @@ def knee_line(verdict: Verdict) -> str:
 
 def ceiling_line(verdict: Verdict) -> str:
     """Why it went no further."""
-    if verdict.ceiling == "memory":
+    if verdict.ceiling is Ceiling.MEMORY:
         lost = min(point.batch for point in verdict.points if not point.fits)
         return f"ceiling: {verdict.largest:,} fits, {lost:,} does not: {verdict.why}"
-    if verdict.ceiling == "flat":
+    if verdict.ceiling is Ceiling.FLAT:
         return f"ended: {verdict.why}. To see where memory ends: --to-the-end"
     return f"ended: {verdict.why}." if verdict.why else "ended: interrupted."
 
@@ -104,7 +110,7 @@ def complaint(verdict: Verdict) -> str:
     if verdict.knee is not None:
         what = "the sweep ended early"
     else:
-        what = "its batch cannot be changed" if verdict.ceiling == "unsupported" else "nothing was measured"
+        what = "its batch cannot be changed" if verdict.ceiling is Ceiling.UNSUPPORTED else "nothing was measured"
     return f"{what}: {verdict.details or verdict.why}"
 
 

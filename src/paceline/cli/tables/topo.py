@@ -11,13 +11,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli.shared.terminal import count
 from paceline.topology import links as kinds
 from paceline.topology.choosing import Choice
 from paceline.topology.host import format_list, parse_list
 from paceline.topology.machine import Nic, Node, Topology
 from paceline.topology.nccl_log import NcclLog, Tree
 from paceline.topology.usage import Flag, Use, flags, gpus_of, uses
+from paceline.units import count, size
 
 _STYLES = {"X": "dim", "PIX": "cyan", "PXB": "cyan", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
 _LONG_LIST = 40
@@ -84,7 +84,7 @@ def _processor_lines(topology: Topology) -> list[str]:
     if topology.caches:
         letters = {"data": "d", "instruction": "i"}
         each = [
-            f"L{cache.level}{letters.get(cache.kind, '')} {_size(cache.size)}{_times(len(cache.cpus))}"
+            f"L{cache.level}{letters.get(cache.kind, '')} {size(cache.size)}{_times(len(cache.cpus))}"
             for cache in topology.caches
         ]
         lines.append(f"caches  {', '.join(each)}")
@@ -92,7 +92,7 @@ def _processor_lines(topology: Topology) -> list[str]:
     if limits.cpus:
         here = [f"CPUs {_cut(limits.cpus)}"]
         here += [f"the time of {limits.quota:g}"] if limits.quota is not None else []
-        here += [f"{_size(limits.memory)} of memory"] if limits.memory is not None else []
+        here += [f"{size(limits.memory)} of memory"] if limits.memory is not None else []
         lines.append(f"granted {', '.join(here)}")
     return lines
 
@@ -102,7 +102,7 @@ def _box(node: Node, topology: Topology) -> Panel:
     if node.cpus:
         lines.append(f"CPUs {_cut(node.cpus)}")
     if node.memory:
-        lines.append(f"{_size(node.memory)} of memory")
+        lines.append(f"{size(node.memory)} of memory")
     gpus = [f"GPU{gpu.index}" for gpu in topology.devices if gpu.node == node.id]
     nics = [nic.label for nic in topology.nics if nic.node == node.id]
     lines += [" ".join(each) for each in (gpus, nics) if each]
@@ -119,7 +119,7 @@ def _gpu_table(topology: Topology) -> Table:
             {
                 "GPU": f"GPU{gpu.index}",
                 "model": gpu.name,
-                "memory": _size(gpu.memory) if gpu.memory else "",
+                "memory": size(gpu.memory) if gpu.memory else "",
                 "PCIe": pcie if gpu.pcie_generation or gpu.pcie_width else "",
                 "NVLinks": str(gpu.nvlinks or ""),
                 "bus": gpu.bus,
@@ -281,11 +281,3 @@ def _times(number: int) -> str:
 
 def _cut(cpus: str) -> str:
     return cpus if len(cpus) <= _LONG_LIST else f"{cpus[: _LONG_LIST - 1]}…"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TiB"

@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.shared.terminal import count, percent, rate
 from paceline.settings import RunSettings
 from paceline.trials.tune.candidates import MORE, name_of, settings_of
 from paceline.trials.tune.patch import Patch
-from paceline.trials.tune.verdict import Row, Verdict
+from paceline.trials.tune.verdict import Problem, Reason, Row, Verdict
+from paceline.units import count, percent, rate
 
 MOST_LINES = 60  # of a patch that is shown; a longer one is in the record
+ADVICE = {
+    Problem.BUDGET: "Give it more: --budget 15m. Or give the script less data: trials only need its first steps.",
+    Problem.NO_STEP: "Name the script that trains, and its arguments: paceline tune {script} --epochs 1",
+    Problem.TOO_SHORT: "Give the script more to do: more epochs, more data, or a smaller batch.",
+    Problem.LOSS: "Mend the script first: see at which step its loss breaks, with --steps and a smaller learning rate.",
+    Problem.FAILED: "See that it runs by itself first: paceline run {script}",
+}
 
 
 def command(settings: RunSettings, *options: str) -> str:
@@ -42,16 +49,7 @@ def spelled_out(settings: RunSettings, mods: Sequence[str]) -> str:
 
 def advice(verdict: Verdict, script: str) -> str:
     """What to do about a problem."""
-    problem = verdict.problem
-    if "the budget is too short" in problem or "too few to measure" in problem:
-        return "Give it more: --budget 15m. Or give the script less data: trials only need its first steps."
-    if "no optimizer step" in problem:
-        return f"Name the script that trains, and its arguments: paceline tune {script} --epochs 1"
-    if "steps" in problem and "ended after" in problem:
-        return "Give the script more to do: more epochs, more data, or a smaller batch."
-    if "number" in problem or "nan" in problem or "inf" in problem:
-        return "Mend the script first: see at which step its loss breaks, with --steps and a smaller learning rate."
-    return f"See that it runs by itself first: paceline run {script}"
+    return ADVICE[verdict.problem_code or Problem.FAILED].format(script=script)
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
@@ -67,7 +65,7 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         style="bold",
         soft_wrap=True,
     )
-    if any(row.gain is not None or row.reason != "not tried" for row in verdict.mods):
+    if any(row.gain is not None or row.code is not Reason.NOT_TRIED for row in verdict.mods):
         console.print()
         console.print(table(verdict.mods))
     console.print()
@@ -88,7 +86,7 @@ def show_final(console: Console, verdict: Verdict) -> None:
     final = verdict.final
     if final is None or verdict.baseline is None:
         return
-    if not final.mods and any(row.reason.startswith("not confirmed") for row in verdict.mods):
+    if not final.mods and any(row.code is Reason.NOT_CONFIRMED for row in verdict.mods):
         console.print("nothing is claimed: what seemed to gain was not confirmed", style="bold", soft_wrap=True)
         return
     if not final.mods:

@@ -71,7 +71,7 @@ class Task:
 
 
 class Threads:
-    """`size` of them, which may change. Started when there is something to do."""
+    """`size` of them. Started when there is something to do."""
 
     def __init__(self, size: int, name: str) -> None:
         self.size, self._name = size, name
@@ -87,13 +87,6 @@ class Threads:
             self._threads.append(start(self._name, _work, self._tasks))
         self._tasks.put(task)
         return task
-
-    def resize(self, size: int) -> None:
-        """Fewer: some threads end when they have done what they do now."""
-        while len(self._threads) > size:
-            self._tasks.put(None)
-            self._threads.pop()
-        self.size = size
 
     def close(self, *, wait: bool) -> None:
         """Ends them, when they have done what they were handed."""

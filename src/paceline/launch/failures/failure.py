@@ -7,13 +7,13 @@ cause; `Failures` waits up to 2 s for a report that explains more.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.launch import messages
 from paceline.record.folder import last_lines, log_path
+from paceline.record.schema import FailureKind
 
 _SHOWN = 10  # last lines of a log that the report shows
 _SEARCHED = 300  # last lines of a log that are searched for known messages
@@ -30,25 +30,15 @@ _LEFT = (
 )
 
 
-class Kind(enum.IntEnum):
-    """How a worker failed, in order from the likeliest cause to the least likely."""
-
-    KILLED = 0  # by a signal that the launcher did not send
-    STALLED = 1
-    RAISED = 2
-    EXITED = 3  # sys.exit with a code
-    LATE = 4  # the run exceeded its time limit
-    CONSEQUENCE = 5  # a collective failed
-
-
+_LIKELIEST = tuple(FailureKind)
 # Seconds to wait for a likelier cause, or for the other workers to end the same way by themselves.
 _SETTLING = {
-    Kind.KILLED: 0.2,
-    Kind.STALLED: 0.0,
-    Kind.RAISED: 1.0,
-    Kind.EXITED: 2.0,
-    Kind.LATE: 0.0,
-    Kind.CONSEQUENCE: 2.0,
+    FailureKind.KILLED: 0.2,
+    FailureKind.STALLED: 0.0,
+    FailureKind.RAISED: 1.0,
+    FailureKind.EXITED: 2.0,
+    FailureKind.LATE: 0.0,
+    FailureKind.CONSEQUENCE: 2.0,
 }
 
 
@@ -57,10 +47,11 @@ class Failure:
     """One worker's failure."""
 
     rank: int
-    kind: Kind
+    kind: FailureKind
     at: float
     cause: str
     exit_code: int
+    error: str = ""  # the exception's type
     text: str = ""  # a traceback, or a PacelineError's message
     more: str = ""  # more text, shown below the log's last lines
 
@@ -71,22 +62,23 @@ def killed_or_exited(rank: int, code: int, at: float) -> Failure:
         name = signal.Signals(-code).name
         return Failure(
             rank=rank,
-            kind=Kind.KILLED,
+            kind=FailureKind.KILLED,
             at=at,
             cause=f"was killed by {name} (signal {-code})",
             exit_code=128 - code,
         )
-    return Failure(rank=rank, kind=Kind.EXITED, at=at, cause=f"exited with code {code}", exit_code=code)
+    return Failure(rank=rank, kind=FailureKind.EXITED, at=at, cause=f"exited with code {code}", exit_code=code)
 
 
 def raised(rank: int, message: messages.Failed, at: float) -> Failure:
     """The failure of a worker whose script ended with an exception."""
     return Failure(
         rank=rank,
-        kind=Kind.CONSEQUENCE if message.consequence else Kind.RAISED,
+        kind=FailureKind.CONSEQUENCE if message.consequence else FailureKind.RAISED,
         at=at,
         cause=f"raised {message.summary}",
         exit_code=130 if message.name == "KeyboardInterrupt" else 1,
+        error=message.name,
         text=message.text,
     )
 
@@ -112,14 +104,14 @@ class Failures:
     def add(self, failure: Failure) -> None:
         """An exception's report replaces the bare exit code of the same worker, whichever came first."""
         known = self._by_rank.get(failure.rank)
-        if known is None or known.kind is Kind.EXITED:
+        if known is None or known.kind is FailureKind.EXITED:
             self._by_rank[failure.rank] = failure
 
     def cause(self, steps: int) -> Failure:
         """The likeliest cause: by kind, then by time; among workers that failed in the same way, the lowest rank.
         `steps` is the highest number of steps that any worker reported."""
-        first = min(self._by_rank.values(), key=lambda failure: (failure.kind, failure.at))
-        if first.kind is Kind.CONSEQUENCE and self.left:
+        first = min(self._by_rank.values(), key=lambda failure: (_LIKELIEST.index(failure.kind), failure.at))
+        if first.kind is FailureKind.CONSEQUENCE and self.left:
             return self._missed(first, steps)
         alike = (f for f in self._by_rank.values() if (f.kind, f.cause) == (first.kind, first.cause))
         return min(alike, key=lambda failure: failure.rank)
@@ -131,10 +123,10 @@ class Failures:
         step = self.left[rank].step
         if not hard:
             text = _PARTED.format(rank=waits.rank, left=rank, step=step)
-            return dataclasses.replace(waits, cause="raised PartedError", text=text)
+            return dataclasses.replace(waits, cause="raised PartedError", error="PartedError", text=text)
         return Failure(
             rank=rank,
-            kind=Kind.EXITED,
+            kind=FailureKind.EXITED,
             at=waits.at,
             # The worker ended before it could report its last steps; but no worker makes a step without the others.
             cause=f"exited with code 0 in the middle of its script, after step {max(step, steps)} or later",
@@ -154,7 +146,7 @@ def explain(failure: Failure, host: str, record: Path) -> str:
     if failure.text:
         return f"{who} failed:\n{failure.text}\n{log}"
     said = f"{who} {failure.cause}."
-    if failure.kind is Kind.EXITED and failure.rank == 0 and not failure.more:
+    if failure.kind is FailureKind.EXITED and failure.rank == 0 and not failure.more:
         return said  # the terminal has already shown what rank 0 wrote before it exited
     lines = "".join(f"\n  {line}" for line in last_lines(record, failure.rank, _SHOWN))
     said += f"\nIts last lines:{lines}" if lines else "\nIt wrote nothing."

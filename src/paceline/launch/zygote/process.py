@@ -213,21 +213,21 @@ def main() -> None:
     launcher = socket.socket(fileno=int(sys.argv[1]))
     launcher.set_inheritable(False)
     try:
-        from paceline.launch.worker import process as worker
+        from paceline.launch.worker import process as worker_process
     except ImportError as error:
         messages.send(launcher, messages.Broken(f"{type(error).__name__}: {error}"))
         os._exit(1)
-    worker.settle_mathematics()
+    worker_process.settle_mathematics()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a fork silently until it has set up its own handler
     gc.freeze()
     parent = os.getpid()
     try:
-        messages.send(launcher, messages.Ready(worker.default_threads()))
+        messages.send(launcher, messages.Ready(worker_process.default_threads()))
     except OSError:
         os._exit(0)
     spawn, order, descriptors = Nursery(launcher).serve()
-    worker.leave(worker.work(spawn, order, descriptors, parent))  # from here on this is a worker
+    worker_process.leave(worker_process.work(spawn, order, descriptors, parent))  # from here on this is a worker
 
 
 if __name__ == "__main__":

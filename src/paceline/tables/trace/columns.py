@@ -274,11 +274,6 @@ def read_trace(path: Path | File, rank: int | None = None, *, most: int = MOST_E
     )
 
 
-def read_traces(paths: Sequence[Path | File]) -> list[Trace]:
-    """Several ranks, one after the other; `together.read_together` is faster where there are many."""
-    return arrange([read_trace(path) for path in paths])
-
-
 def arrange(traces: list[Trace]) -> list[Trace]:
     """Several ranks, in the order of their numbers; those that say nothing, or the same, are numbered as given."""
     if len({trace.rank for trace in traces}) < len(traces):

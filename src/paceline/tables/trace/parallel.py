@@ -45,7 +45,7 @@ class _Told(msgspec.Struct):
 
 
 def read_together(paths: Sequence[Path | File]) -> list[Trace]:
-    """As `read_traces`: one a rank, by rank. TraceError of a file that is damaged."""
+    """One trace a rank, by rank. TraceError of a file that is damaged."""
     cores = len(os.sched_getaffinity(0))
     if len(paths) < 2 or cores < 2 or sum(_size(path) for path in paths) < WORTH_IT or not sys.executable:
         return arrange([read_trace(path) for path in paths])

@@ -6,17 +6,18 @@ puts round the seams; in a trace from elsewhere they are guessed from torch's ma
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 
+from paceline.record.phases import MARK, OTHER, PHASES
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.intervals import EMPTY, Spans
 from paceline.tables.trace.kinds import INPUT, PEERS, STEP, SYNCHRONISING, says
 from paceline.tables.trace.nesting import in_order
 from paceline.tables.trace.time_limit import paced
 
-PHASES = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
-MARK = "paceline."
-MARKS = rf"^paceline\.({'|'.join(PHASES)})$"
+MARKS = rf"^{re.escape(MARK)}({'|'.join(PHASES)})$"
 
 
 def windows(trace: Trace) -> pl.DataFrame:
@@ -47,7 +48,7 @@ def phases(trace: Trace) -> dict[str, Spans]:
     rest = everything
     for spans in found.values():
         rest = rest - spans
-    return {phase: found.get(phase, EMPTY) if phase != "other" else rest | found.get(phase, EMPTY) for phase in PHASES}
+    return {phase: found.get(phase, EMPTY) if phase != OTHER else rest | found.get(phase, EMPTY) for phase in PHASES}
 
 
 def breakdown(trace: Trace) -> pl.DataFrame:

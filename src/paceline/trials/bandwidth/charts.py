@@ -6,7 +6,7 @@ import math
 from itertools import groupby
 
 from paceline.charts.chart import Axis, Chart, HeatMap, Line
-from paceline.trials.bandwidth.series import size_name
+from paceline.units import size
 from paceline.trials.bandwidth.verdict import CollectiveRate, PairRate, Verdict, matrices
 
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
@@ -72,7 +72,7 @@ def _curves(op: str, collectives: list[CollectiveRate], *, wide: bool) -> Chart:
         caption="busbw by message size, GB/s (10⁹ bytes), medians; bars: slowest and fastest round. busbw is algbw "
         "times the factor by which a link carries more than the message, so that it can be compared with a link's "
         "rate for any number of workers.",
-        x=Axis(title="message", kind="log", ticks=[(t, size_name(t)) for t in sizes[:: max(1, len(sizes) // 8)]]),
+        x=Axis(title="message", kind="log", ticks=[(t, size(t)) for t in sizes[:: max(1, len(sizes) // 8)]]),
         y=Axis(title="busbw, GB/s", kind="log"),
         series=[
             Line(
@@ -84,7 +84,7 @@ def _curves(op: str, collectives: list[CollectiveRate], *, wide: bool) -> Chart:
                 high=[p.busbw * p.seconds / p.low if p.low > 0 else p.busbw for p in points],
                 colour=COLOURS[number % len(COLOURS)],
                 markers=True,
-                text=[size_name(p.bytes) for p in points],
+                text=[size(p.bytes) for p in points],
             )
             for number, (name, points) in enumerate(ways.items())
         ],

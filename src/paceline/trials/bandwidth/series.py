@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from paceline.launch import Event, Zygote, launch
 from paceline.record.private import create, make_folder, write_file
 from paceline.settings import RunSettings
 from paceline.topology import Host
+from paceline.units import parse_size, size
 
 PROGRAM = "paceline.comm.measuring"
 PARTS = ("devices", "pairs", "collectives")
@@ -28,7 +28,6 @@ SIZES = tuple(1024 * 4**step for step in range(10))  # 1 KiB … 256 MiB
 QUICK_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 LARGEST = 1 << 34
 _FACTOR = 4
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _COPIES_OF_A_SIZE = 8  # that a worker holds at once, at most
 _MOST_PER_CORE = 4
 
@@ -199,8 +198,8 @@ def check(
     need = max(sizes, default=0) * workers * _COPIES_OF_A_SIZE
     if memory is not None and need > memory:
         raise UsageError(
-            f"{workers} workers with messages of {size_name(max(sizes))} need about {need / 1e9:.1f} GB of memory, and "
-            f"{memory / 1e9:.1f} GB are free.",
+            f"{workers} workers with messages of {size(max(sizes))} need about {size(need)} of memory, and "
+            f"{size(memory)} are free.",
             advice="Ask for smaller ones: --sizes 1K-16M",
         )
 
@@ -232,22 +231,13 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def _parse_size(text: str, whole: str) -> int:
-    fits = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = int(fits[1]) * _UNITS[fits[2].upper()] if fits else 0
-    if not 4 <= size <= LARGEST:
+    found = parse_size(text) or 0
+    if not 4 <= found <= LARGEST:
         raise UsageError(
             f"--sizes {whole}: {text.strip()!r} is no size between 4 bytes and {LARGEST >> 30}G.",
             advice="Type it like this: --sizes 1K,64K,4M, or --sizes 1K-256M for every fourfold.",
         )
-    return size
-
-
-def size_name(size: int) -> str:
-    """1024 is `1 KiB`."""
-    for unit, step in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= step:
-            return f"{size / step:.4g} {unit}"
-    return f"{size} B"
+    return found
 
 
 def _report(record: Path, name: str) -> str:

@@ -21,7 +21,7 @@ from paceline.record.sharpness import RunSharpness, read_sharpness
 from paceline.settings import SharpnessSettings
 from paceline.trials.converge.accuracy import Reading, find, find_logged
 from paceline.trials.converge.series import ALONE, Trial
-from paceline.trials.core.bench import Bench, Measured, details, folder_of
+from paceline.trials.core.bench import Bench, Measured, Status, details, folder_of
 
 FILE = "accuracy.json"  # in a trial's record
 
@@ -77,7 +77,7 @@ class OnBench:
         last = readings[-1].value if readings else math.nan
         # A script that ends by an error of its own because its loss was no number has told its result.
         trouble = measured.message if failed and diverged is None else ""
-        if measured.status == "too short" and not steps:
+        if measured.status is Status.TOO_SHORT and not steps:
             trouble = measured.message
         return Trial(
             accuracy=last if math.isfinite(last) else None,
@@ -87,8 +87,8 @@ class OnBench:
             seconds=measured.seconds,
             diverged=diverged,
             trouble=trouble,
-            out_of_memory=measured.status == "memory",
-            unsupported=measured.status == "unsupported",
+            out_of_memory=measured.status is Status.MEMORY,
+            unsupported=measured.status is Status.UNSUPPORTED,
             sharpness=self._read_sharpness(folder, bool(trouble)),
         )
 

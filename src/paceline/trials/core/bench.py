@@ -23,6 +23,7 @@ from paceline.launch.interrupts import Interrupted
 from paceline.record import read_run
 from paceline.record.folder import unwritable
 from paceline.record.private import opened, write_file
+from paceline.record.schema import FailureKind
 from paceline.settings import RunSettings
 from paceline.trials.core.result import Measured, Status, read_measured
 
@@ -142,15 +143,22 @@ class Bench:
             raise Interrupted(outcome.exit_code)
         measured = read_measured(name, settings, folder, outcome)
         measured.seconds = time.monotonic() - begun
-        if outcome.cause.startswith("was stopped") and self.budget.over:
+        if outcome.kind is FailureKind.LATE and self.budget.over:
             # Neither of these is in the journal: a series that is resumed runs them.
-            return self._not_measured(name, settings, "stopped: the budget is over")
+            return self._not_measured(name, settings, "stopped: the budget is over", steps=measured.steps)
         self.journal.add(measured)
         self._on_result(measured)
         return measured
 
-    def _not_measured(self, name: str, settings: RunSettings, why: str) -> Measured:
-        measured = Measured(name=name, mods=list(settings.mods), workers=settings.workers, status="failed", message=why)
+    def _not_measured(self, name: str, settings: RunSettings, why: str, *, steps: int = 0) -> Measured:
+        measured = Measured(
+            name=name,
+            mods=list(settings.mods),
+            workers=settings.workers,
+            status=Status.BUDGET,
+            message=why,
+            steps=steps,
+        )
         self._on_result(measured)
         return measured
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, mode
-from typing import Literal
 
 import msgspec
 
@@ -21,7 +21,24 @@ from paceline.record.schema import Outcome, Step
 from paceline.settings import RunSettings
 from paceline.trials.core.summary import mean_step, warm_up
 
-Status = Literal["ok", "memory", "unsupported", "too short", "failed", "interrupted"]
+
+class Status(StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    MEMORY = "memory"  # ran out of it
+    UNSUPPORTED = "unsupported"  # a mod refused the script
+    TOO_SHORT = "too short"  # too few steps to measure, or none
+    NOT_FINITE = "not finite"  # the loss, from the first step on
+    FAILED = "failed"
+    BUDGET = "budget"  # was over: the trial was not run, or stopped
+    INTERRUPTED = "interrupted"
+
+    @property
+    def broken(self) -> bool:
+        """The script itself failed: nothing that another batch or mod would change."""
+        return self in (Status.FAILED, Status.NOT_FINITE)
+
 
 BLOCKS = 10  # that the settled steps are cut into: the median forgives the disturbed ones
 NEEDED = 5  # settled steps, below which there is no speed
@@ -42,7 +59,7 @@ _REFUSALS = ("UsageError", "ScriptError", "NotSplitError")
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """One trial. Where its status is not "ok", `message` says why in one line, and no speed was measured."""
+    """One trial. Where its status is not OK, `message` says why in one line, and no speed was measured."""
 
     name: str  # unique in its record
     mods: list[str]
@@ -63,7 +80,7 @@ class Measured(msgspec.Struct, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        return self.status == "ok"
+        return self.status is Status.OK
 
 
 def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outcome) -> Measured:
@@ -74,7 +91,7 @@ def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outco
         name=name,
         mods=list(settings.mods),
         workers=settings.workers,
-        status="ok",
+        status=Status.OK,
         batch=mode(step.samples for step in first) if first else 0,
         steps=len(first),
         memory=max((steps[-1].memory for steps in by_rank if steps), default=0),
@@ -89,7 +106,7 @@ def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outco
     steady = [[step for step in steps[measured.warm_up :] if not step.evaluation] for steps in by_rank]
     rates = _block_rates(steady[0])
     if len(steady[0]) < NEEDED or not rates:
-        measured.status = "too short"
+        measured.status = Status.TOO_SHORT
         measured.message = (
             f"the script ended after {len(first)} step{'s' * (len(first) > 1)}, {len(steady[0])} of them fit to be "
             f"measured: {NEEDED} are needed"
@@ -112,26 +129,25 @@ def _block_rates(steps: Sequence[Step]) -> list[float]:
 
 def _status(outcome: Outcome, steps: Sequence[Step], folder: Path, modded: bool) -> tuple[Status, str]:
     if outcome.interrupted:
-        return "interrupted", outcome.cause
+        return Status.INTERRUPTED, outcome.cause
     if outcome.exit_code:
         if _ran_out_of_memory(outcome, folder):
             tried = re.search(r"ried to allocate ([\d.]+ \w+)", outcome.cause)
             why = f"tried to allocate {tried[1]}" if tried else _one_line(outcome)
-            return "memory", f"out of memory: {why}{_who(outcome)}"
-        kind, _, said = outcome.cause.removeprefix("raised ").partition(": ")
-        if kind in _REFUSALS and modded:
-            return "unsupported", said
-        return "failed", _one_line(outcome) + _who(outcome)
+            return Status.MEMORY, f"out of memory: {why}{_who(outcome)}"
+        if outcome.error in _REFUSALS and modded:
+            return Status.UNSUPPORTED, outcome.cause.partition(": ")[2]
+        return Status.FAILED, _one_line(outcome) + _who(outcome)
     if not steps:
-        return "too short", "the script made no optimizer step: there is nothing to measure"
+        return Status.TOO_SHORT, "the script made no optimizer step: there is nothing to measure"
     if not steps[0].finite:
-        return "failed", "the loss is not a finite number (NaN or infinite) from the first step on"
-    return "ok", ""
+        return Status.NOT_FINITE, "the loss is not a finite number (NaN or infinite) from the first step on"
+    return Status.OK, ""
 
 
 def _ran_out_of_memory(outcome: Outcome, folder: Path) -> bool:
     said = outcome.cause
-    if not said.startswith("raised "):  # killed, or exited from deep below: what it wrote last says why
+    if not outcome.error:  # killed, or exited from deep below: what it wrote last says why
         said += "\n".join(last_lines(folder, outcome.failed_rank or 0))
     said = said.lower()
     return any(sign in said for sign in _NO_MEMORY)

@@ -14,10 +14,9 @@ from statistics import fmean, median
 import msgspec
 
 from paceline.record import read_run, read_steps
+from paceline.record.phases import PHASES
 from paceline.record.schema import Step
 from paceline.record.settling import settle
-
-PARTS = ("data", "forward", "backward", "communication", "optimizer", "evaluation", "other")
 
 
 class Slowest(msgspec.Struct, kw_only=True):
@@ -89,7 +88,7 @@ def mean_step(by_rank: Sequence[Sequence[Step]]) -> dict[str, float]:
     """Mean seconds of each part of a step, over steps and workers. The parts add up to `total`."""
     everything = split([step for steps in by_rank for step in steps])
     return {
-        part: fmean(getattr(step, part) for step in everything) if everything else 0.0 for part in ("total", *PARTS)
+        part: fmean(getattr(step, part) for step in everything) if everything else 0.0 for part in ("total", *PHASES)
     }
 
 

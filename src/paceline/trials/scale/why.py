@@ -17,6 +17,7 @@ from statistics import fmean, median
 import msgspec
 
 from paceline.record.schema import Step
+from paceline.units import seconds
 
 COMPUTE = ("forward", "backward", "optimizer", "other")
 CAUSES = ("compute", "communication", "imbalance", "input")
@@ -179,7 +180,7 @@ def _advice(cause: str, why: Why, setting: Setting, base: Setting, *, weak: bool
         if why.waited_for is None:
             return "now one worker comes last, now another; try a quieter machine, or batches of more even work"
         return (
-            f"worker {why.waited_for} comes {why.lateness * 1e3:.3g} ms a step later than the others; see what it "
+            f"worker {why.waited_for} comes {seconds(why.lateness)} a step later than the others; see what it "
             "does, and what else runs on its cores"
         )
     if cause == "input":

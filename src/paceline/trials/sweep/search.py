@@ -9,9 +9,9 @@ rounds, so that a moment's disturbance does not pick the knee. Where memory was 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from itertools import pairwise
 from statistics import median
-from typing import Literal
 
 import msgspec
 
@@ -25,7 +25,27 @@ FINE = 8  # bisecting ends at this part of the batch
 MOST_TRIALS = 8  # that bisecting may take
 SHORT = 0.9  # of the batch that was asked for: the data set has no more
 
-Ceiling = Literal[Status, "flat", "data", "to", "budget", ""]
+
+class Ceiling(StrEnum):
+    """Why a sweep went no further: how its last trial ended, or what else ended it."""
+
+    MEMORY = Status.MEMORY
+    UNSUPPORTED = Status.UNSUPPORTED
+    TOO_SHORT = Status.TOO_SHORT
+    NOT_FINITE = Status.NOT_FINITE
+    FAILED = Status.FAILED
+    BUDGET = Status.BUDGET
+    FLAT = "flat"  # doublings gained nothing
+    DATA = "data"  # the data set has no more
+    TO = "to"  # --to
+    NONE = ""  # it was interrupted
+
+    @property
+    def broken(self) -> bool:
+        """The script itself failed."""
+        return self in (Ceiling.FAILED, Ceiling.NOT_FINITE)
+
+
 Measure = Callable[[int | None, int], Measured]  # samples a step (None: the script's own), round
 
 
@@ -34,7 +54,7 @@ class Point(msgspec.Struct, kw_only=True):
 
     batch: int
     fits: bool
-    status: Status = "ok"
+    status: Status = Status.OK
     samples_per_s: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -81,7 +101,7 @@ class Sweep:
         self.trials: dict[int, list[Measured]] = {}  # that ended well, by samples a step
         self.lost: dict[int, Measured] = {}  # … and that did not, by what was asked for
         self.own: int | None = None
-        self.ceiling: Ceiling = ""
+        self.ceiling = Ceiling.NONE
         self.why = ""
         self.last: Measured | None = None  # that ended it
         self.unfinished = False
@@ -90,7 +110,7 @@ class Sweep:
         self._double()
         if not self.trials:
             return
-        if self.ceiling == "memory":
+        if self.ceiling is Ceiling.MEMORY:
             self._close_in_on_the_ceiling()
         self._close_in_on_the_knee()
         self._measure_again()
@@ -114,11 +134,11 @@ class Sweep:
         asked = self._start or size
         while not self._is_short(latest, asked) and not self._is_flat():
             if self._to is not None and size >= self._to:
-                self.ceiling, self.why = "to", f"{self._to:,} samples a step were the most that was asked for"
+                self.ceiling, self.why = Ceiling.TO, f"{self._to:,} samples a step were the most that was asked for"
                 return
             asked = 2 * size if self._to is None else min(2 * size, self._to)
             if not self._budget.affords(2 * latest.seconds):
-                self.ceiling, self.why = "budget", f"the budget did not allow a trial of {asked:,} samples a step"
+                self.ceiling, self.why = Ceiling.BUDGET, f"the budget did not allow a trial of {asked:,} samples a step"
                 return
             latest, size = self._try(asked), asked
             if not latest.ok:
@@ -178,22 +198,20 @@ class Sweep:
         latest = list(pairwise(speeds))[-FLAT:]
         if len(latest) < FLAT or any(after > (1 + CLOSE) * before for before, after in latest):
             return False
-        self.ceiling, self.why = "flat", f"{FLAT} doublings in a row gained less than {CLOSE:.0%}"
+        self.ceiling, self.why = Ceiling.FLAT, f"{FLAT} doublings in a row gained less than {CLOSE:.0%}"
         return True
 
     def _is_short(self, measured: Measured, asked: int) -> bool:
         if measured.batch >= SHORT * asked:
             return False
-        self.ceiling = "data"
+        self.ceiling = Ceiling.DATA
         self.why = f"{asked:,} samples a step were asked for, and the script's data set gave {measured.batch:,}"
         return True
 
     def _end(self, measured: Measured) -> None:
         self.why, self.last = measured.message, measured
-        if self._budget.over and measured.status == "failed":
-            self.ceiling = "budget"
-        else:
-            self.ceiling = measured.status
+        over = self._budget.over and measured.status.broken
+        self.ceiling = Ceiling.BUDGET if over else Ceiling(measured.status)
 
 
 def find_knee(speeds: dict[int, float]) -> int:
@@ -230,7 +248,7 @@ def judge(
         ceiling=sweep.ceiling,
         why=sweep.why,
         keep=f"batch={ask(knee)}" if knee is not None and knee != sweep.own else "",
-        details=details(sweep.last) if sweep.last is not None and sweep.ceiling == "failed" else "",
+        details=details(sweep.last) if sweep.last is not None and sweep.ceiling.broken else "",
         failed=sweep.last.record if sweep.last is not None else "",
         unfinished=sweep.unfinished,
         interrupted=interrupted,

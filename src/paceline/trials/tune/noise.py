@@ -37,7 +37,7 @@ class Speeds:
 
     def speed(self, mods: Mods) -> float:
         """Samples a second, by its latest trials: older ones were made on a machine that may have been another."""
-        good = [trial.samples_per_s for trial in self.of(mods) if trial.status == "ok"]
+        good = [trial.samples_per_s for trial in self.of(mods) if trial.ok]
         return mean(good[-2:]) if good else 0.0
 
     def cost(self, mods: Mods) -> float | None:
@@ -52,7 +52,7 @@ class Speeds:
         noise."""
         squares, seen = GUESS_WEIGHT * GUESS**2, GUESS_WEIGHT
         for mods, trials in self._trials.items():
-            good = [(when, one) for when, one in zip(self._when[mods], trials, strict=True) if one.status == "ok"]
+            good = [(when, one) for when, one in zip(self._when[mods], trials, strict=True) if one.ok]
             for (then, before), (now, after) in pairwise(good):
                 if now - then <= SOON:
                     squares += math.log(after.samples_per_s / before.samples_per_s) ** 2 / 2

@@ -43,7 +43,7 @@ def prove(
     if not asked:
         return True
     base = bench.measure("baseline.r1", mods=mods)
-    if base.status != "ok":
+    if not base.ok:
         for finding in found:
             finding.proof = finding.proof or f"not tried: the script as it is was not measured ({base.message})"
         return False
@@ -51,10 +51,10 @@ def prove(
         group = asked[start : start + FRESH]
         measured = {mod: _trial(bench, mods, mod) for mod in group}
         again = bench.measure(f"baseline.r{start // FRESH + 2}", mods=mods)
-        speeds = [one.samples_per_s for one in (base, again) if one.status == "ok"]
+        speeds = [one.samples_per_s for one in (base, again) if one.ok]
         for mod, trial in measured.items():
             _tell(found, mod, trial, mean(speeds), tell)
-        base = again if again.status == "ok" else base
+        base = again if again.ok else base
     return True
 
 
@@ -75,7 +75,7 @@ def _tell(found: Sequence[Finding], mod: str, trial: Measured, before: float, te
     for finding in found:
         if finding.mod != mod:
             continue
-        if trial.status != "ok":
+        if not trial.ok:
             finding.proof = f"{trial.status}: {trial.message}"
             continue
         finding.measured_gain = trial.samples_per_s / before
@@ -85,5 +85,5 @@ def _tell(found: Sequence[Finding], mod: str, trial: Measured, before: float, te
             + ("" if off is None or off <= CLOSE else f"; the prediction was off by {off:.2g} ×")
             + ("; other batches, other losses" if name_of(mod) == "batch" else "")
         )
-    gain = f"{trial.samples_per_s / before:.2f}×" if trial.status == "ok" else trial.message
+    gain = f"{trial.samples_per_s / before:.2f}×" if trial.ok else trial.message
     tell(f"{mod}: {gain}")

@@ -14,13 +14,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from paceline.trials.core.result import Measured
+from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune import verdict as verdicts
 from paceline.trials.tune.candidates import LONG_START, Candidate, draws, promise_of, together
 from paceline.trials.tune.loss_guard import Compared, Guard
 from paceline.trials.tune.noise import LEAST, Mods, mean
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
-from paceline.trials.tune.verdict import Final, Row, Verdict
+from paceline.trials.tune.verdict import Final, Problem, Reason, Row, Verdict
 
 LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
 MUCH = 1.3  # a gain that the mods after it do not make up for
@@ -31,7 +31,11 @@ LEAST_TRIALS = 8  # that say something: the baseline's, one candidate's, and the
 
 
 class NothingToTune(Exception):
-    """The baseline cannot be measured, or is not worth comparing with. Its text says why."""
+    """The baseline cannot be measured, or is not worth comparing with. Its text says why, for a person."""
+
+    def __init__(self, code: Problem, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -55,9 +59,11 @@ class Search:
         *,
         start: Mods = (),
         budget: float | None = None,
-        tell: Callable[[str], None] = lambda text: None,
+        on_note: Callable[[str], None] = lambda text: None,
+        on_kept: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.bench, self.start, self.budget, self.tell = bench, start, budget, tell
+        self.bench, self.start, self.budget = bench, start, budget
+        self.on_note, self.on_kept = on_note, on_kept
         self.best: Mods = AS_IT_IS
         self.standings = {c.mod: Standing(c, Row(mod=c.mod)) for c in candidates}
         for order, mod in enumerate(start):
@@ -66,6 +72,7 @@ class Search:
         self.guard: Guard | None = None
         self.final: Final | None = None
         self.problem, self.cut_short = "", False
+        self.problem_code: Problem | None = None
         self.failed: Measured | None = None  # the baseline's trial that could not be measured
         self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()})
         self.speeds = self.trials.speeds
@@ -80,7 +87,7 @@ class Search:
         try:
             self._measure_baseline()
         except NothingToTune as error:
-            self.problem = str(error)
+            self.problem, self.problem_code = str(error), error.code
             return
         try:
             self._begin()
@@ -98,28 +105,29 @@ class Search:
         again = self._baseline("baseline.r2") if self.bench.budget.left > first.seconds else first
         if self.bench.budget.left < (LEAST_TRIALS - 2) * again.seconds:
             raise NothingToTune(
+                Problem.BUDGET,
                 f"the budget is too short: a trial of this script takes {again.seconds:.1f} s, and {LEAST_TRIALS} of "
-                "them are the least that say something"
+                "them are the least that say something",
             )
         losses = [trial.losses for trial in (first, again)]
         self.guard = Guard(losses, [])
         if trouble := self.guard.trouble:
-            raise NothingToTune(trouble)
+            raise NothingToTune(Problem.LOSS, trouble)
         others = []
         for shift in range(1, SEEDS + 1):
             if shift == 1 or self.bench.budget.left > 12 * again.seconds:
                 others.append(self._baseline(f"baseline.seed{shift}", seed_shift=shift).losses)
         self.guard = Guard(losses, others)
         if trouble := self.guard.trouble:
-            raise NothingToTune(trouble)
+            raise NothingToTune(Problem.LOSS, trouble)
         for note in self.guard.standard.notes:
             self._note(note)
 
     def _baseline(self, name: str, **changes: int) -> Measured:
         measured = self.trials.baseline(name, **changes)
-        if measured.status != "ok":
+        if not measured.ok:
             self.failed = measured
-            raise NothingToTune(measured.message)
+            raise NothingToTune(_problem(measured), measured.message)
         return measured
 
     def _begin(self) -> None:
@@ -130,11 +138,15 @@ class Search:
         compared = self._compared(self.start, measured)
         for mod in self.start:
             row = self.standings[mod].row
-            if measured.status != "ok" or not compared.held:
-                row.reason = _failure(measured) or _refusal(compared)
-                self.standings[mod].out = True
+            if measured.ok and compared.held:
+                row.settle(Reason.ASKED_FOR, "asked for")
+                row.loss_difference = compared.distance
+                continue
+            self.standings[mod].out = True
+            if measured.ok:
+                row.settle(Reason.REFUSED, _refusal(compared))
             else:
-                row.kept, row.reason, row.loss_difference = True, "asked for", compared.distance
+                row.settle(Reason.FAILED, _failure(measured))
         if self.standings[self.start[0]].row.kept:
             self.best = self.start
 
@@ -189,15 +201,17 @@ class Search:
         measured = known[-1] if known else self.trials.measure(new, best=self.best)
         row, before = standing.row, self.speeds.speed(self.best)
         row.on = list(self.best)
-        if measured.status != "ok":
-            row.before, row.after, row.gain, row.reason = before, None, None, _failure(measured)
-            standing.out = measured.status != "memory"  # which another set may have more of
+        if not measured.ok:
+            row.before, row.after, row.gain = before, None, None
+            row.settle(Reason.FAILED, _failure(measured))
+            standing.out = measured.status is not Status.MEMORY  # which another set may have more of
             return False
         compared = self._compared(new, measured)
         gain = self.speeds.speed(new) / before
         row.before, row.after, row.gain, row.loss_difference = before, self.speeds.speed(new), gain, compared.distance
         if not compared.held:
-            row.reason, standing.out = _refusal(compared), True
+            row.settle(Reason.REFUSED, _refusal(compared))
+            standing.out = True
             gentler = standing.candidate.gentler()
             if gentler is not None:  # as if it had been tried here: it is as fast as this one
                 self.standings.setdefault(gentler.mod, Standing(gentler, Row(mod=gentler.mod), fruitless=1))
@@ -205,9 +219,9 @@ class Search:
         standing.gain = gain
         if gain <= 1 + max(LEAST / 2, self.speeds.noise / 2):
             standing.fruitless += 1
-            row.reason = _no_gain(gain, self.speeds.margin(1))
+            row.settle(Reason.NO_GAIN, _no_gain(gain, self.speeds.margin(1)))
             return False
-        row.reason = "not confirmed: the budget was over"
+        row.settle(Reason.NOT_CONFIRMED, "not confirmed: the budget was over")
         return True
 
     def _climb(self, standing: Standing) -> Standing:
@@ -224,11 +238,13 @@ class Search:
                 following = self.standings[gentler.mod]
                 fine = self._screen(following)
             if not fine or (following.gain or 0.0) < reached * (1 + least):
-                if following.row.reason.startswith("not confirmed"):
+                if following.row.code is Reason.NOT_CONFIRMED:
                     following.gain = (following.gain or reached) / reached  # on what is about to be put on
-                    following.row.reason, following.fruitless = _no_gain(following.gain, least), 1
+                    following.row.settle(Reason.NO_GAIN, _no_gain(following.gain, least))
+                    following.fruitless = 1
                 break
-            standing.row.reason, standing.out = f"{following.row.mod} gains more", True
+            standing.row.settle(Reason.OUTDONE, f"{following.row.mod} gains more")
+            standing.out = True
             standing = following
         return standing
 
@@ -237,23 +253,23 @@ class Search:
         old, new = self.best, self._with(standing)
         ratios, row = self.trials.pairs(old, new, best=old), standing.row
         if not ratios:
-            row.reason = "failed when it was repeated"
+            row.settle(Reason.FAILED, "failed when it was repeated")
             standing.out = True
             return
         gain, margin = mean(ratios), max(self.speeds.margin(len(ratios)), WORTH * standing.candidate.doubles)
         row.before, row.after, row.gain, standing.gain = self.speeds.speed(old), self.speeds.speed(new), gain, gain
         if gain <= 1 + margin:
             standing.fruitless += 1
-            row.reason = _no_gain(gain, margin)
+            row.settle(Reason.NO_GAIN, _no_gain(gain, margin))
             return
-        row.kept, row.reason = True, ""
+        row.settle(Reason.GAINS, "")
         for mod in set(old) - set(new):
             replaced = self.standings[mod]
-            replaced.row.kept, replaced.row.reason = False, f"{row.mod} gains more"
+            replaced.row.settle(Reason.OUTDONE, f"{row.mod} gains more")
             replaced.out = replaced.candidate.doubles  # a smaller batch than one that is worth it
         self.best = new
         self._doubtful.clear()  # those are tried again, on this one
-        self.tell(f"kept {row.mod}: {gain:.2f}×")
+        self.on_kept(f"{row.mod}: {gain:.2f}×")
 
     def _prune(self) -> None:
         """Takes each kept mod away once: one that the others make up for is not worth its lines. Not those that gained
@@ -266,7 +282,7 @@ class Search:
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
             if ratios and mean(ratios) < 1 + LEAST / 2:
                 row = self.standings[mod].row
-                row.kept, row.reason = False, "nothing is lost without it, next to the others"
+                row.settle(Reason.REDUNDANT, "nothing is lost without it, next to the others")
                 row.gain, row.before, row.after = mean(ratios), self.speeds.speed(less), self.speeds.speed(self.best)
                 self.best = less
 
@@ -285,8 +301,7 @@ class Search:
         if gain <= 1 + self.speeds.margin(max(1, len(ratios)), last=True):
             told = f"{gain:.2f}×" if ratios else "no time"
             for mod in self.best:
-                row = self.standings[mod].row
-                row.kept, row.reason = False, f"not confirmed by the last check ({told})"
+                self.standings[mod].row.settle(Reason.NOT_CONFIRMED, f"not confirmed by the last check ({told})")
             self.best = AS_IT_IS
             self._confirm_the_whole()
             return
@@ -323,13 +338,13 @@ class Search:
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
-        self.tell(text)
+        self.on_note(text)
 
     def verdict(self, *, interrupted: bool = False) -> Verdict:
         """What was found until now."""
         rows = sorted(self.standings.values(), key=lambda one: (not one.row.kept, -(one.row.gain or 0.0)))
         for standing in rows:
-            if standing.row.reason == "not tried" and self.cut_short:
+            if standing.row.code is Reason.NOT_TRIED and self.cut_short:
                 standing.row.reason = "not tried: the budget was over"
         return Verdict(
             baseline=verdicts.speed(self.speeds.of(AS_IT_IS)),
@@ -343,15 +358,21 @@ class Search:
             trials=self.speeds.made,
             cut_short=self.cut_short,
             problem=self.problem,
+            problem_code=self.problem_code,
             interrupted=interrupted,
         )
 
 
 def _failure(measured: Measured) -> str:
     """Why a trial gave no speed, in few words."""
-    if measured.status == "ok":
-        return ""
-    return "out of memory" if measured.status == "memory" else f"{measured.status}: {measured.message}"
+    return "out of memory" if measured.status is Status.MEMORY else f"{measured.status}: {measured.message}"
+
+
+def _problem(measured: Measured) -> Problem:
+    """What kind of trouble the script as it is has."""
+    if measured.status in (Status.TOO_SHORT, Status.BUDGET):
+        return Problem.NO_STEP if not measured.steps else Problem(measured.status)
+    return Problem.LOSS if measured.status is Status.NOT_FINITE else Problem.FAILED
 
 
 def _refusal(compared: Compared) -> str:

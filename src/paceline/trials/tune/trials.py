@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from paceline.trials.core.result import Measured
+from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune.candidates import settings_of
 from paceline.trials.tune.noise import LEAST, Mods, Speeds, mean
 
@@ -59,7 +59,7 @@ class Trials:
         # Sets are the same in any order: so are their names, which the journal knows them by.
         name = f"{'+'.join(sorted(mods)) or 'baseline'}.r{repeats + 1}"
         measured = self.bench.measure(name, mods=applied, **changes)
-        if "the budget is over" in measured.message:
+        if measured.status is Status.BUDGET:
             raise NoTime
         return self._made(mods, measured)
 
@@ -85,7 +85,7 @@ class Trials:
                 if ratios and mean(ratios) > 1 + DECISIVE * self.speeds.margin(1, last=last):
                     return ratios
                 raise
-            if before.status != "ok" or after.status != "ok":
+            if not before.ok or not after.ok:
                 return []
             ratios.append(after.samples_per_s / before.samples_per_s)
             gain, pairs = mean(ratios), len(ratios)
@@ -101,7 +101,7 @@ class Trials:
         far faster than either. What disturbs a machine makes trials slower."""
         before, after = self.speeds.of(old)[-2:], self.speeds.of(new)[-1:]
         soon = max(self.speeds.age(old), self.speeds.age(new)) <= STALE + 1
-        if not soon or len(before) < 2 or any(trial.status != "ok" for trial in (*before, *after)):
+        if not soon or len(before) < 2 or any(not trial.ok for trial in (*before, *after)):
             return None
         gain = after[0].samples_per_s / max(trial.samples_per_s for trial in before)
         sure = gain > 1 + DECISIVE * self.speeds.margin(1) and self._last_check(new) <= self.bench.budget.left

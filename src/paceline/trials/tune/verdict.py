@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 from paceline.trials.core.result import Measured
 from paceline.trials.tune.loss_guard import Standard
+
+
+class Reason(StrEnum):
+    """Why a mod was kept, or not."""
+
+    NOT_TRIED = "not tried"
+    ASKED_FOR = "asked for"  # kept: with --mod
+    GAINS = "gains"  # kept
+    FAILED = "failed"  # a trial with it gave no speed
+    REFUSED = "refused"  # by the loss guard
+    NO_GAIN = "no gain"
+    NOT_CONFIRMED = "not confirmed"  # it seemed to gain
+    OUTDONE = "outdone"  # by another value of the same mod, or by a mod that excludes it
+    REDUNDANT = "redundant"  # next to the others
+
+
+class Problem(StrEnum):
+    """Why nothing could be tuned."""
+
+    BUDGET = "budget"  # too short for the trials that say something
+    NO_STEP = "no step"  # the script made no optimizer step
+    TOO_SHORT = "too short"  # too few steps
+    LOSS = "loss"  # the script's own is not a finite number
+    FAILED = "failed"  # the script, as it is
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -18,8 +44,14 @@ class Row(msgspec.Struct, kw_only=True):
     gain: float | None = None
     loss_difference: float | None = None
     kept: bool = False
-    reason: str = "not tried"
+    code: Reason = Reason.NOT_TRIED
+    reason: str = "not tried"  # the same as a sentence
     on: list[str] = []  # the mods that it was tried with
+
+    def settle(self, code: Reason, reason: str) -> None:
+        """Kept or not, and why."""
+        self.kept = code in (Reason.ASKED_FOR, Reason.GAINS)
+        self.code, self.reason = code, reason
 
 
 class Speed(msgspec.Struct, kw_only=True):
@@ -62,12 +94,13 @@ class Verdict(msgspec.Struct, kw_only=True):
     trials: int = 0
     cut_short: bool = False  # by the budget: something was left to try
     problem: str = ""
+    problem_code: Problem | None = None
     interrupted: bool = False
 
 
 def speed(trials: list[Measured]) -> Speed | None:
     """Of trials of one set; None where none ended well."""
-    good = [trial for trial in trials if trial.status == "ok"]
+    good = [trial for trial in trials if trial.ok]
     if not good:
         return None
     speeds = [trial.samples_per_s for trial in good]

@@ -8,16 +8,17 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart, Line
 from paceline.charts.thin import thinned
+from paceline.record.phases import PHASES
 from paceline.tables.difference import difference, difference_of_ops
-from paceline.tables.iterations import PARTS
 from paceline.tables.trace.time_limit import within
+from paceline.units import rate
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.links import href
 from paceline.view.ui.run_parts import command
-from paceline.view.ui.wording import rate, say
+from paceline.view.ui.wording import say
 
 MOST = 5000  # ops
 
@@ -73,7 +74,7 @@ def _split(told: Sequence[Measures]) -> Chart:
         y=Axis(kind="category", reverse=True),
         series=[
             Bars(name=part, x=[each.step[part] for each in told], y=["A", "B"], colour=part, horizontal=True)
-            for part in PARTS
+            for part in PHASES
             if any(each.step[part] > 0 for each in told)
         ],
         stacked=True,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from paceline.tables.iterations import PARTS
+from paceline.record.phases import PHASES
 from paceline.tables.stragglers import stragglers
+from paceline.units import rate, seconds, size
 from paceline.view.records.measures import Measures, measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Facts, Findings, Note, Page, Split, Tile, Tiles
@@ -13,7 +14,7 @@ from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
 from paceline.view.ui.run_parts import SLOWEST, command, step_charts, trials
 from paceline.view.ui.utilisation import utilisation
-from paceline.view.ui.wording import rate, say, seconds, size
+from paceline.view.ui.wording import say
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -30,7 +31,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                 title="Where the time of a step went",
                 how=f"Mean seconds of a step over workers, after {told.warm_up} warm-up steps. Each worker times its "
                 "own phases at the seams; communication is what no other work hid.",
-                parts=[(part, told.step[part], part) for part in PARTS if told.step[part] > 0],
+                parts=[(part, told.step[part], part) for part in PHASES if told.step[part] > 0],
                 total=told.step["total"],
             )
         ]

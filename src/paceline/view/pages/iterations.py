@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart
-from paceline.tables.iterations import PARTS, iterations
-from paceline.tables.trace.steps import PHASES
+from paceline.record.phases import PHASES
+from paceline.tables.iterations import iterations
+from paceline.units import percent
 from paceline.view.records.contents import has_traces
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
@@ -16,7 +17,7 @@ from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import step_charts
 from paceline.view.ui.traced import profile_of
-from paceline.view.ui.wording import say, share
+from paceline.view.ui.wording import say
 
 MOST = 50_000  # rows: the last steps
 BARS = 400  # steps in the chart of parts
@@ -38,7 +39,7 @@ COLUMNS = (
         Column(
             key=part, title=part, how="Timed by the worker itself; empty where the step was not split.", kind="seconds"
         )
-        for part in PARTS
+        for part in PHASES
     ),
     Column(key="samples", title="samples", how="Of the whole batch.", kind="count"),
     Column(key="loss", title="loss", how="As the script computed it.", kind="number"),
@@ -69,7 +70,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
                     label="outliers",
                     value=f"{odd.height:,}",
                     how="Steps of any rank far above its usual one.",
-                    detail=f"{share(lost / whole if whole else 0.0)} of all time",
+                    detail=f"{percent(lost / whole if whole else 0.0)} of all time",
                     tone="warn" if whole and lost / whole > 0.02 else "",
                 ),
             ]
@@ -80,7 +81,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     shown = steps.join(
         table.select("rank", "step", "warm_up", "usual", "excess", "outlier", "why"), on=["rank", "step"], how="left"
     )
-    blank = [pl.when("split").then(part).alias(part) for part in PARTS]
+    blank = [pl.when("split").then(part).alias(part) for part in PHASES]
     shown = shown.with_columns(blank).sort("step", "rank")
     if shown.height > MOST:
         blocks.append(Note(text=f"The table has the last {MOST:,} of {shown.height:,} rows.", tone="warn"))
@@ -110,7 +111,7 @@ def _parts(steps: pl.DataFrame) -> Chart:
         y=Axis(title="seconds", zero=True, limits=(0, 3 * usual) if isinstance(usual, float) and usual > 0 else None),
         series=[
             Bars(name=part, x=number, y=first[part].to_list(), colour=part)
-            for part in PARTS
+            for part in PHASES
             if float(first[part].sum()) > 0
         ],
         stacked=True,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import polars as pl
 
 from paceline.charts.chart import Area, Axis, Chart
+from paceline.record.phases import PHASES
 from paceline.tables.memory import CATEGORIES, memory, memory_peaks
-from paceline.tables.trace.steps import PHASES
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid

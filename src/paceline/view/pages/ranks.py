@@ -8,13 +8,14 @@ import numpy as np
 import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart, HeatMap
-from paceline.tables.iterations import PARTS, warm_up
+from paceline.record.phases import PHASES
+from paceline.tables.iterations import warm_up
 from paceline.tables.stragglers import lags, stragglers
+from paceline.units import seconds
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import SLOWEST
-from paceline.view.ui.wording import seconds
 
 COLUMNS = 600  # of the heat map: steps are put together where there are more
 ROWS = 512
@@ -77,7 +78,7 @@ def _settled(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parts(steps: pl.DataFrame) -> Chart:
-    table = _settled(steps).group_by("rank", maintain_order=True).agg(pl.col(part).mean() for part in PARTS)
+    table = _settled(steps).group_by("rank", maintain_order=True).agg(pl.col(part).mean() for part in PHASES)
     names = [f"rank {rank}" for rank in table["rank"]][:ROWS]
     return Chart(
         name="by-rank",
@@ -87,7 +88,7 @@ def _parts(steps: pl.DataFrame) -> Chart:
         y=Axis(title="seconds", zero=True),
         series=[
             Bars(name=part, x=names, y=table[part].to_list()[:ROWS], colour=part)
-            for part in PARTS
+            for part in PHASES
             if float(table[part].sum()) > 0
         ],
         stacked=True,
@@ -96,7 +97,7 @@ def _parts(steps: pl.DataFrame) -> Chart:
 
 
 def _grid(steps: pl.DataFrame, table: pl.DataFrame) -> Grid:
-    means = _settled(steps).group_by("rank").agg(pl.col("total").median(), *(pl.col(part).mean() for part in PARTS))
+    means = _settled(steps).group_by("rank").agg(pl.col("total").median(), *(pl.col(part).mean() for part in PHASES))
     memory = steps.group_by("rank").agg(pl.col("memory").max())
     shown = means.join(memory, on="rank", how="left").join(table, on="rank", how="left").sort("rank")
     mean = "Mean of its steps after warm-up, as it timed itself."
@@ -111,7 +112,7 @@ def _grid(steps: pl.DataFrame, table: pl.DataFrame) -> Grid:
             Column(key="slow", title="slow", how=SLOWEST, kind="flag"),
             Column(key="since", title="since step", how="From there on it is behind in most steps.", kind="count"),
             Column(key="cause", title="mostly in", how="The part that is longest against the other ranks'."),
-            *(Column(key=part, title=part, how=mean, kind="seconds") for part in PARTS),
+            *(Column(key=part, title=part, how=mean, kind="seconds") for part in PHASES),
             Column(key="memory", title="memory", how="The most bytes it had taken, as it counted.", kind="bytes"),
         ),
         rows=shown.to_dicts(),

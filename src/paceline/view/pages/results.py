@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.trials.scale import series as scale
-from paceline.trials.sweep import search as sweep
-from paceline.trials.tune import verdict as tune_verdict
+from paceline.trials.scale.series import Verdict as ScaleVerdict
+from paceline.trials.sweep.search import Verdict as SweepVerdict
+from paceline.trials.tune.verdict import Verdict as TuneVerdict
 from paceline.view.pages.scale import scaling
 from paceline.view.pages.sweep import sweeping
 from paceline.view.pages.tune import tuning
@@ -21,10 +21,10 @@ TITLES = {"scale": "Scaling", "sweep": "Sweep", "tune": "Tuning"}
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     verb = record.run.verb
     if verb == "scale":
-        blocks = scaling(as_verdict(record, scale.Verdict))
+        blocks = scaling(as_verdict(record, ScaleVerdict))
     elif verb == "sweep":
-        blocks = sweeping(as_verdict(record, sweep.Verdict))
+        blocks = sweeping(as_verdict(record, SweepVerdict))
     else:
-        blocks = tuning(as_verdict(record, tune_verdict.Verdict), record)
+        blocks = tuning(as_verdict(record, TuneVerdict), record)
     blocks += trials(record)
     return Page(title=TITLES[verb], lead=command(record), blocks=blocks)

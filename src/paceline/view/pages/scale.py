@@ -7,10 +7,11 @@ import msgspec
 from paceline.trials.scale.charts import charts
 from paceline.trials.scale.series import Verdict
 from paceline.trials.scale.why import CAUSES
+from paceline.units import percent
 from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
-from paceline.view.ui.wording import say, share
+from paceline.view.ui.wording import say
 
 
 def scaling(told: Verdict) -> list[Block]:
@@ -31,7 +32,7 @@ def scaling(told: Verdict) -> list[Block]:
             ),
             Tile(
                 label="efficiency",
-                value=share(largest.efficiency),
+                value=percent(largest.efficiency),
                 how="The speed-up by worker: 100 % is perfect.",
                 tone="good" if largest.efficiency > 0.85 else "warn",
             ),

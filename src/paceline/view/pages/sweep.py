@@ -6,10 +6,10 @@ import msgspec
 
 from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import Verdict
+from paceline.units import rate
 from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
-from paceline.view.ui.wording import rate
 
 
 def sweeping(told: Verdict) -> list[Block]:

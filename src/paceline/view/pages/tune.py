@@ -7,10 +7,11 @@ import msgspec
 from paceline.errors import RecordError
 from paceline.trials.tune.charts import charts
 from paceline.trials.tune.verdict import Verdict
+from paceline.units import percent, rate, size
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Text, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.wording import rate, say, share, size
+from paceline.view.ui.wording import say
 
 PATCH = 256 << 10  # bytes of tuned.patch
 
@@ -48,7 +49,7 @@ def tuning(told: Verdict, record: Opened) -> list[Block]:
     tiles.append(
         Tile(
             label="noise",
-            value=share(told.noise),
+            value=percent(told.noise),
             how="Relative standard deviation of one trial's speed.",
             detail=f"{told.trials} trials, {say(told.spent, 'seconds')}",
         )

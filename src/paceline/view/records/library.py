@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from paceline.errors import PacelineError, RecordError
+from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.record.inside import Folder
 from paceline.record.schema import Run, Step
 from paceline.view.records.record import Opened, state_of
@@ -56,9 +56,11 @@ class Library:
         self._entries: dict[str, tuple[object, Entry]] = {}
 
     def find(self, name: str) -> Folder:
-        """The folder of a record. RecordError where there is none of that name, or a link is on the way to it."""
+        """The folder of a record. NoRecordError where there is none of that name, or a link is on the way to it."""
         parts = name.strip("/").split("/")
-        missing = RecordError(f"There is no record {name[:200]!r} in {self.root}.", advice="Choose one from the list.")
+        missing = NoRecordError(
+            f"There is no record {name[:200]!r} in {self.root}.", advice="Choose one from the list."
+        )
         if "\0" in name or any(not part or part.startswith(".") for part in parts):
             raise missing
         folder = self._folder.folder(*parts)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from paceline.tables.iterations import PARTS, warm_up
+from paceline.record.phases import PHASES
+from paceline.tables.iterations import warm_up
 from paceline.view.records.record import Opened
 
 
@@ -28,7 +29,7 @@ class Measures:
 def measure(record: Opened) -> Measures:
     steps = record.steps.frame
     if not steps.height:
-        nothing = dict.fromkeys(("total", *PARTS), 0.0)
+        nothing = dict.fromkeys(("total", *PHASES), 0.0)
         return Measures(
             warm_up=0, steps=0, samples=0, samples_per_s=None, median_step=None, step=nothing,
             first_loss=None, last_loss=None, memory=0,
@@ -46,7 +47,7 @@ def measure(record: Opened) -> Measures:
         samples=int(first["samples"].sum()),
         samples_per_s=float(settled["samples"].sum()) / total if total > 0 else None,
         median_step=_number(settled["total"].median()),
-        step={part: _number(split[part].mean()) or 0.0 for part in ("total", *PARTS)},
+        step={part: _number(split[part].mean()) or 0.0 for part in ("total", *PHASES)},
         first_loss=losses[0] if len(losses) else None,
         last_loss=losses[-1] if len(losses) else None,
         memory=int(_number(steps["memory"].max()) or 0),

@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from paceline.errors import PacelineError, RecordError
+from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.view.pages import compare, runs, topology
 from paceline.view.records.contents import shows
 from paceline.view.records.library import Library
@@ -259,9 +259,8 @@ async def _missing(request: Request, error: HTTPException) -> Response:
 
 
 async def _wrong(request: Request, error: PacelineError) -> Response:
-    missing = isinstance(error, RecordError) and "There is no record" in error.message
     note = Note(text=error.message, advice=error.advice, tone="bad", links=[("All runs", "/")])
-    return _error(Page(title="This cannot be shown", blocks=[note]), 404 if missing else 422)
+    return _error(Page(title="This cannot be shown", blocks=[note]), 404 if isinstance(error, NoRecordError) else 422)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

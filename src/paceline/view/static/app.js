@@ -166,7 +166,8 @@ document.querySelectorAll(".grid").forEach(startGrid);
 
 // -- charts -----------------------------------------------------------------------------------------------------------
 
-const PALETTE = ["data", "forward", "backward", "communication", "optimizer", "evaluation", "other", "accent", "bad", "good", "warn", "ink", "shade", "idle"];
+const PHASES = document.documentElement.dataset.phases.split(" "); // each is a colour, too
+const PALETTE = [...PHASES, "accent", "bad", "good", "warn", "ink", "shade", "idle"];
 
 function painted(value) {
   if (Array.isArray(value)) return value.map(painted);

@@ -3,7 +3,7 @@
 
 const GUTTER = 150, ROW = 17, GAP = 10, AXIS = 24, HEAD = 16;
 const KIND_COLOURS = { op: "forward", mark: "other", runtime: "evaluation", kernel: "backward", copy: "data", set: "data", sync: "bad", python: "evaluation", communication: "communication" };
-const PHASE = /^paceline\.(data|forward|backward|communication|optimizer|evaluation|other)$/;
+const PHASE = new RegExp(`^paceline\\.(${PHASES.join("|")})$`);
 
 function inWords(nanoseconds) {
   const size = Math.abs(nanoseconds);
@@ -95,7 +95,7 @@ class TimeLine {
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
     this.drawGrid(line);
-    this.phases = Object.fromEntries(["data", "forward", "backward", "communication", "optimizer", "evaluation", "other"].map((name) => [name, colour(name)]));
+    this.phases = Object.fromEntries(PHASES.map((name) => [name, colour(name)]));
     this.edge = ink;
     let rank = null;
     for (const track of this.tracks) {

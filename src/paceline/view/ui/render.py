@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from paceline import __version__
 from paceline.charts.browser import figure
+from paceline.record.phases import PHASES
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui.blocks import Page, Picture
@@ -37,6 +38,7 @@ def environment() -> jinja2.Environment:
     )
     made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "figure": figure}
     made.globals["version"] = __version__
+    made.globals["phases"] = " ".join(PHASES)
     return made
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from paceline.advise.profile import Profile, summarize
 from paceline.errors import RecordError, UsageError
 from paceline.tables.timeline import CAUSES
+from paceline.units import percent, seconds
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Split, Tile, Tiles
 from paceline.view.ui.grid import Column
-from paceline.view.ui.wording import seconds, share
 
 STEP = "Sum over the traced steps of all ranks, by the number of traced steps: a step of one rank."
 HOST = "Time on the host, from the start to the end of the call, as torch's profiler recorded it"
@@ -52,12 +52,12 @@ def head(record: Opened) -> list[Block]:
         tiles += [
             Tile(
                 label="device busy",
-                value=share(busy / told.step if told.step else 0.0),
+                value=percent(busy / told.step if told.step else 0.0),
                 how="Share of the step in which a kernel or a copy was under way, on any stream.",
             ),
             Tile(
                 label="on tensor cores",
-                value=share(told.tensor_cores),
+                value=percent(told.tensor_cores),
                 how="Share of the device's compute time in kernels whose names say that they use tensor cores.",
             ),
         ]

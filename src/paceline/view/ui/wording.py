@@ -1,10 +1,13 @@
-"""How a number reads: three digits that matter, with the unit that suits them."""
+"""How a value of each kind reads on a page."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, Literal
+
+from paceline.units import percent, rate, seconds, size
 
 Kind = Literal[
     "text", "count", "number", "seconds", "share", "change", "rate", "bytes", "speed", "moment", "flag", "times"
@@ -26,38 +29,12 @@ def say(value: Any, kind: Kind) -> str:
     return _NUMBERS[kind](value)
 
 
-def seconds(value: float) -> str:
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.0f} s"
-    if size >= 0.9995:
-        return f"{value:.3g} s"
-    if size >= 0.9995e-3:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value * 1e6:.3g} µs" if size else "0 s"
-
-
-def rate(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else number(value)
-
-
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def share(value: float) -> str:
-    return f"{value * 100:.1f} %"
-
-
 def change(value: float) -> str:
     return f"{value * 100:+.1f} %"
-
-
-def size(value: float) -> str:
-    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"
 
 
 def moment(value: float) -> str:
@@ -68,11 +45,11 @@ def moment(value: float) -> str:
         return NOTHING
 
 
-_NUMBERS = {
+_NUMBERS: dict[Kind, Callable[[float], str]] = {
     "count": lambda value: f"{value:,.0f}" if value == int(value) else number(value),
     "number": number,
     "seconds": seconds,
-    "share": share,
+    "share": percent,
     "change": change,
     "rate": rate,
     "bytes": size,
