@@ -1,10 +1,10 @@
-"""Numbers as a finding says them."""
+"""Formats the numbers in findings."""
 
 from __future__ import annotations
 
 
 def seconds(value: float) -> str:
-    """Three digits that matter, with the unit that suits them."""
+    """Three significant digits, with a suitable unit."""
     if value >= 1:
         return f"{value:.3g} s"
     if value >= 1e-3:
@@ -18,7 +18,7 @@ def percent(share: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes."""
+    """A number of bytes, with a suitable unit."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.3g} {unit}"
@@ -27,7 +27,7 @@ def size(count: float) -> str:
 
 
 def command(mod: str) -> str:
-    """What to type for a mod."""
+    """The command line for a mod."""
     name, _, value = mod.partition("=")
     return f"paceline run -n {value} …" if name == "workers" else f"paceline run --mod {mod} …"
 
