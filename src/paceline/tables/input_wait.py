@@ -10,8 +10,8 @@ from paceline.tables.trace.steps import waiting_for_input, windows
 
 
 def input_wait(trace: Trace) -> pl.DataFrame:
-    """A row a step: rank, step, wall, wait (the script waited for its loader), idle (of that, a device did nothing;
-    equal to wait where there is no device), share (of wall that idle is). Seconds."""
+    """One row per step: rank, step, wall, wait (the script waited for its loader), idle (the part of wait in which a
+    device was idle; equal to wait without a device), share (idle / wall). Seconds."""
     steps = windows(trace)
     waited = waiting_for_input(trace).length_within(steps["start"].to_numpy(), steps["end"].to_numpy()) / 1e9
     table = steps.select(
@@ -21,7 +21,7 @@ def input_wait(trace: Trace) -> pl.DataFrame:
         pl.Series("wait", waited),
     )
     if trace.has_device:
-        # Several devices wait alike: the one that waits longest is the one to mend.
+        # Of several devices, the one that waits longest counts.
         idle = timeline(trace).group_by("step").agg(idle=pl.col("idle_input").max())
         table = table.join(idle, on="step", how="left", maintain_order="left")
     else:

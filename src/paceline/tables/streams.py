@@ -1,7 +1,7 @@
-"""The gaps on each stream of a device: was the host late, or was it something on the device?
+"""The gaps on each stream of a device: caused by a late host, or by the device?
 
-`timeline` asks why a device as a whole idled, and is what most people want; this looks at streams one by one, as
-HolisticTraceAnalysis does.
+`timeline` says why a device as a whole was idle, which answers most questions; this table has one row per stream, as in
+HolisticTraceAnalysis.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import polars as pl
 from paceline.tables.timeline import launch_times
 from paceline.tables.trace.columns import Trace
 
-SHORT = 10_000  # nanoseconds between two kernels of a stream: they follow each other as fast as they can
+SHORT = 10_000  # nanoseconds between two kernels of a stream that still count as back to back
 
 
 def streams(trace: Trace, *, short: int = SHORT) -> pl.DataFrame:
-    """A row a stream: rank, device, stream, events, busy, idle (seconds) = host (launched after the one before had
-    ended) + back_to_back (launched before, and the gap is `short`) + other (launched before, and yet it waited)."""
+    """One row per stream: rank, device, stream, events, busy, idle (seconds) = host (launched after the previous event
+    had ended) + back_to_back (launched before that, gap below `short`) + other (launched before that, longer gap)."""
     rows = trace.device
     gap = pl.col("start") - pl.col("before")
     late = pl.col("launched") > pl.col("before")
