@@ -206,16 +206,16 @@ class Evidence:
     @cached_property
     def ops(self) -> pl.DataFrame:
         """`tables.ops` by shapes, for all ranks: calls and times per step of one rank."""
-        return self._a_step(lambda trace: ops(trace, by="shapes"), OP_FIGURES)
+        return self._per_step(lambda trace: ops(trace, by="shapes"), OP_FIGURES)
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
         """`tables.kernels`, for all ranks: calls and times per step of one rank."""
-        return self._a_step(kernels, ("calls", "total", "bytes"))
+        return self._per_step(kernels, ("calls", "total", "bytes"))
 
     @cached_property
     def kernels_by_op(self) -> pl.DataFrame:
-        return self._a_step(kernels_by_op, ("calls", "total"))
+        return self._per_step(kernels_by_op, ("calls", "total"))
 
     @cached_property
     def launches(self) -> pl.DataFrame:
@@ -282,7 +282,7 @@ class Evidence:
     def _folder(self) -> Path | Folder:
         return self.tables.folder or Path("/nonexistent")
 
-    def _a_step(self, table: Any, figures: Sequence[str]) -> pl.DataFrame:
+    def _per_step(self, table: Any, figures: Sequence[str]) -> pl.DataFrame:
         if not self.traces:
             return pl.DataFrame()
         return self.tables.over_ranks(table).with_columns(pl.col(list(figures)) / self.traced)

@@ -69,7 +69,7 @@ def summarize(tables: Tables) -> Profile:
         device={part: _mean(device, part) for part in DEVICE} if device.height else None,
         tensor_cores=_mean(device, "tensor") / (_mean(device, "compute") or 1.0) if device.height else 0.0,
         iterations=phases.to_dicts(),
-        ops=_a_step(tables.over_ranks(ops).filter(pl.col("kind") == "op"), calls),
+        ops=_per_step(tables.over_ranks(ops).filter(pl.col("kind") == "op"), calls),
         kernels=_kernels(tables.over_ranks(kernels), calls),
         waits=_waits(tables.over_ranks(waits), len(tables.traces)),
         findings=find_all(Evidence(tables)),
@@ -85,7 +85,7 @@ def _integer(value: Any) -> int:
     return int(value) if value is not None else 0
 
 
-def _a_step(table: pl.DataFrame, calls: int) -> list[Row]:
+def _per_step(table: pl.DataFrame, calls: int) -> list[Row]:
     """Ops over all ranks, per step of one rank."""
     figures = ["calls", "host_self", "host_total", "kernels", "device_self", "device_total"]
     return (

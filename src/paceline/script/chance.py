@@ -89,13 +89,13 @@ class Source:
             return value
         if self._asked < SHARED and not self.stage.trained and isinstance(value, SEEDABLE):
             self._asked += 1
-            value = self._of_rank_0(f"{self._asked}", value)
+            value = self._from_rank_0(f"{self._asked}", value)
         if isinstance(value, (*SEEDABLE, bytes, list, tuple, np.integer, np.ndarray)):
             text = f"{value!r}"
             self.seeds.append((zlib.crc32(text.encode()), f"{text[:80]} at {script_line()}"))
         return value
 
-    def _of_rank_0(self, key: str, value: Any) -> Any:
+    def _from_rank_0(self, key: str, value: Any) -> Any:
         if self.group.rank == 0:
             self._store.set(key, json.dumps(value))
             return value
@@ -135,7 +135,7 @@ def seeds_noted() -> list[tuple[int, str]]:
 
 def agreed(value: Any) -> Any:
     """The seed to use when the script sets this one."""
-    if _source is None or value is None or _asker() not in ("script", "library"):
+    if _source is None or value is None or _caller_kind() not in ("script", "library"):
         return value
     return _source.agreed(value)
 
@@ -150,13 +150,13 @@ def install(new_seed: Callable[[], int]) -> list[Callable[[], None]]:
     """Installs all patches; `new_seed` returns seeds derived from the run's seed. Returns functions that undo them."""
     undo = [
         _replace(np.random.bit_generator, "randbits", lambda k: Stream(new_seed()).getrandbits(k)),
-        _replace(random.Random, "seed", _seeds_itself(random.Random.seed, new_seed)),
+        _replace(random.Random, "seed", _seed_from_run(random.Random.seed, new_seed)),
     ]
     if _source is None:
         return undo
     system = random.SystemRandom
     undo += [
-        _replace(os, "urandom", _or_shared(os.urandom, lambda stream, size: stream.randbytes(size))),
+        _replace(os, "urandom", _shared_for_script(os.urandom, lambda stream, size: stream.randbytes(size))),
         _replace(system, "random", _method(system.random, lambda stream: stream.random())),
         _replace(system, "getrandbits", _method(system.getrandbits, lambda stream, k: stream.getrandbits(k))),
         _replace(system, "randbytes", _method(system.randbytes, lambda stream, n: stream.randbytes(n))),
@@ -164,22 +164,22 @@ def install(new_seed: Callable[[], int]) -> list[Callable[[], None]]:
     ]
     for name in IDS:
         if hasattr(uuid, name):
-            undo.append(_replace(uuid, name, _or_shared(getattr(uuid, name), _identifier(int(name[-1])))))
+            undo.append(_replace(uuid, name, _shared_for_script(getattr(uuid, name), _identifier(int(name[-1])))))
     return undo
 
 
-def _seeds_itself(plain: Any, new_seed: Callable[[], int]) -> Any:
+def _seed_from_run(plain: Any, new_seed: Callable[[], int]) -> Any:
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        if a is None and _asker() == "script":
+        if a is None and _caller_kind() == "script":
             a = new_seed()
         plain(self, agreed(a), version)
 
     return seed
 
 
-def _or_shared(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
+def _shared_for_script(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
-        if _source is None or _source.stage.aside or _asker() != "script":
+        if _source is None or _source.stage.aside or _caller_kind() != "script":
             return plain(*args, **kwargs)
         return shared(_source.stream(), *args, **kwargs)
 
@@ -188,7 +188,7 @@ def _or_shared(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callabl
 
 def _method(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
     def ask(self: random.SystemRandom, *args: Any) -> Any:
-        if _source is None or _source.stage.aside or _asker() != "script":
+        if _source is None or _source.stage.aside or _caller_kind() != "script":
             return plain(self, *args)
         return shared(_source.stream(), *args)
 
@@ -211,7 +211,7 @@ def _replace(owner: Any, name: str, new: Any) -> Callable[[], None]:
     return lambda: setattr(owner, name, old)
 
 
-def _asker() -> str:
+def _caller_kind() -> str:
     """The kind of file that made the call: "script", "library", or "" (torch, numpy, Python, Paceline)."""
     for frame in _frames():
         if (name := frame.f_code.co_filename) not in BETWEEN:

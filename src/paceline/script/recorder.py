@@ -43,7 +43,7 @@ class Recorder:
         self._rows = 0  # of the first model call of the step: counts the samples if there is no loader
         self._sites: dict[int, int] = {}  # backwards of this step, by call site
         self._written = 0.0
-        self._memory, self._weighed = 0, 0.0  # peak bytes, and when they were last read
+        self._memory, self._memory_read = 0, 0.0  # peak bytes, and when they were last read
         self._enough = Enough(stage.run.enough) if stage.run.enough else None
         stage.subscribe(self)
 
@@ -102,7 +102,7 @@ class Recorder:
         self._losses.send()
         self._laps.extend(self.watch.laps(wait=wait))
         if self._laps:
-            self._weigh(wait)
+            self._read_memory(wait)
         while self._laps:
             seconds, (number, at, samples, loss) = self._laps[0]
             if loss is not None and not loss.is_here(wait=wait):
@@ -125,10 +125,10 @@ class Recorder:
             if self._enough is not None:
                 self._enough.add(step.total - step.evaluation)
 
-    def _weigh(self, wait: bool) -> None:
+    def _read_memory(self, wait: bool) -> None:
         now = time.perf_counter()
-        if wait or not self._memory or now - self._weighed > WEIGH:
-            self._memory, self._weighed = memory_limit.most_taken(), now
+        if wait or not self._memory or now - self._memory_read > WEIGH:
+            self._memory, self._memory_read = memory_limit.most_taken(), now
 
 
 FLUSH = 0.02  # seconds between writes: steps shorter than this are written several at a time

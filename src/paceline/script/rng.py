@@ -29,10 +29,10 @@ def start(seed: int) -> Callable[[], None]:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    return _seed_what_asks_the_system(seed % 2**32)
+    return _patch_unseeded_generators(seed % 2**32)
 
 
-def _seed_what_asks_the_system(run_seed: int) -> Callable[[], None]:
+def _patch_unseeded_generators(run_seed: int) -> Callable[[], None]:
     """Seeding without a seed asks the operating system, which gives each worker another seed. The patches installed
     here derive the seed from the run's seed instead."""
     calls = iter(range(2**31))

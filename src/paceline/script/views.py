@@ -141,7 +141,7 @@ class Views:
         """Whether the script is training: gradients are on, and a model is in training mode."""
         if not torch.is_grad_enabled():
             return False
-        models = list(self.stage.trained) or _models_in_sight()
+        models = list(self.stage.trained) or _models_in_frames()
         return not models or any(module.training for module in models)
 
     # -- losses in the slice view ----------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Views:
             self.stage.pulse.notice(text)
 
 
-def _models_in_sight() -> list[nn.Module]:
+def _models_in_frames() -> list[nn.Module]:
     """The models held in local variables of the script's running functions; used before any model was called."""
     found: list[nn.Module] = []
     frame: Any = sys._getframe(1)

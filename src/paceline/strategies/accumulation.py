@@ -19,7 +19,7 @@ class Accumulation:
 
     def __init__(self, bring_up_to_date: Callable[[], None]) -> None:
         self.kept_back = False  # some gradients are not global yet
-        self._bring_up_to_date = bring_up_to_date
+        self._sum_kept_back = bring_up_to_date
         self._sites: list[int] = []  # of the backwards since the last step
         self._before: list[int] = []  # … between the two steps before
         self._alike = 0  # steps in a row that had the same backwards
@@ -45,7 +45,7 @@ class Accumulation:
         """Sums the gradients that were kept back, because they are about to be read."""
         if self.kept_back:
             self.kept_back = False
-            self._bring_up_to_date()
+            self._sum_kept_back()
 
 
 def _guard_grad(accumulation: Accumulation) -> None:

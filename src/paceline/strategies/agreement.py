@@ -158,9 +158,9 @@ class Agreement:
                 self._updated = script_line()
                 break
         if len(self._held) > 1:
-            self._let_go()
+            self._release_unused()
 
-    def _let_go(self) -> None:
+    def _release_unused(self) -> None:
         """Releases models that the script no longer calls, after a last digest."""
         old = [module for module, watched in self._held.items() if self._updates - (watched.updates or 0) > HELD]
         if old:

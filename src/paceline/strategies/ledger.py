@@ -36,16 +36,16 @@ class Ledger:
         self.entries: list[Entry] = []  # since all workers last agreed
         self.last: Entry | None = None  # before these
         self._count = self._fold = self._agreed = 0
-        self._coming: deque[tuple[_Copy, int, Any]] = deque()
+        self._pending: deque[tuple[_Copy, int, Any]] = deque()
 
     def add(self, digests: Sequence[torch.Tensor], about: Any, number: int = 0) -> None:
         """Adds digests on any devices, and a number from the host, as one entry."""
-        self._coming.append((_Copy(digests), number, about))
+        self._pending.append((_Copy(digests), number, about))
 
     def shown(self, *, wait: bool = False) -> tuple[int, int]:
         """The number of folded digests and the result, as signed 64-bit numbers; with `wait`, of all digests."""
-        while self._coming and self._coming[0][0].is_here(wait=wait):
-            copy, number, about = self._coming.popleft()
+        while self._pending and self._pending[0][0].is_here(wait=wait):
+            copy, number, about = self._pending.popleft()
             digest = number & MASK
             for value in copy.values():
                 digest = _folded(digest, value)

@@ -61,15 +61,15 @@ class Mirrored:
         self.stage, self.group = stage, stage.group
         if self.group.world > 1:
             self.group.compress(self.compression)
-            self._buckets = Buckets(self.group, self._average_odd)
+            self._buckets = Buckets(self.group, self._average_unbucketed)
             self.tuner = Tuner(self.group, self._buckets) if stage.run.autotune else None
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
-            self._accumulation = Accumulation(self._bring_up_to_date)
+            self._accumulation = Accumulation(self._sum_kept_back)
             self._sites: set[int] = set()
             self._half_done = HalfDone(self._buckets)
             # Trained since buffers were last averaged, in call order: a set's order differs between workers.
-            self._stirred: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+            self._trained_since_averaging: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
             self._agreement = Agreement(stage, self._name_of)
             stage.views.on_slices = self._agreement.on_slices
             chance.share(stage)
@@ -96,10 +96,10 @@ class Mirrored:
     def before_forward(self, module: nn.Module) -> None:
         self._agreement.before_forward(module)
         if module.training:
-            self._stirred[module] = None
+            self._trained_since_averaging[module] = None
             if any(parameter not in self._known for parameter in module.parameters()):  # added since the first call
                 self._meet_all(module)
-        elif module in self._stirred:
+        elif module in self._trained_since_averaging:
             self._average_buffers()
 
     def after_forward(self, module: nn.Module) -> None:
@@ -121,7 +121,7 @@ class Mirrored:
         for parameter, slot in list(self._known.items()):
             if slot is None and parameter.requires_grad:  # frozen until now
                 self._meet(parameter)
-            self._put_hooks_behind(parameter)
+            self._put_own_hooks_first(parameter)
         if self._accumulation.may_keep_back(site):
             self._buckets.keep_back()
         else:
@@ -200,7 +200,7 @@ class Mirrored:
         else:
             self._buckets.ready(self._known[parameter], parameter)
 
-    def _put_hooks_behind(self, parameter: torch.Tensor) -> None:
+    def _put_own_hooks_first(self, parameter: torch.Tensor) -> None:
         """Hooks that the script set on a parameter must see the global gradient: calls the averaging hook first."""
         hooks: Any = parameter._backward_hooks
         own = all(getattr(hook, "is_linear", False) for hook in hooks.values()) if hooks else True  # a mod's
@@ -214,7 +214,7 @@ class Mirrored:
     def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
         return crossings.average(grad, self.group)
 
-    def _average_odd(self, parameter: torch.Tensor) -> None:
+    def _average_unbucketed(self, parameter: torch.Tensor) -> None:
         """Averages a sparse gradient, or a gradient that has a graph itself."""
         grad = parameter.grad
         if grad is not None and grad.requires_grad:
@@ -224,14 +224,14 @@ class Mirrored:
 
     def _average_buffers(self) -> None:
         """Averages running statistics, which cover each worker's slices, before they are used or saved."""
-        for module in self._stirred:
+        for module in self._trained_since_averaging:
             for buffer in module.buffers():
                 if buffer.is_floating_point():
                     self.group.all_reduce(buffer, "the model's buffers")
                     buffer.div_(self.group.world)
-        self._stirred.clear()
+        self._trained_since_averaging.clear()
 
-    def _bring_up_to_date(self) -> None:
+    def _sum_kept_back(self) -> None:
         """Sums the gradients that were kept back, because they are about to be read."""
         self._buckets.begin(self._site)
         self._buckets.finish(0.0, 1.0)

@@ -41,7 +41,7 @@ class Watched:
     steps: int = 0  # calls that followed an update
     idle: int = 0  # calls that did not: evaluation
     _buffers: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    _loud: set[tuple[int, str]] = field(default_factory=set)  # buffers that a call has changed
+    _changed_buffers: set[tuple[int, str]] = field(default_factory=set)  # buffers that a call has changed
     _before: list[Any] = field(default_factory=list)
 
     def tick(self, updates: int) -> tuple[bool, bool]:
@@ -70,7 +70,7 @@ class Watched:
             for name, buffer in child._buffers.items() if not isinstance(child, _NormBase) else ():
                 if isinstance(buffer, torch.Tensor) and not is_lazy(buffer) and buffer.is_leaf:
                     self._buffers.append((child._buffers, name))
-                    if (id(child._buffers), name) not in self._loud:
+                    if (id(child._buffers), name) not in self._changed_buffers:
                         found.append((".".join(filter(None, (self.name, path, name))), buffer))
         return [(name.replace("._orig_mod", ""), tensor) for name, tensor in found]
 
@@ -85,7 +85,7 @@ class Watched:
         for (owner, name), before in zip(self._buffers, before_call, strict=False):
             now = _state(owner.get(name))
             if now[0] is not before[0] or now[1] != before[1]:
-                self._loud.add((id(owner), name))
+                self._changed_buffers.add((id(owner), name))
 
 
 def _state(buffer: Any) -> tuple[Any, int]:

@@ -14,7 +14,7 @@ def kernels(trace: Trace) -> pl.DataFrame:
     """One row per kernel, most time first: rank, name, kind (compute, communication, copy, set), calls, total, mean,
     median, low, high (seconds), share (of all device time), tensor_cores, bytes (copied or sent; null if the trace does
     not say)."""
-    rows = _told(trace)
+    rows = _classified(trace)
     return (
         rows.group_by("name", "kind", "tensor_cores")
         .agg(
@@ -45,7 +45,7 @@ def kernels_by_op(trace: Trace) -> pl.DataFrame:
     names = calls["name"].cast(pl.String).str.replace(r"^ProfilerStep#.*$", "ProfilerStep*")
     op = names.gather(np.maximum(owner, 0)) if calls.height else pl.Series([""] * len(owner), dtype=pl.String)
     return (
-        _told(trace)
+        _classified(trace)
         .with_columns(op.alias("op"), pl.Series("known", owner >= 0))
         .with_columns(pl.when("known").then("op").otherwise(pl.lit("")).alias("op"))
         .group_by("op", "name", "kind", "tensor_cores")
@@ -60,7 +60,7 @@ def kernels_by_op(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _told(trace: Trace) -> pl.DataFrame:
+def _classified(trace: Trace) -> pl.DataFrame:
     rows = trace.device
     talks = of_communication(rows["name"])
     return rows.select(

@@ -55,14 +55,14 @@ def find(evidence: Evidence) -> Finding | None:
         advice="Do less work per sample: decode once and keep the result, or keep the dataset in memory",
     )
     if slowest is not None:
-        _speak_of_stage(finding, evidence, slowest)
+        _advise_on_stage(finding, evidence, slowest)
     elif loader is None:
         finding.advice = "Load ahead: DataLoader(…, num_workers=N, pin_memory=True), or keep the data on the device"
         finding.predicted_gain = _gain(evidence, REMAINS * waiting)
         finding.how = "all but a tenth of loading is hidden"
     elif loader.processes:
         needed = math.ceil(loader.processes * step / max(step - waiting, 1e-9))
-        finding.predicted_gain = _gain(evidence, _bound(evidence, waiting))
+        finding.predicted_gain = _gain(evidence, _wait_for_cores(evidence, waiting))
         finding.how = "with enough processes no step waits"
         finding.advice = f"More loader processes: DataLoader(…, num_workers={needed}), or do less work per sample"
     elif loader.tensors and _fits(evidence, loader.bytes) and not {"resident", "loader"} & evidence.mods:
@@ -92,13 +92,13 @@ def _place(stage: StageReport) -> str:
     return stage.where if stage.parallel < 2 else f"{stage.parallel} {stage.where}"
 
 
-def _speak_of_stage(finding: Finding, evidence: Evidence, slowest: StageReport) -> None:
+def _advise_on_stage(finding: Finding, evidence: Evidence, slowest: StageReport) -> None:
     """Fills in the advice for the stage of a pipeline that steps wait for."""
     assert evidence.pipeline is not None
     ahead = any(stage.where != "here" for stage in evidence.pipeline.stages)
     if not ahead:
         waiting = _waiting(evidence)
-        left = max(waiting - (evidence.step - waiting), _bound(evidence, waiting), 0.0)
+        left = max(waiting - (evidence.step - waiting), _wait_for_cores(evidence, waiting), 0.0)
         finding.predicted_gain, finding.how = _gain(evidence, left), "batches are made while a step computes"
         finding.advice = f"Run {slowest.name} while a step computes: end the pipeline with .prefetch()"
     elif slowest.name.startswith(READS):
@@ -151,10 +151,10 @@ def _left(evidence: Evidence) -> float:
     """Seconds of waiting that remain with that many processes."""
     waiting = _waiting(evidence)
     loaded = waiting * HANDED_OVER / processes_for(evidence)
-    return max(loaded - (evidence.step - waiting), _bound(evidence, waiting), 0.0)
+    return max(loaded - (evidence.step - waiting), _wait_for_cores(evidence, waiting), 0.0)
 
 
-def _bound(evidence: Evidence, waiting: float) -> float:
+def _wait_for_cores(evidence: Evidence, waiting: float) -> float:
     """Seconds of waiting that remain because the cores are busy: loading ahead still needs CPU time."""
     if not evidence.cores or not evidence.worker_samples.height:
         return 0.0

@@ -62,7 +62,7 @@ class _GhostNorm(Function):
         (dy,) = grads
         x, weight, bias, first, second = ctx.saved_tensors
         if torch.is_grad_enabled():  # gradients of gradients need differentiable operations
-            return (*_again(ctx, dy, x, weight, bias), None, None, None)
+            return (*_differentiable_gradients(ctx, dy, x, weight, bias), None, None, None)
         if ctx.fused:
             from paceline.converge.ghost_bn.fused import backward
 
@@ -79,7 +79,7 @@ class _GhostNorm(Function):
         )
 
 
-def _again(ctx: Any, dy: Tensor, x: Tensor, weight: Any, bias: Any) -> list[Tensor | None]:
+def _differentiable_gradients(ctx: Any, dy: Tensor, x: Tensor, weight: Any, bias: Any) -> list[Tensor | None]:
     y, _, _ = _plain(x, weight, bias, ctx.ghosts, ctx.eps)
     wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad[:3], strict=True) if needed]
     found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))

@@ -83,7 +83,7 @@ class Table:
         which must stay alive until the launch. Without `addresses`, gradients whose layout differs from their
         parameter's are copied."""
         if addresses is None:
-            grads = [_laid_out(grad, strides) for grad, strides in zip(grads, self._strides, strict=True)]
+            grads = [_with_strides(grad, strides) for grad, strides in zip(grads, self._strides, strict=True)]
             addresses = _addresses(grads)
         if is_capturing():
             # As kernel arguments: a replay would read host memory again.
@@ -114,14 +114,14 @@ class Prepared:
         self._absent = [parameter.grad is None for parameter in self._group]
         self._parameters = [parameter for parameter in self._group if parameter.grad is not None]
         self._sharded = any(table.mesh is not None for table, _ in tables)
-        parameters, grads = self._here(self._parameters), self._here([p.grad for p in self._parameters])
+        parameters, grads = self._local_parts(self._parameters), self._local_parts([p.grad for p in self._parameters])
         self._addresses, self._lengths = _addresses(parameters), list(map(Tensor.numel, parameters))
         self._strides, self._dtypes = list(map(Tensor.stride, parameters)), list(map(_dtype, grads))
         self._alike = [self._strides]  # gradient strides that count as the parameters' layout
         self._states = states
         self._kept = [(name, [state[name] for state in states]) for name in names]
         # Code that moves a moment's memory under the same tensor moves all moments: checking one is enough.
-        self._moment = self._here(self._kept[0][1])
+        self._moment = self._local_parts(self._kept[0][1])
         self._moment_at = _addresses(self._moment)
 
     def holds(self, group: dict[str, Any], grads: list[Any]) -> tuple[list[Tensor], list[int] | None] | None:
@@ -129,11 +129,11 @@ class Prepared:
         the whole group. The caller has checked that the states are the same dictionaries."""
         if _treated(group) != self._treated or [grad is None for grad in grads] != self._absent:
             return None
-        if not _are(group["params"], self._group):
+        if not _are_same_objects(group["params"], self._group):
             return None
         if len(self._parameters) < len(grads):
             grads = [grad for grad in grads if grad is not None]
-        parameters, grads = self._here(self._parameters), self._here(grads)
+        parameters, grads = self._local_parts(self._parameters), self._local_parts(grads)
         try:
             strides, addresses = list(map(Tensor.stride, grads)), _addresses(grads)
         except RuntimeError:  # a sparse gradient has no address: `_batches` raises the error for it
@@ -148,12 +148,12 @@ class Prepared:
             # Gradients usually have their parameter's layout: if not, check whether the parameters have changed.
             and (alike or list(map(Tensor.stride, parameters)) == self._strides)
         ):
-            if not alike and (alike := all(map(_lies_as, grads, self._strides))):
+            if not alike and (alike := all(map(_has_strides, grads, self._strides))):
                 self._alike[1:] = [strides]  # skips the detailed check in the next step
             return grads, addresses if alike else None
         return None
 
-    def _here(self, tensors: list[Any]) -> list[Tensor]:
+    def _local_parts(self, tensors: list[Any]) -> list[Tensor]:
         return [_own(tensor) for tensor in tensors] if self._sharded else tensors
 
 
@@ -165,7 +165,7 @@ class States:
         self._parameters, self._states = list(state), list(state.values())
 
     def hold(self, state: dict[Tensor, dict[str, Any]]) -> bool:
-        return _are(state, self._parameters) and _are(state.values(), self._states)
+        return _are_same_objects(state, self._parameters) and _are_same_objects(state.values(), self._states)
 
 
 _dtype = attrgetter("dtype")
@@ -175,7 +175,7 @@ def _treated(group: dict[str, Any]) -> tuple[Any, ...]:
     return group["adapt"], group["fused"]
 
 
-def _are(some: Collection[Any], others: Collection[Any]) -> bool:
+def _are_same_objects(some: Collection[Any], others: Collection[Any]) -> bool:
     """Whether both hold the same objects: `==` of tensors would compare numbers."""
     return len(some) == len(others) and all(map(is_, some, others))
 
@@ -188,14 +188,14 @@ def _own(tensor: Any) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def _lies_as(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+def _has_strides(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether the tensor has these strides. The stride of a dimension with one element does not matter."""
     return all(a == b for a, b, size in zip(tensor.stride(), strides, tensor.shape, strict=True) if size > 1)
 
 
-def _laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+def _with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     """The tensor with these strides: a copy if it has others."""
-    if _lies_as(tensor, strides):
+    if _has_strides(tensor, strides):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 

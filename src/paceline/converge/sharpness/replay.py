@@ -111,7 +111,7 @@ class Replay:
         self._slots: dict[int, int] = {}  # id → slot
         self._alive: list[Any] = []  # keeps tensors alive so that ids stay unique
         self._values: list[Tensor] = []  # of the losses
-        self._open = self._stepping = self._proven = False
+        self._open = self._stepping = self._checked = False
         self._mode = Notes(self._note)
         self._streams: Any = None
         stage.subscribe(self)
@@ -154,8 +154,8 @@ class Replay:
         if _is_called_from("torch.amp.grad_scaler"):
             self._give_up("its loss is scaled by a changing factor (GradScaler)")
         if self._open and not self.trouble and self._now.losses:
-            if not self._proven:
-                self._prove()
+            if not self._checked:
+                self._check_replay()
             if not self.trouble:
                 self._keep()
         self._close()
@@ -173,7 +173,7 @@ class Replay:
                 self._give_up("the optimizer computes the loss itself (a closure)")
                 return plain(module, *args, **kwargs)
             self._open = True
-            self._streams = None if self._proven else rng.snapshot()
+            self._streams = None if self._checked else rng.snapshot()
             self._mode.__enter__()
         if "call" in vars(self.stage) or module._compiled_call_impl is not None:
             self._give_up("the model is compiled, and compiled code has no second derivative")
@@ -222,11 +222,11 @@ class Replay:
             self._now.versions.append((leaf, leaf._version))
         return leaf
 
-    def _prove(self) -> None:
+    def _check_replay(self) -> None:
         """Replays this step before its weights change: the replay must give its loss."""
-        self._proven = True
+        self._checked = True
         expected = math.fsum(float(value) for value in self._values)
-        soft = self.stage.group.world > 1 or self._is_lowered() or rng.drawn_since(self._streams)
+        soft = self.stage.group.world > 1 or self._has_low_precision() or rng.drawn_since(self._streams)
         try:
             with self._without_mode(), self.aside(), _as_it_was(self._now.models):
                 found = float(self._now.loss().detach())
@@ -239,7 +239,7 @@ class Replay:
         if math.isfinite(expected) and not off <= (NEARLY if soft else EXACT) * max(abs(expected), 1e-3):
             self._give_up(f"its replayed loss is {found:.4g}, and the original was {expected:.4g}")
 
-    def _is_lowered(self) -> bool:
+    def _has_low_precision(self) -> bool:
         halves = (torch.float16, torch.bfloat16)
         lowered = any(mod.startswith(("precision=", "accumulate=")) for mod in self.stage.run.mods)
         return lowered or any(tensor.dtype in halves for tensor in self._alive)

@@ -40,9 +40,9 @@ class Overlay:
 
     def where(self, full: str) -> str | None:
         """The path that holds what the script sees under this path; None if the script sees nothing there."""
-        if self._there(self.own(full)):
+        if self._exists(self.own(full)):
             return self.own(full)
-        return full if not self._hidden(full) and self._there(full) else None
+        return full if not self._hidden(full) and self._exists(full) else None
 
     def followed(self, path: Any) -> str:
         """The full path behind the layer's own symbolic links; the system follows those of the real files."""
@@ -69,9 +69,9 @@ class Overlay:
 
     def _is_old(self, full: str) -> bool:
         """Whether a real file has existed, unchanged, since before the run."""
-        return not self._hidden(full) and self._there(full) and self._os["lstat"](full).st_ctime < self.began
+        return not self._hidden(full) and self._exists(full) and self._os["lstat"](full).st_ctime < self.began
 
-    def _there(self, path: str) -> bool:
+    def _exists(self, path: str) -> bool:
         try:
             self._os["lstat"](path)
         except OSError:
@@ -110,7 +110,7 @@ class Overlay:
         return self.own(full)
 
     def _make_folders(self, folder: str) -> None:
-        if not self._there(folder):
+        if not self._exists(folder):
             self._make_folders(os.path.dirname(folder))
             with contextlib.suppress(FileExistsError):  # the workers' layers share the folders above their roots
                 self._os["mkdir"](folder)
@@ -122,7 +122,7 @@ class Overlay:
             self._make_folders(own)
             for name in [entry.name for entry in self.entries(full, full)]:
                 self.bring_up(path, os.path.join(full, name))
-        elif not self._there(own) and (self._is_old(full) if only_old else not self._hidden(full)):
+        elif not self._exists(own) and (self._is_old(full) if only_old else not self._hidden(full)):
             try:
                 with self._open(full, "rb") as source, self._open(own, "wb") as target:
                     shutil.copyfileobj(source, target)
@@ -169,7 +169,7 @@ class Overlay:
             return
         if stat.S_ISDIR(self._os["lstat"](self._found(path, full)).st_mode):
             raise _error(errno.EISDIR, path)
-        if self._there(self.own(full)):
+        if self._exists(self.own(full)):
             self._os["unlink"](self.own(full))
         self.gone.add(full)
 
@@ -180,7 +180,7 @@ class Overlay:
         """chmod, chown, utime …: changes the own copy; a real folder is changed by rank 0 only."""
         full = self.followed(path)
         self._found(path, full)
-        if self._there(self.own(full)) or not self.is_dir(full):
+        if self._exists(self.own(full)) or not self.is_dir(full):
             self._os[name](self.bring_up(path, full), *args, **kwargs)
 
     # -- links -----------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Overlay:
 
     def link(self, source: Any, path: Any) -> None:
         own, where = self.ready(path, _full(path)), self._found(source, self.followed(source))
-        if self._there(own) or self._is_old(_full(path)):
+        if self._exists(own) or self._is_old(_full(path)):
             raise _error(errno.EEXIST, path)
         with self._open(where, "rb") as content, self._open(own, "wb") as target:
             shutil.copyfileobj(content, target)
@@ -205,7 +205,7 @@ class Overlay:
 
     def mkdir(self, path: Any, mode: int) -> None:
         full = _full(path)
-        if self._there(self.own(full)) or self._is_old(full):
+        if self._exists(self.own(full)) or self._is_old(full):
             raise _error(errno.EEXIST, path)
         self._os["mkdir"](self.ready(path, full), mode)
 
@@ -217,7 +217,7 @@ class Overlay:
             raise _error(errno.ENOTDIR, path)
         if self.entries(full, full):
             raise _error(errno.ENOTEMPTY, path)
-        if self._there(self.own(full)):
+        if self._exists(self.own(full)):
             self._os["rmdir"](self.own(full))
         self.gone.add(full)
 
@@ -233,7 +233,7 @@ class Overlay:
     def chdir(self, path: Any) -> None:
         """Changes to the real folder, which rank 0 has made or will make soon: waits for it."""
         end = time.monotonic() + PATIENCE
-        while self.is_dir(_full(path)) and not self._there(_full(path)) and time.monotonic() < end:
+        while self.is_dir(_full(path)) and not self._exists(_full(path)) and time.monotonic() < end:
             time.sleep(0.005)
         self._os["chdir"](path)
 
@@ -242,11 +242,11 @@ class Overlay:
         self._found(path, full)
         found: dict[str, Any] = {}
         own = self.own(full)
-        if not self._hidden(full) and (not self._there(own) or os.path.isdir(full)) and self._there(full):
+        if not self._hidden(full) and (not self._exists(own) or os.path.isdir(full)) and self._exists(full):
             with self._os["scandir"](path) as entries:
                 inside = [(os.fsdecode(entry.name), entry) for entry in entries]
                 found = {name: entry for name, entry in inside if os.path.join(full, name) not in self.gone}
-        if self._there(own):
+        if self._exists(own):
             with self._os["scandir"](own) as entries:
                 found |= {entry.name: Entry(path, entry) for entry in entries}
         return list(found.values())

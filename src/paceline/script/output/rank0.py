@@ -45,8 +45,8 @@ class Voice:
     def install(self) -> None:
         """Patches open, save, rename, … for the rest of this process."""
         layer = self.overlay
-        self._take_place_of_open(
-            self._or_plain(builtins.open, lambda file, mode="r", *a, **k: layer.open(file, mode, *a, **k))
+        self._replace_open(
+            self._for_script_paths(builtins.open, lambda file, mode="r", *a, **k: layer.open(file, mode, *a, **k))
         )
         self._replace("open", lambda path, flags, *a, mode=0o777: layer.descriptor(path, flags, *(a or (mode,))))
         self._replace("stat", lambda path, follow_symlinks=True: layer.stat(path, follow=follow_symlinks))
@@ -92,7 +92,7 @@ class Voice:
 
     # -- replacements for the functions that the script calls --------------------------------------------------------
 
-    def _or_plain(self, plain: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
+    def _for_script_paths(self, plain: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
         """Calls `new` for the script's paths; `plain` for descriptors, directory handles, openers and other paths."""
 
         @functools.wraps(plain)
@@ -108,9 +108,9 @@ class Voice:
         return call
 
     def _replace(self, name: str, new: Callable[..., Any]) -> None:
-        setattr(os, name, self._or_plain(getattr(os, name), new))
+        setattr(os, name, self._for_script_paths(getattr(os, name), new))
 
-    def _take_place_of_open(self, new: Callable[..., Any]) -> None:
+    def _replace_open(self, new: Callable[..., Any]) -> None:
         """Replaces `open` also in modules that keep it under another name."""
         plain = builtins.open
         for module in list(sys.modules.values()):

@@ -44,13 +44,13 @@ def find(stage: Stage) -> Callable[[], None]:
         register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
     ]
 
-    def lose() -> None:
+    def remove_all() -> None:
         for remove in reversed(undo):
             remove()
         if "torch._dynamo" in sys.modules:
-            _trace_no_calls()
+            _set_call_known_to_dynamo()
 
-    return lose
+    return remove_all
 
 
 def _between_workers(stage: Stage) -> list[Callable[[], None]]:
@@ -98,7 +98,7 @@ def _keep_out_of_graphs(stage: Stage) -> None:
             setattr(stage.group, name, torch._dynamo.disable(getattr(stage.group, name)))
     torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
     if _is_ours(nn.Module.__call__):
-        _trace_no_calls()
+        _set_call_known_to_dynamo()
     for name, module in list(sys.modules.items()):
         if name.startswith("paceline."):
             owners = [
@@ -110,7 +110,7 @@ def _keep_out_of_graphs(stage: Stage) -> None:
                 torch._dynamo.eval_frame.skip_code(inspect.unwrap(function).__code__)
 
 
-def _trace_no_calls() -> None:
+def _set_call_known_to_dynamo() -> None:
     """Tells torch.compile that the current module call is torch's own, so that it inlines `forward` directly.
 
     torch._dynamo looks up that call when it is imported. A reused zygote imports torch._dynamo before the patch:

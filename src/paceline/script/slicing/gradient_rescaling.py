@@ -40,28 +40,28 @@ def find(stage: Stage) -> Callable[[], None]:
         split = stage.views.split_of_call
         if split is None or self.is_leaf:
             return register(self, hook)
-        return register(self, _seen_whole(stage, self, hook, split))
+        return register(self, _rescaled_hook(stage, self, hook, split))
 
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
         inside = stage.views.split_of_call is not None and not torch.compiler.is_compiling()
         if inside and not cls.__module__.startswith(NOT_THE_SCRIPTS) and all(cls is not known for known, _ in changed):
-            changed.append((cls, _make_true(cls, stage)))
+            changed.append((cls, _wrap_function(cls, stage)))
         return apply.__get__(None, cls)(*args, **kwargs)  # `apply` is Python in torch 2.13 and C in torch 2.15
 
     torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
     Function.apply = classmethod(apply_with_mark)  # type: ignore[assignment]
 
-    def lose() -> None:
+    def remove() -> None:
         torch.Tensor.register_hook = register  # type: ignore[method-assign]
         Function.apply = apply  # type: ignore[method-assign]
         for cls, methods in changed:
             for name, method in methods.items():
                 setattr(cls, name, method)
 
-    return lose
+    return remove
 
 
-def _seen_whole(
+def _rescaled_hook(
     stage: Stage, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any], split: Split
 ) -> Callable[[torch.Tensor], Any]:
     world = split.group.world
@@ -99,7 +99,7 @@ def _holds_tensors(hook: Any) -> bool:
     return any(isinstance(thing, torch.Tensor) and not isinstance(thing, nn.Parameter) for thing in held)
 
 
-def _make_true(cls: Any, stage: Stage) -> dict[str, Any]:
+def _wrap_function(cls: Any, stage: Stage) -> dict[str, Any]:
     """Wraps a Function's methods; returns the plain ones."""
     name = "vjp" if cls.vjp is not Function.vjp else "backward"
     marking = "setup_context" if cls.setup_context is not Function.setup_context else "forward"

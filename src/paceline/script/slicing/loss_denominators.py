@@ -65,10 +65,10 @@ class Averages:
         cross_entropy, nll_loss = F.cross_entropy, F.nll_loss
         F.cross_entropy, F.nll_loss = self.watch(cross_entropy), self.watch(nll_loss)
 
-        def lose() -> None:
+        def remove() -> None:
             F.cross_entropy, F.nll_loss = cross_entropy, nll_loss
 
-        return lose
+        return remove
 
 
 def blend_average(value: torch.Tensor, divisor: torch.Tensor, counts: bool, group: Group) -> torch.Tensor:

@@ -98,7 +98,7 @@ class Proof:
                 if any(self._agree(doubt)) and all(self._agree(proven)):
                     proven = self._holds_in_double(plain, subject, given, cuts, split, random, hidden)
             if all(self._agree(proven)):
-                common = tuple(filter(None, self._rank_0s(roles or [])))
+                common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
                 return Plan(
                     batch_leaf,
                     cuts,
@@ -108,7 +108,7 @@ class Proof:
                     rows=split.batch,
                     shaky=any(map(_is_shaky, common, tree.leaves(whole.output))),
                 )
-            why = "" if proven else self._why(piece, whole)
+            why = "" if proven else self._reason(piece, whole)
             trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
         refusal = self._refusal(module, given, leaves, hypotheses[0], trouble)
         behind = any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in leaves)
@@ -220,7 +220,7 @@ class Proof:
         here = {place[:2] for place in whole.states.keys() ^ piece.states.keys()}
         uneven = {tuple(place) for some in self.group.gather_objects(here, "the proof") for place in some}
         roles = [None if place[:2] in uneven else role for place, role in zip(places, roles, strict=True)]
-        roles = self._rank_0s(roles)
+        roles = self._roles_of_rank_0(roles)
         for (path, name, *_), role in zip(places, roles, strict=True):
             if role is None:
                 where = f"its attribute {f'{path}.{name}'.lstrip('.')}" if path is not None else f"the variable {name}"
@@ -232,10 +232,10 @@ class Proof:
 
     def _buffers(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
         """The buffers that the call changes depending on its rows, with the roles of the changes."""
-        keys = [key for key, change in sorted(whole.buffers.items()) if not self._is_everywhere(piece, key, change)]
+        keys = [key for key, change in sorted(whole.buffers.items()) if not self._changes_equally(piece, key, change)]
         pieces = tuple(piece.buffers.get(key) for key in keys)
         roles = self._roles(pieces, tuple(whole.buffers[key] for key in keys), set(), split) or []
-        roles = self._rank_0s(roles)
+        roles = self._roles_of_rank_0(roles)
         for (path, name), role in zip(keys, roles, strict=True):
             if role is None and torch.is_grad_enabled() and module.training:
                 raise NotSplitError(
@@ -246,7 +246,7 @@ class Proof:
                 )
         return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role and role.kind != "same")
 
-    def _is_everywhere(self, piece: Seen, key: tuple[str, str], change: torch.Tensor) -> bool:
+    def _changes_equally(self, piece: Seen, key: tuple[str, str], change: torch.Tensor) -> bool:
         """Whether a buffer changes equally on the whole batch and on every slice: it counts calls."""
         return all(self._agree(close(piece.buffers.get(key), change)))
 
@@ -261,13 +261,13 @@ class Proof:
     def _agree(self, value: bool) -> list[bool]:
         return self.group.gather_objects(value, "the proof")
 
-    def _rank_0s(self, roles: list[Role | None]) -> list[Role | None]:
+    def _roles_of_rank_0(self, roles: list[Role | None]) -> list[Role | None]:
         """Rank 0's roles; other workers may find another dimension if sizes coincide."""
         told = [None if role is None else (role.kind, role.dim) for role in roles]
         first = self.group.gather_objects(told, "the proof")[0]
         return [None if role is None else Role(*role) for role in first]
 
-    def _why(self, seen: Seen, seen_whole: Seen) -> str:
+    def _reason(self, seen: Seen, seen_whole: Seen) -> str:
         if seen.output is FAILED:
             return f"on a slice {seen.error}" if seen.error else ""
         piece, whole = seen.output, seen_whole.output

@@ -61,7 +61,7 @@ def put(module: nn.Module, place: Place, value: Any) -> None:
 def keep(module: nn.Module) -> Callable[[], None]:
     """Returns a function that restores the present content of all containers, and the numbers in the script's
     variables."""
-    copies = [(container, container.copy()) for _, _, held in _held(module) for container in _all(held)]
+    copies = [(container, container.copy()) for _, _, held in _held(module) for container in _containers(held)]
     numbers = {name: held for path, name, held in _held(module) if path is None and isinstance(held, (int, float))}
 
     def put_back() -> None:
@@ -98,7 +98,7 @@ def _below(absolute: Place, place: Place, held: Any, depth: int) -> Iterator[tup
             yield from _below((*absolute, key), (*place, key), value, depth - 1)
 
 
-def _all(held: Any, depth: int = DEPTH) -> Iterator[Any]:
+def _containers(held: Any, depth: int = DEPTH) -> Iterator[Any]:
     """A container and the containers in it; without the script's own subclasses, except those of `collections`."""
     if not isinstance(held, (list, dict, set, deque)) or not depth or not _is_known(type(held)):
         return
@@ -106,7 +106,7 @@ def _all(held: Any, depth: int = DEPTH) -> Iterator[Any]:
         return
     yield held
     for value in list(held.values() if isinstance(held, dict) else held)[-MANY:]:
-        yield from _all(value, depth - 1)
+        yield from _containers(value, depth - 1)
 
 
 def _is_known(kind: type) -> bool:

@@ -124,7 +124,7 @@ class SlicedCalls:
         plans = self._plans.setdefault(module, {})
         few = len(plans) < MANY
         flags = self._flags(module) if few else ()
-        kind = (module.training, flags, tree.structure(given), *_kinds(leaves, values=few))
+        kind = (module.training, flags, tree.structure(given), *_kinds_of_arguments(leaves, values=few))
         plan = plans.get(kind)
         self._begun = begun = _Begun(module, plans, kind, plan, 0 if plan is None else plan.calls)
         if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan, leaves))):
@@ -347,7 +347,7 @@ def role_by_shape(piece: Any, split: Split) -> Role:
     return Role("mean") if piece.dim() == 0 and piece.is_floating_point() else Role("same")
 
 
-def _kinds(leaves: list[Any], *, values: bool) -> Iterator[Any]:
+def _kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
     """The properties by which calls share a plan. For tensors: the data type, and which dimensions have the size of the
     first tensor's first dimension. For other arguments (a task's name, a flag, the number of a head): the type, and the
     value as long as there are few plans."""

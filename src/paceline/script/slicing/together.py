@@ -96,7 +96,7 @@ class Together:
         return first, msgspec.msgpack.decode(sent.numpy().tobytes(), type=Raised)
 
     def _rebuilt(self, own: Exception | None, first: int, raised: Raised) -> Exception:
-        if own is not None and (first == self.group.rank or _alike(own, raised)):
+        if own is not None and (first == self.group.rank or _is_same(own, raised)):
             return own
         error = rebuild(raised)
         if error is None:
@@ -160,7 +160,7 @@ def _text(error: Exception) -> str:
         return type(error).__name__
 
 
-def _alike(own: Exception, raised: Raised) -> bool:
+def _is_same(own: Exception, raised: Raised) -> bool:
     kind = type(own)
     return (kind.__module__, kind.__qualname__, _text(own)) == (raised.module, raised.name, raised.text)
 

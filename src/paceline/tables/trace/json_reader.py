@@ -154,7 +154,7 @@ class Stream:
             at = self._find_events(buffer)
             if at is not None:
                 key, start = at
-                self._tell(buffer[:key].rstrip(_SPACE).removesuffix(b",") + b"}")
+                self._read_metadata(buffer[:key].rstrip(_SPACE).removesuffix(b",") + b"}")
                 return buffer[start:], False
             if len(buffer) > LONGEST:
                 self._refuse(f'has no "traceEvents" in its first {LONGEST >> 20} MiB')
@@ -194,9 +194,9 @@ class Stream:
         rest = buffer.strip(_SPACE)
         if not rest.endswith(b"}"):
             self._refuse("was cut short after its events")
-        self._tell(b"{" + rest.removeprefix(b","))
+        self._read_metadata(b"{" + rest.removeprefix(b","))
 
-    def _tell(self, document: bytes) -> None:
+    def _read_metadata(self, document: bytes) -> None:
         try:
             # Decoded separately: metadata after the events adds to the metadata before them.
             told = msgspec.json.decode(document, type=Head)

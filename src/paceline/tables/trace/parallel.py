@@ -31,7 +31,7 @@ WORTH_IT = 6 << 20  # bytes of compressed files: with less, no work is left when
 READY = b"!"  # a child's first byte
 
 
-class _Told(msgspec.Struct):
+class _Message(msgspec.Struct):
     """A child's message before the columns, or instead of them."""
 
     rank: int | None = None
@@ -124,13 +124,13 @@ class _Child:
         self._begun = True
         while (path := _next(waiting)) is not None:
             with contextlib.suppress(BrokenPipeError):
-                _send(to, _spelled(path))
+                _send(to, _encode_path(path))
             found[path] = _receive(back, path)
         return found
 
 
 def _receive(pipe: IO[bytes], path: Path | File) -> Trace:
-    told = msgspec.json.decode(_take(pipe) or b"{}", type=_Told)
+    told = msgspec.json.decode(_read_message(pipe) or b"{}", type=_Message)
     if told.error:
         raise TraceError(told.error, advice=told.advice)
     events, memory = pipe.read(told.events), pipe.read(told.memory)
@@ -152,16 +152,16 @@ def main() -> None:
     paths, out = sys.stdin.buffer, sys.stdout.buffer
     out.write(READY)
     out.flush()
-    while path := _take(paths):
+    while path := _read_message(paths):
         try:
-            trace = read_trace(_meant(path))
+            trace = read_trace(_decode_path(path))
         except PacelineError as error:
-            _send(out, msgspec.json.encode(_Told(error=error.message, advice=error.advice)))
+            _send(out, msgspec.json.encode(_Message(error=error.message, advice=error.advice)))
             return
         events, memory = io.BytesIO(), io.BytesIO()
         trace.events.write_ipc(events)
         trace.memory.write_ipc(memory)
-        told = _Told(rank=trace.rank, world=trace.world, base=trace.base, head=trace.head)
+        told = _Message(rank=trace.rank, world=trace.world, base=trace.base, head=trace.head)
         told.events, told.memory = events.tell(), memory.tell()
         _send(out, msgspec.json.encode(told))
         out.write(events.getbuffer())
@@ -174,19 +174,19 @@ def _send(out: IO[bytes], text: bytes) -> None:
     out.flush()
 
 
-def _take(pipe: IO[bytes]) -> bytes:
+def _read_message(pipe: IO[bytes]) -> bytes:
     """The next message; empty if the other side has ended."""
     return pipe.read(int.from_bytes(pipe.read(8), "little"))
 
 
-def _spelled(path: Path | File) -> bytes:
+def _encode_path(path: Path | File) -> bytes:
     """Encodes a path for a child: the path, or the folder and the parts below it."""
     if isinstance(path, File):
         return b"\0".join(map(os.fsencode, (str(path.folder.base), *path.folder.parts, path.name)))
     return os.fsencode(path)
 
 
-def _meant(spelled: bytes) -> Path | File:
+def _decode_path(spelled: bytes) -> Path | File:
     base, *parts = map(os.fsdecode, spelled.split(b"\0"))
     return Folder(Path(base)).folder(*parts[:-1]).file(parts[-1]) if parts else Path(base)
 
