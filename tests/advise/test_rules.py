@@ -155,7 +155,7 @@ def test_every_threshold_has_its_reason():
 
 
 def test_every_rule_has_a_file_of_its_own_and_is_listed():
-    folder = ROOT / "src" / "paceline" / "advise"
+    folder = ROOT / "src" / "paceline" / "advise" / "rules"
     with_rule = {path.stem for path in folder.glob("*.py") if "\ndef find(evidence" in path.read_text()}
     assert with_rule == {rule.name for rule in RULES}
 

@@ -269,9 +269,7 @@ def test_batches_that_were_written_over_are_left_out(tmp_path: Path) -> None:
     with meter(tmp_path):
         train(model_of(), written_over)
         BUFFER.zero_()
-    assert read_sharpness(tmp_path) == RunSharpness(
-        radius=RADIUS, trouble="not measured: the batches were written over"
-    )
+    assert read_sharpness(tmp_path) == RunSharpness(radius=RADIUS, trouble="not measured: the batches were overwritten")
 
 
 def test_without_a_second_derivative_the_rest_is_measured(tmp_path: Path) -> None:

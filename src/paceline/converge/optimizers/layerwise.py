@@ -205,7 +205,7 @@ def check_settings(group: dict[str, Any]) -> None:
         value = group.get(name, 0.0)
         # A tensor's value is not checked: reading it could wait for a busy device.
         if not isinstance(value, Tensor) and not value >= 0.0:
-            raise UsageError(f"{name}={value} is negative: give a number of at least 0.")
+            raise UsageError(f"{name}={value} is out of range: give a number of at least 0.")
     decays = {"momentum": group.get("momentum", 0.0)} | dict(zip(("β1", "β2"), group.get("betas", ()), strict=False))
     for name, value in decays.items():
         if not 0.0 <= value < 1.0:
