@@ -485,7 +485,8 @@ def test_with_view_auto_outputs_that_cost_much_lead_to_the_slice_view_with_a_not
     played = play(
         f"""
         import torch
-        from paceline.script import algebra, sliced, views
+        from paceline.script import views
+        from paceline.script.slicing import crossings, sliced
         from torch.utils.data import DataLoader, TensorDataset
 
         class Clock:
@@ -493,12 +494,12 @@ def test_with_view_auto_outputs_that_cost_much_lead_to_the_slice_view_with_a_not
             def perf_counter(self):
                 return self.now
 
-        def gather(*args, plain=algebra.gather):
+        def gather(*args, plain=crossings.gather):
             clock.now += {gathering}
             return plain(*args)
 
         clock = sliced.time = views.time = Clock()
-        algebra.gather = gather
+        crossings.gather = gather
         torch.manual_seed(0)
         data = TensorDataset(torch.randn(320, 1))
         model = torch.nn.Linear(1, 60_000)

@@ -22,7 +22,7 @@ SCRIPT = """
 import os, signal, sys, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from paceline.script import api
+from paceline.script.seams import api
 
 rank = api.current().group.rank
 data = DataLoader(TensorDataset(torch.randn(6, 3)), batch_size=6)
