@@ -44,7 +44,7 @@ def found(folder: Path, *lines: Reported, steps: Any = WAITING, facts: Facts | N
 def test_the_stage_that_steps_wait_for_is_named(tmp_path):
     told = found(tmp_path, reported(stage("records", capacity=900.0), stage("map decode"), slowest="map decode"))
     assert figures(told)["the pipeline's bottleneck"] == "map decode"
-    assert figures(told)["results it gives at most"] == 25.0
+    assert figures(told)["maximum throughput of that stage"] == 25.0
     # All of it is done where it is asked for: 40 ms of making go on beside 60 ms of computing.
     assert "map decode" in told.advice
     assert ".prefetch()" in told.advice
@@ -64,7 +64,7 @@ def test_what_helps_is_said_of_the_stage(tmp_path, slowest, advice):
     assert slowest.name in told.advice
     assert advice in told.advice
     assert told.predicted_gain is None
-    assert figures(told)["where it is done"] == f"{slowest.parallel} threads"
+    assert figures(told)["where that stage runs"] == f"{slowest.parallel} threads"
 
 
 def test_no_stage_is_named_where_the_script_does_not_wait_for_a_pipeline(tmp_path):

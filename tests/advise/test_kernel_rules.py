@@ -44,7 +44,7 @@ def test_convolutions_with_the_channel_first_are_named(tmp_path):
     found = channels_last.find(evidence(tmp_path, convolutions, facts=facts()))
     assert found is not None
     assert found.mod == "channels_last"
-    assert figures(found)["of that, turning pictures round"] == pytest.approx(0.001, rel=0.01)
+    assert figures(found)["of that, layout conversions"] == pytest.approx(0.001, rel=0.01)
     assert found.predicted_gain == pytest.approx(10 / (1 + 8 / 1.1), rel=0.05)
 
 

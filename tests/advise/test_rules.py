@@ -141,10 +141,10 @@ def test_tune_may_begin_with_the_mods_of_findings():
     assert mods_of(found) == ["loader=2", "tf32", "resident"]
 
 
-def test_every_rule_says_what_mends_it_and_how_it_predicts():
+def test_every_rule_says_what_fixes_it_and_how_it_predicts():
     assert len({rule.name for rule in RULES}) == len(RULES) >= 23
     for rule in RULES:
-        assert "Mended" in rule.about, rule.name
+        assert "Fixed by" in rule.about, rule.name
         assert "Predicted" in rule.about, rule.name
 
 

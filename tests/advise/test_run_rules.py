@@ -317,7 +317,7 @@ def test_steps_that_vary_are_named_with_the_part_that_grows(tmp_path):
     steps = [step(k, 0.3 if k % 5 == 0 else 0.1, data=0.21 if k % 5 == 0 else 0.01) for k in range(1, 60)]
     found = varying_steps.find(evidence(tmp_path, steps=[steps]))
     assert found is not None
-    assert figures(found)["what grows"] == "data"
+    assert figures(found)["phase that grows"] == "data"
     assert found.predicted_gain == pytest.approx(1.4, rel=0.05)
 
 

@@ -140,7 +140,7 @@ def test_one_worker_without_micro_batches_measures_nothing_and_says_so(tmp_path:
             model(torch.randn(4, WIDE)).mean().backward()
             optimizer.step()
     assert "two workers" in said[0]
-    with pytest.raises(RecordError, match="No gradient noise"):
+    with pytest.raises(RecordError, match="no gradient noise"):
         pl.critical_batch(tmp_path)
 
 

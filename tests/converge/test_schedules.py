@@ -106,16 +106,16 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "says"),
     [
-        {"rule": "cubic"},
-        {"batch": 0},
-        {"decay": "exponential"},
-        {"warm_up": -1},
-        {"decay": "cosine"},
-        {"decay": "cosine", "warm_up": 10, "steps": 10},
+        ({"rule": "cubic"}, "rule 'cubic' does not exist"),
+        ({"batch": 0}, "batch multiple 0 is not valid"),
+        ({"decay": "exponential"}, "decay 'exponential' does not exist"),
+        ({"warm_up": -1}, "negative: warm_up=-1"),
+        ({"decay": "cosine"}, "ends at step 0"),
+        ({"decay": "cosine", "warm_up": 10, "steps": 10}, "ends at step 10"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="Asked"):
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         pl.ScaledRate(optimizer(), **wrong)

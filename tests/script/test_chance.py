@@ -152,7 +152,9 @@ def test_a_seed_that_differs_later_is_named(pool: Any, tmp_path: Path) -> None:
     text = write("draw = random.random", "    torch.manual_seed(clock() if step == 2 else step)")
     for found, _ in pool(2).run(played, tmp_path, text):
         line = f"at {tmp_path}/script.py:"
-        assert re.search(rf"different seeds .* worker 0 1700000000 {line}\d+, worker 1 1700000977 {line}", found), found
+        assert re.search(
+            rf"seeds that the script sets differ .* worker 0 1700000000 {line}\d+, worker 1 1700000977 {line}", found
+        ), found
 
 
 def seeded_without_a_model(group: Group) -> str:

@@ -66,7 +66,7 @@ FAULTS = {  # what happens to worker 1 at step 3, and what a person reads
     "killed": ("rank == 1 and os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
     "left": ("rank == 1 and os._exit(0)", "exited with code 0 in the middle of its script"),
     "another batch": ("rank == 1 and next(iter(data))", "entered different collectives"),
-    "another loss": ("scale += rank", "hold different losses"),
+    "another loss": ("scale += rank", "differ between the workers"),
 }
 
 

@@ -366,7 +366,7 @@ def unsplit(group: Group, backwards: int, whole: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize("backwards", [1, 2])
 def test_a_script_whose_work_was_never_split_is_refused(pool: Any, backwards: int) -> None:
-    with pytest.raises(NotSplitError, match="went through no module call that could be split") as caught:
+    with pytest.raises(NotSplitError, match="crossed no module call that could be split") as caught:
         pool(2).run(unsplit, backwards)
     assert "test_finding.py" in caught.value.message or "script's end" in caught.value.message
     assert "-n 1" in caught.value.advice

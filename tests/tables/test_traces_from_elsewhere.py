@@ -61,7 +61,7 @@ def test_the_tables(tmp_path, capfd):
         (["--trace", "a.json", "train.py"], "and for --trace"),
         ([], "no script to profile"),
         (["absent.py"], "absent.py"),
-        (["--trace", "hollow.json"], "no event in hollow.json"),
+        (["--trace", "hollow.json"], "hollow.json has no events"),
     ],
 )
 def test_mistakes_are_told_in_two_lines(tmp_path, capfd, monkeypatch, line, said):

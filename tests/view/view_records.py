@@ -158,7 +158,7 @@ def _findings(folder: Path) -> None:
         Finding(
             rule="imbalance",
             title=f"Worker {SLOW} keeps the others waiting since step 120",
-            evidence=[Figure("longer by", 0.030, "s"), Figure("the part that is longer", "data")],
+            evidence=[Figure("longer by", 0.030, "s"), Figure("the phase that is longer", "data")],
             advice="Look at its loader.",
             predicted_gain=1.2,
         ),

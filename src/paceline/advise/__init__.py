@@ -1,8 +1,8 @@
-"""Rules: tables → findings. One file a rule; no torch, no plotting.
+"""Rules: tables → findings. One file per rule; no torch, no plotting.
 
-findings(record)      what the rules find in a record, most gain first; the record keeps it in findings.json
-find_all(evidence)    the same, of evidence: a record's, or of traces that were written elsewhere
-mods_of(findings)     the mods that they ask for, most gain first
+findings(record)      the findings in a record, largest gain first; written to the record's findings.json
+find_all(evidence)    the same for evidence from a record, or from traces written elsewhere
+mods_of(findings)     the mods that the findings recommend, largest gain first
 """
 
 from paceline.advise.evidence import Evidence

@@ -1,4 +1,4 @@
-"""All rules as a page for people: `docs/advice.md` is this module's output.
+"""Writes a page about all rules: `docs/advice.md` is this module's output.
 
 python -m paceline.advise.book > docs/advice.md
 """
@@ -18,28 +18,28 @@ HEAD = """\
 
 <!-- Made by: python -m paceline.advise.book > docs/advice.md -->
 
-`paceline profile` reads what a run left behind and says what is wrong with it: what was found, the numbers that show
-it, the line of the script where there is one, the mod that mends it, and the gain to expect. Most gain comes first. The
-record keeps it in `findings.json`; `--json` prints it.
+`paceline profile` reads the record of a run and reports findings: what is wrong, the numbers that show it, the line of
+the script if there is one, the mod that fixes it, and the predicted gain. Findings are sorted by gain. The record keeps
+them in `findings.json`; `--json` prints them.
 
     paceline profile train.py             # where the time goes, and what to do about it
-    paceline profile --prove train.py     # … and each mod as a trial: predicted beside measured
-    paceline profile --trace trace.json   # of a trace that torch.profiler wrote elsewhere
+    paceline profile --prove train.py     # … and a trial of each mod: predicted beside measured gain
+    paceline profile --trace trace.json   # for a trace that torch.profiler wrote elsewhere
 
-A gain is a factor of samples a second: 1.50× is half as fast again. It is computed from the traced steps, as each rule
-says below, by one model of a step with a device: while the script waits for input, or the host begins anew after it has
-waited for the device, nothing else happens; in the rest the host launches while the device computes, and the slower of
-the two decides. So a faster kernel gains nothing where the host is late, and a finding says so. The profiler makes the
-host slower; its times are scaled until they fit the steps that were not traced.
+A gain is a factor of throughput (samples per second): 1.50× is half as fast again. Each rule computes it from the
+traced steps, as described below, with one model of a step on a device. While the script waits for input, or the host
+restarts after a wait for the device, nothing else happens. In the rest of a step the host launches kernels while the
+device computes, and the slower of the two sets the time. So a faster kernel gains nothing if the host is the slower
+one, and the finding says so. The profiler slows down the host; host times are scaled to fit the untraced steps.
 
-A prediction is no promise. `--prove` runs each finding's mod on its own, in short trials between trials of the script
-as it is, and puts what it measured beside it (`measured_gain`; `proof` says what happened). How good the predictions
-are over the examples is in `benchmarks/advice.md`.
+A prediction is no promise. `--prove` runs each finding's mod alone, in short trials that alternate with trials of the
+unchanged script, and adds the measured gain (`measured_gain`; `proof` says what happened). The accuracy of the
+predictions over the examples is in `benchmarks/advice.md`.
 """
 
 
 def page() -> str:
-    """The whole of it."""
+    """The text of the page."""
     parts = [HEAD]
     for rule, module in zip(RULES, MODULES, strict=True):
         parts.append(_section(rule, module))
@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def thresholds(module: ModuleType) -> list[tuple[str, str, str]]:
-    """The named numbers of a rule's file: name, value, and the reason in its comment."""
+    """The named numbers of a rule's file: name, value, and the reason given in its comment."""
     source = inspect.getsource(module)
     reasons: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

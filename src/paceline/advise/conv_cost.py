@@ -1,4 +1,4 @@
-"""What convolutions, and other ops by name, cost a step: for the rules about them."""
+"""The cost per step of convolutions, and of other ops by name: for the rules about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONVERSION = r"(?i)nchwToNhwc|nhwcToNchw"
 
 
 def time_of(evidence: Evidence, pattern: str) -> float:
-    """Seconds of a step in ops of such a name: of the device where there is one, else of the host under the
+    """Seconds per step in ops whose name matches: device time if there is a device, else host time under the
     profiler."""
     if not evidence.traces:
         return 0.0
@@ -25,13 +25,13 @@ def convolution_time(evidence: Evidence) -> float:
 
 
 def conversion_time(evidence: Evidence) -> float:
-    """Seconds of the device in turning pictures round, which cuDNN does where they lie as its kernels do not want."""
+    """Device seconds per step in layout conversions, which cuDNN makes if tensors are not in its kernels' layout."""
     if not evidence.has_device:
         return 0.0
     return float(evidence.kernels.filter(pl.col("name").str.contains(CONVERSION))["total"].sum())
 
 
 def convolution_shapes(evidence: Evidence) -> int:
-    """How many shapes of convolutions there were."""
+    """The number of different convolution shapes."""
     rows = evidence.ops.filter((pl.col("kind") == "op") & pl.col("name").str.contains(CALLED))
     return rows["shapes"].n_unique()

@@ -1,7 +1,7 @@
-"""What a rule may look at: a record's run, steps, traces, samples and facts, each read when it is first asked for.
+"""The evidence that rules read: a record's run, steps, traces, samples and facts, each read at its first use.
 
-Figures are of a mean step of one worker, in seconds, unless a name says otherwise. Where a record lacks something (a
-trace from elsewhere has no steps, a run without a GPU no device), the figure is empty or None, and rules are silent.
+Numbers are for a mean step of one worker, in seconds, unless a name says otherwise. If a record lacks something (a
+trace from elsewhere has no steps, a run without a GPU no device), the number is empty or None, and rules are silent.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.steps import breakdown, synchronising, windows
 from paceline.tables.waits import waits
 
-TRIAL = 1  # step under the profiler before those that are kept
-WRITTEN = 1  # step after them, in which the trace is written
+TRIAL = 1  # steps under the profiler before the traced ones
+WRITTEN = 1  # steps after the traced ones, in which the trace is written
 
 
 class Evidence:
-    """Of one run. Nothing in here is changed by being looked at."""
+    """The evidence of one run. Read-only."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -60,12 +60,12 @@ class Evidence:
 
     @property
     def mods(self) -> set[str]:
-        """Names of those that the run had."""
+        """Names of the run's mods."""
         return {mod.partition("=")[0] for mod in self.run.mods} if self.run else set()
 
     @cached_property
     def facts(self) -> dict[int, Facts]:
-        """By rank, of those that left any."""
+        """Facts by rank, for ranks that wrote any."""
         if self.tables.folder is None or self.run is None:
             return {}
         found = {worker.rank: read_facts(self.tables.folder, worker.rank) for worker in self.run.workers}
@@ -77,14 +77,14 @@ class Evidence:
 
     @property
     def loader(self) -> LoaderFacts | None:
-        """The one that training reads: the first that the script iterated."""
+        """The training loader: the first one that the script iterated."""
         facts = self.first_facts
         return facts.loaders[0] if facts and facts.loaders else None
 
     @cached_property
     def pipeline(self) -> PipelineReport | None:
-        """Of `paceline.data`: the one that the script waited longest for, on the first worker that waited; None where
-        it uses none."""
+        """The pipeline of `paceline.data` that the script waited longest for, on the first worker that waited; None if
+        the script uses none."""
         if self.tables.folder is None or self.run is None:
             return None
         found = (most_waited_for(read_pipelines(self.tables.folder, worker.rank)) for worker in self.run.workers)
@@ -96,22 +96,22 @@ class Evidence:
 
     @property
     def cores(self) -> int:
-        """That the run could use; 0: not known."""
+        """Number of CPU cores available to the run; 0: not known."""
         topology = self.run.topology if self.run else {}
         count, quota = len(topology.get("cores") or ()), topology.get("quota")
         return min(count, max(1, math.ceil(quota))) if quota else count
 
     @property
     def gpus(self) -> list[str]:
-        """That the run could use."""
+        """GPUs available to the run."""
         return list((self.run.topology if self.run else {}).get("gpus") or ())
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     @cached_property
     def settled(self) -> pl.DataFrame:
-        """Steps after warm-up, not traced, without evaluation: those that times are taken from. What is usual is asked
-        of untraced steps alone: in a short run, most of those after the warm-up are traced, and slower."""
+        """Steps after the warm-up, not traced, without evaluation: the basis of all step times. The warm-up is found
+        from untraced steps only, because in a short run most steps after it are traced, and slower."""
         steps = self.tables.steps
         if not steps.height:
             return steps
@@ -124,14 +124,14 @@ class Evidence:
 
     @cached_property
     def step(self) -> float:
-        """Seconds of a step without the profiler; of the traced ones where there are no others."""
+        """Seconds per step without the profiler; of traced steps if there are no others."""
         if self.settled.height:
             return number(self.settled["total"].median())
         return self.phases.get("wall", 0.0)
 
     @cached_property
     def parts(self) -> dict[str, float]:
-        """The phases of a step, which add up to `step`: by the step record, else by the trace."""
+        """The phases of a step, which add up to `step`: from the step record, else from the trace."""
         split = self.settled.filter("split") if self.settled.height else self.settled
         if not split.height:
             return {part: self.phases.get(part, 0.0) for part in PHASES}
@@ -140,7 +140,7 @@ class Evidence:
 
     @cached_property
     def batch(self) -> int:
-        """Samples of a step; 0: not known."""
+        """Samples per step; 0: not known."""
         return int(number(self.settled["samples"].median())) if self.settled.height else 0
 
     @cached_property
@@ -160,7 +160,7 @@ class Evidence:
 
     @cached_property
     def traced(self) -> int:
-        """Steps that were traced, over all ranks."""
+        """The number of traced steps, over all ranks."""
         return max(sum(windows(trace).height for trace in self.traces), 1)
 
     @cached_property
@@ -170,17 +170,17 @@ class Evidence:
 
     @cached_property
     def device(self) -> dict[str, float]:
-        """What a device did in a traced step: see `tables.timeline`. Empty where there was none."""
+        """How a device spent a traced step: see `tables.timeline`. Empty without a device."""
         return _means(self.tables.over_ranks(timeline)) if self.has_device else {}
 
     @cached_property
     def device_count(self) -> int:
-        """Devices that did something, over all ranks."""
+        """The number of active devices, over all ranks."""
         return sum(trace.device["device"].n_unique() for trace in self.traces)
 
     @cached_property
     def waited(self) -> float:
-        """Seconds of a traced step in which the host was blocked until the device had done its work."""
+        """Seconds per traced step in which the host was blocked, waiting for the device."""
         total = 0
         for trace in self.traces:
             steps = windows(trace)
@@ -189,7 +189,7 @@ class Evidence:
 
     @cached_property
     def clock(self) -> Clock | None:
-        """What a change would do to a step; None where there is no device."""
+        """A model that predicts the effect of a change on a step; None without a device."""
         if not self.device:
             return None
         split = self.settled.height and self.settled["split"].any()
@@ -202,17 +202,17 @@ class Evidence:
 
     @cached_property
     def ops(self) -> pl.DataFrame:
-        """`tables.ops` by shapes, of all ranks: calls and times are of a step of one rank."""
-        return self._a_step(lambda trace: ops(trace, by="shapes"), OP_FIGURES)
+        """`tables.ops` by shapes, for all ranks: calls and times per step of one rank."""
+        return self._per_step(lambda trace: ops(trace, by="shapes"), OP_FIGURES)
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """`tables.kernels`, likewise."""
-        return self._a_step(kernels, ("calls", "total", "bytes"))
+        """`tables.kernels`, for all ranks: calls and times per step of one rank."""
+        return self._per_step(kernels, ("calls", "total", "bytes"))
 
     @cached_property
     def kernels_by_op(self) -> pl.DataFrame:
-        return self._a_step(kernels_by_op, ("calls", "total"))
+        return self._per_step(kernels_by_op, ("calls", "total"))
 
     @cached_property
     def launches(self) -> pl.DataFrame:
@@ -220,7 +220,7 @@ class Evidence:
 
     @cached_property
     def waits(self) -> pl.DataFrame:
-        """Lines that wait, of all ranks: a step of one rank."""
+        """Lines of the script that wait, for all ranks: calls and seconds per step of one rank."""
         if not self.traces:
             return pl.DataFrame()
         ranks = len(self.traces)
@@ -232,20 +232,20 @@ class Evidence:
         )
 
     def marked(self, pattern: str) -> float:
-        """How many events of the host a step have a name like this."""
+        """The number of host events per step whose name matches."""
         names = [trace.host["name"].cast(pl.String).str.contains(pattern).sum() for trace in self.traces]
         return sum(int(count or 0) for count in names) / self.traced
 
     @cached_property
     def gpu(self) -> dict[str, Any]:
-        """What torch says of the first device: name, totalGlobalMem, computeMajor …"""
+        """Torch's properties of the first device: name, totalGlobalMem, computeMajor …"""
         return next((trace.head.devices[0] for trace in self.traces if trace.head.devices), {})
 
     # -- memory and samples ------------------------------------------------------------------------------------------
 
     @cached_property
     def memory(self) -> int:
-        """The most bytes that torch had allocated on a device; 0: not known."""
+        """Peak bytes that torch allocated on a device; 0: not known."""
         if not self.has_device:
             return 0
         recorded = self.tables.steps["memory"].max() if self.tables.steps.height else 0
@@ -254,13 +254,13 @@ class Evidence:
 
     @cached_property
     def memory_total(self) -> int:
-        """Bytes of a device; 0: not known."""
+        """Bytes of a device's memory; 0: not known."""
         told = self.gpu.get("totalGlobalMem", 0)
         return int(told) if isinstance(told, int) else 0
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """As they were taken."""
+        """The samples in the order they were taken."""
         return read_samples(self._folder)
 
     @cached_property
@@ -279,7 +279,7 @@ class Evidence:
     def _folder(self) -> Path | Folder:
         return self.tables.folder or Path("/nonexistent")
 
-    def _a_step(self, table: Any, figures: Sequence[str]) -> pl.DataFrame:
+    def _per_step(self, table: Any, figures: Sequence[str]) -> pl.DataFrame:
         if not self.traces:
             return pl.DataFrame()
         return self.tables.over_ranks(table).with_columns(pl.col(list(figures)) / self.traced)
@@ -293,5 +293,5 @@ def _means(table: pl.DataFrame) -> dict[str, float]:
 
 
 def number(value: Any) -> float:
-    """What polars gives for one figure; 0 where there is none."""
+    """A polars result as a float; 0 if it is null or NaN."""
     return float(value) if isinstance(value, int | float) and value == value else 0.0

@@ -1,4 +1,4 @@
-"""A finding: what a rule says of a record. And `findings.json`, where a record keeps them."""
+"""A finding: the result of a rule on a record. Also reads and writes `findings.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.record.private import write_file
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One number that a finding rests on. Times are seconds, sizes bytes; shares have no unit."""
+    """One number of a finding's evidence. Times are in seconds, sizes in bytes; shares have no unit."""
 
     name: str
     value: float | int | str
@@ -21,19 +21,19 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """What is wrong, the numbers that show it, and what mends it.
+    """What is wrong, the numbers that show it, and how to fix it.
 
-    `predicted_gain` is a factor of samples a second: 1.5 is half as fast again. It is None where a rule cannot say.
-    `measured_gain` is what a trial gave, None where there was none; then `proof` says why, or what the trial said.
+    `predicted_gain` is a factor of throughput: 1.5 is half as fast again. It is None if the rule cannot predict one.
+    `measured_gain` is the result of a trial, None without one; `proof` then says why, or what the trial found.
     """
 
     rule: str
     title: str
     evidence: list[Figure]
     advice: str  # what to type
-    mod: str = ""  # as people type it; empty where no mod mends it
+    mod: str = ""  # as typed on the command line; empty if no mod fixes it
     predicted_gain: float | None = None
-    how: str = ""  # the prediction was computed
+    how: str = ""  # how the prediction was computed
     where: str = ""  # the script's line, file:line
     measured_gain: float | None = None
     proof: str = ""
@@ -44,7 +44,7 @@ def findings_path(folder: Path) -> Path:
 
 
 def write_findings(folder: Path, found: list[Finding]) -> None:
-    """RecordError where the folder cannot be written."""
+    """RecordError if the folder cannot be written."""
     path = findings_path(folder)
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
@@ -53,7 +53,7 @@ def write_findings(folder: Path, found: list[Finding]) -> None:
 
 
 def read_findings(folder: Path | Folder) -> list[Finding]:
-    """None where a record has none. RecordError where the file is damaged."""
+    """The findings of a record; an empty list if it has none. RecordError if the file is damaged."""
     path = Folder.of(folder).file("findings.json")
     try:
         return msgspec.json.decode(path.read(), type=list[Finding])

@@ -1,4 +1,4 @@
-"""What products of matrices cost a step, by what they were computed with: for the rules on precision."""
+"""The cost per step of matrix products, by the hardware that computed them: for the rules about precision."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import polars as pl
 
 from paceline.advise.evidence import Evidence
 
-# Peaks differ more (15 × between float32 and bfloat16 on a Hopper), but memory sets a limit of its own.
+# Peak rates differ more (15 × between float32 and bfloat16 on a Hopper GPU), but memory bandwidth limits products too.
 FROM_FLOAT32_TO_HALF = 6.0
 FROM_FLOAT32_TO_TF32 = 4.0
-FROM_TF32_TO_HALF = 1.7  # the peak is 2 ×
-SHORTEST = 4e-6  # seconds of a kernel that no precision makes shorter: it is all start and end
+FROM_TF32_TO_HALF = 1.7  # the peak rate is 2 ×
+SHORTEST = 4e-6  # seconds of a kernel that no precision makes shorter: its start and end
 HALF = r"BFloat16|Half|Float8"
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Seconds of a step on the device, in products whose inputs are float32."""
+    """Device seconds per step in products whose inputs are float32."""
 
     plain: float  # on ordinary cores
     plain_kernels: float
@@ -28,7 +28,7 @@ class Products:
 
     @property
     def share(self) -> float:
-        """Of compute."""
+        """The fraction of the device's compute."""
         return (self.plain + self.rounded) / self.compute if self.compute else 0.0
 
     @property
@@ -45,7 +45,7 @@ class Products:
 
 
 def products(evidence: Evidence) -> Products | None:
-    """None where no device was traced."""
+    """The products of a step; None if no device was traced."""
     if not evidence.device:
         return None
     rows = evidence.ops.filter(
@@ -61,7 +61,7 @@ def products(evidence: Evidence) -> Products | None:
 
 
 def tensor_cores_for(evidence: Evidence) -> tuple[bool, bool]:
-    """Whether the device has tensor cores for half precision, and for TF32 and bfloat16. What it does not say: yes."""
+    """Whether the device has tensor cores for half precision, and for TF32 and bfloat16. Unknown counts as yes."""
     major = evidence.gpu.get("computeMajor", 9)
     return major >= 7, major >= 8
 

@@ -1,6 +1,6 @@
-"""What a profile says: where a step's time went, and to which ops, kernels and lines.
+"""The contents of a profile: where a step's time went, by op, kernel and line.
 
-Knows nothing of how it is shown.
+This file does not depend on how a profile is shown.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ Row = dict[str, Any]
 
 
 class Profile(msgspec.Struct, kw_only=True):
-    """A profile in numbers. Times are seconds of a step: means over the traced steps and ranks."""
+    """A profile in numbers. Times are seconds per step: means over the traced steps and ranks."""
 
     ranks: int
-    steps: int  # traced, of each rank
+    steps: int  # traced, per rank
     first: int
     last: int
     step: float  # wall time
     host: dict[str, float]  # the phases, which add up to `step`
-    device: dict[str, float] | None  # what a device did, which adds up to `step`, too; None where there was none
-    tensor_cores: float  # of the device's compute, the share that ran on tensor cores
+    device: dict[str, float] | None  # the device's time, which also adds up to `step`; None without a device
+    tensor_cores: float  # fraction of the device's compute that ran on tensor cores
     iterations: list[Row]  # every step of every rank: rank, step, wall, phases
-    ops: list[Row]  # most time first; a step of one rank
+    ops: list[Row]  # most time first; per step of one rank
     kernels: list[Row]
     waits: list[Row]
-    findings: list[Finding] = []  # what the rules say, most gain first
+    findings: list[Finding] = []  # largest gain first
 
 
 def summarize(tables: Tables) -> Profile:
-    """UsageError where nothing was traced."""
+    """UsageError if nothing was traced."""
     if not tables.paths:
         made = _integer(tables.steps["step"].max())
         raise UsageError(
-            f"Nothing was traced: the script ended after {made} steps, before its step times had settled.",
-            advice="Let it make more steps, or say how many to skip: paceline profile --warm-up 2 …",
+            f"No step was traced: the script ended after {made} steps, before its warm-up was over.",
+            advice="Let the script make more steps, or set the number of steps to skip: paceline profile --warm-up 2 …",
         )
     phases = tables.over_ranks(breakdown)
     if not phases.height:
         names = ", ".join(path.name for path in tables.paths)
         raise UsageError(
-            f"There is no event in {names}.", advice="Name a trace of torch.profiler with some steps in it."
+            f"{names} has no events.", advice="Give a torch.profiler trace that contains at least one step."
         )
     steps = max(phases.height // len(tables.traces), 1)
     calls = len(tables.traces) * steps
@@ -70,7 +70,7 @@ def summarize(tables: Tables) -> Profile:
         device={part: _mean(device, part) for part in DEVICE} if device.height else None,
         tensor_cores=_mean(device, "tensor") / (_mean(device, "compute") or 1.0) if device.height else 0.0,
         iterations=phases.to_dicts(),
-        ops=_a_step(tables.over_ranks(ops).filter(pl.col("kind") == "op"), calls),
+        ops=_per_step(tables.over_ranks(ops).filter(pl.col("kind") == "op"), calls),
         kernels=_kernels(tables.over_ranks(kernels), calls),
         waits=_waits(tables.over_ranks(waits), len(tables.traces)),
         findings=find_all(Evidence(tables)),
@@ -86,8 +86,8 @@ def _integer(value: Any) -> int:
     return int(value) if value is not None else 0
 
 
-def _a_step(table: pl.DataFrame, calls: int) -> list[Row]:
-    """Ops over all ranks, a step of one rank."""
+def _per_step(table: pl.DataFrame, calls: int) -> list[Row]:
+    """Ops over all ranks, per step of one rank."""
     figures = ["calls", "host_self", "host_total", "kernels", "device_self", "device_total"]
     return (
         table.with_columns(tensor=pl.col("tensor_cores").fill_null(0.0) * pl.col("device_self"))
@@ -129,7 +129,7 @@ def _waits(table: pl.DataFrame, ranks: int) -> list[Row]:
 
 
 def _short(path: str) -> str:
-    """Seen from here, where that is shorter."""
+    """The path relative to the current folder, if it is below that."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:

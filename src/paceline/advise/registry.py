@@ -1,4 +1,4 @@
-"""All rules, in the order in which a person should read about them; and what they find in a record."""
+"""All rules, in the order of the documentation page, and the functions that apply them to a record."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MODULES: tuple[ModuleType, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`find` looks at the evidence of one run, and speaks or is silent. `about` is for people."""
+    """One rule. `find` returns a finding for the evidence of one run, or None. `about` is its description."""
 
     name: str
     find: Callable[[Evidence], Finding | None]
@@ -79,20 +79,20 @@ RULES = tuple(Rule(module.__name__.rpartition(".")[2], module.find) for module i
 
 
 def find_all(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
-    """What the rules say, most gain first; those that predict none, last."""
+    """The findings of all rules, largest predicted gain first; those without a prediction last."""
     found = [finding for rule in rules if (finding := rule.find(evidence)) is not None]
     return sorted(found, key=lambda finding: -(finding.predicted_gain or 0.0))
 
 
 def findings(record: Path) -> list[Finding]:
-    """What the rules find in a record, which keeps it: `findings.json`. RecordError, TraceError where it is damaged."""
+    """Finds and writes a record's findings (`findings.json`). RecordError or TraceError if the record is damaged."""
     found = find_all(Evidence.of_record(record))
     write_findings(record, found)
     return found
 
 
 def mods_of(found: Sequence[Finding]) -> list[str]:
-    """The mods that findings ask for, most predicted gain first, each name once. Where `tune` may begin."""
+    """The mods that findings recommend, largest predicted gain first, each name once. A starting point for `tune`."""
     mods: dict[str, str] = {}
     for finding in sorted(found, key=lambda one: -(one.predicted_gain or 0.0)):
         if finding.mod:

@@ -1,4 +1,4 @@
-"""Words and numbers as a finding says them."""
+"""Formats the numbers in findings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def percent(share: float) -> str:
 
 
 def command(mod: str) -> str:
-    """What to type for a mod."""
+    """The command line for a mod."""
     name, _, value = mod.partition("=")
     return f"paceline run -n {value} …" if name == "workers" else f"paceline run --mod {mod} …"
 

@@ -1,9 +1,9 @@
 """Learning rates for large batches: a rule that scales the rate, a warm-up to it, and a decay after it.
 
-    linear   batch × k, rate × k: as many small steps as one large one, while the gradient stays much the same
-    sqrt     batch × k, rate × √k: the noise of a step stays the same; the usual rule for Adam, LAMB and their kind
+    linear   batch × k, rate × k: one large step replaces k small ones, if the gradient changes little between them
+    sqrt     batch × k, rate × √k: the noise of a step stays the same; the usual rule for Adam, LAMB and similar ones
 
-Scaled at once, the rate is too high for the first steps: it goes up in a line, step by step, from the script's own.
+The full scaled rate is too high for the first steps, so the warm-up raises it linearly from the script's own rate.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from paceline.errors import UsageError
 
 Rule = Literal["linear", "sqrt"]
 Decay = Literal["none", "cosine", "polynomial"]
-RULES: dict[str, float] = {"linear": 1.0, "sqrt": 0.5}  # the power of k
+RULES: dict[str, float] = {"linear": 1.0, "sqrt": 0.5}  # exponent of k
 DECAYS = ("none", "cosine", "polynomial")
 
 
 def scale_rate(rule: Rule, k: float) -> float:
-    """By how much the rate is multiplied where the batch is multiplied by k."""
+    """The factor for the learning rate if the batch is multiplied by k."""
     if rule not in RULES:
-        raise UsageError(f"Asked to scale the rate by {rule!r}.", advice=f"One of: {', '.join(RULES)}")
+        raise UsageError(f"The learning-rate rule {rule!r} does not exist.", advice=f"One of: {', '.join(RULES)}")
     if not k > 0:
-        raise UsageError(f"Asked for a batch multiplied by {k}.", advice="The multiple is above zero.")
+        raise UsageError(f"The batch multiple {k} is not valid.", advice="Give a number above zero.")
     return float(k ** RULES[rule])
 
 
@@ -42,8 +42,8 @@ def factor(
     power: float = 1.0,
     end: float = 0.0,
 ) -> float:
-    """What the script's rate is multiplied by at this step, counted from 0: from `start` in a line to `scale` at step
-    `warm_up`, then down to `end` × `scale` at step `steps`, where it stays."""
+    """The factor for the script's rate at this step, counted from 0: rises linearly from `start` to `scale` at step
+    `warm_up`, then falls to `end` × `scale` at step `steps`, and stays there."""
     if step < warm_up:
         return start + (scale - start) * step / warm_up
     if decay == "none":
@@ -54,14 +54,14 @@ def factor(
 
 
 class ScaledRate(LRScheduler):
-    """A torch scheduler for a batch that was multiplied by `batch`: step it once a step of the optimizer.
+    """A torch scheduler for a batch that was multiplied by `batch`: call `step` after each optimizer step.
 
         schedule = paceline.ScaledRate(optimizer, batch=8, rule="linear", warm_up=500, steps=10_000, decay="cosine")
 
-    The rates that the optimizer has when this is made are those of the small batch. They are multiplied by a number
-    that depends on the step alone, so that a run that is resumed from the state_dict goes on exactly. `start` is where
-    the warm-up begins, as a multiple of the small batch's rate (0: from nothing); `end` where the decay ends, as a part
-    of the highest rate; `power` is the polynomial's.
+    The optimizer's rates at construction are those of the small batch. They are multiplied by a factor that depends on
+    the step only, so that a run resumed from the state_dict continues exactly. `start` is the beginning of the warm-up,
+    as a multiple of the small batch's rate (0: from zero); `end` is the end of the decay, as a fraction of the highest
+    rate; `power` is the exponent of the polynomial decay.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class ScaledRate(LRScheduler):
 
 def _check(*, warm_up: int, steps: int, decay: str, start: float, power: float, end: float, scale: float) -> None:
     if decay not in DECAYS:
-        raise UsageError(f"Asked for the decay {decay!r}.", advice=f"One of: {', '.join(DECAYS)}")
+        raise UsageError(f"The decay {decay!r} does not exist.", advice=f"One of: {', '.join(DECAYS)}")
     if warm_up < 0 or start < 0 or power < 0 or end < 0:
-        raise UsageError(f"Asked for warm_up={warm_up}, start={start}, power={power}, end={end}: none is below zero.")
+        raise UsageError(f"A setting is negative: warm_up={warm_up}, start={start}, power={power}, end={end}.")
     if decay != "none" and steps <= warm_up:
         raise UsageError(
-            f"Asked for a {decay} decay from step {warm_up} on that ends at step {steps}.",
+            f"The {decay} decay ends at step {steps}, and must end after the warm-up (step {warm_up}).",
             advice="Give `steps`, the number of steps of the whole run, warm-up included.",
         )

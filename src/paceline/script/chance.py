@@ -1,19 +1,20 @@
-"""Chance: what would differ between workers by accident is made equal, where that does no harm.
+"""Makes unseeded randomness equal on all workers, where that does no harm.
 
-    asked for by                                          from whom      here
-    numpy generators without a seed, default_rng()        anybody        seeds of the run
-    random.Random()                                       the script     seeds of the run
+    call                                                  caller         what Paceline does
+    numpy generators without a seed, default_rng()        any            seeds from the run's seed
+    random.Random()                                       the script     seeds from the run's seed
     os.urandom, secrets, SystemRandom, uuid1, uuid4 …     the script     bytes that the workers of this run share
-    random.seed(x), torch.manual_seed(x), default_rng(x)  the script,    rank 0's x, while the script sets itself up;
-      np.random.seed(x), random.Random(x)                 libraries      noted, and compared with the other workers'
+    random.seed(x), torch.manual_seed(x), default_rng(x)  the script,    uses rank 0's x until training begins, and
+      np.random.seed(x), random.Random(x)                 libraries      compares x between workers afterwards
 
-The operating system's randomness goes on to reach whoever needs it to differ: names of temporary files, keys of
-processes, ids that libraries make. Only a call from the script's own files is answered alike on every worker, and in
-every run otherwise, whatever `--seed` says: a script may name its folders so.
+Libraries still get the operating system's randomness, because they need values that differ between processes: names of
+temporary files, keys of processes, ids. Only a call from the script's own files gets the same answer on every worker.
+That answer differs in every run, whatever `--seed` is, because a script may name its folders by such a value.
 
-Nothing here can hang. A worker waits for rank 0's seed for `PATIENCE` seconds at most, and rank 0 waits for nobody.
-What a thread, a process of the script's own or a dataset seeds is left alone. Of C classes, seeds cannot be seen
-(`RandomState(x)`, `Generator.manual_seed(x)`, `Generator.seed()`): where these differ, so do arguments or weights.
+Nothing here can hang. A worker waits at most `PATIENCE` seconds for rank 0's seed, and rank 0 waits for no worker.
+Seeds set in threads, in the script's own child processes and in datasets are left alone. Seeds of C classes cannot be
+intercepted (`RandomState(x)`, `Generator.manual_seed(x)`, `Generator.seed()`): if these differ between workers, so do
+arguments or weights, which are compared.
 """
 
 from __future__ import annotations
@@ -39,30 +40,30 @@ import torch
 from paceline.comm.call_site import script_line
 from paceline.script.seams.state import StageState
 
-PATIENCE = 10.0  # seconds that rank 0 may take to come to a line that this worker has come to
-SHARED = 32  # seeds that are rank 0's: those of a script's beginning. Later ones may be many, and are compared only
+PATIENCE = 10.0  # seconds that a worker waits for rank 0 to reach the same seeding call
+SHARED = 32  # seeds taken from rank 0, at the start of the script. Later seeds may be many and are only compared
 ENTROPY = 32  # bytes
 SEEDABLE = (int, float, str)
 HERE = os.path.dirname(__file__)
-# Files whose lines come between a question and who asked it.
+# Files whose frames lie between the random call and its caller.
 BETWEEN = {
     *(m.__file__ for m in (random, secrets, uuid)),
     *(os.path.join(HERE, n) for n in ("rng.py", "chance.py")),
 }
 IDS = ("uuid1", "uuid4", "uuid6", "uuid7")
 
-_source: Source | None = None  # of this process, where there are several workers
-_shares = 0  # how often workers have met to share one: each time has keys of its own
+_source: Source | None = None  # of this process; None with one worker
+_shares = 0  # number of `share` calls so far: each uses store keys of its own
 
 
 class Stream(random.Random):
-    """A generator of ours: its seed is nobody's business."""
+    """A generator for internal use: its seed is neither shared nor compared."""
 
     seed = random.Random.seed
 
 
 class Source:
-    """What the workers of a run share: bytes from the operating system, and the seeds that the script has set."""
+    """The randomness that the workers of a run share: bytes of the operating system, and the script's own seeds."""
 
     def __init__(self, stage: StageState) -> None:
         """Every worker makes one before the script begins; waits for rank 0's bytes."""
@@ -73,41 +74,41 @@ class Source:
         self._store = self.group.store(f"seeds{_shares}")
         self._pid, self._streams = os.getpid(), dict[str, Stream]()
         self._asked = 0
-        self.seeds: list[tuple[int, str]] = []  # noted, and not yet taken to be compared
+        self.seeds: list[tuple[int, str]] = []  # noted, and not yet compared
 
     def stream(self) -> Stream:
-        """For the script's own questions: equal on all workers, another one in each process that the script starts."""
+        """The stream for calls from the script: equal on all workers, different in each process of the script."""
         name = process_name()
         if name not in self._streams:
             self._streams[name] = Stream(self._entropy + name.encode())
         return self._streams[name]
 
     def agreed(self, value: Any) -> Any:
-        """A seed that the script sets: what it is set to. Noted, to be compared."""
+        """The value to use for a seed that the script sets. Notes the value for the comparison between workers."""
         if not self._is_in_order():
             return value
         if self._asked < SHARED and not self.stage.trained and isinstance(value, SEEDABLE):
             self._asked += 1
-            value = self._of_rank_0(f"{self._asked}", value)
+            value = self._from_rank_0(f"{self._asked}", value)
         if isinstance(value, (*SEEDABLE, bytes, list, tuple, np.integer, np.ndarray)):
             text = f"{value!r}"
             self.seeds.append((zlib.crc32(text.encode()), f"{text[:80]} at {script_line()}"))
         return value
 
-    def _of_rank_0(self, key: str, value: Any) -> Any:
+    def _from_rank_0(self, key: str, value: Any) -> Any:
         if self.group.rank == 0:
             self._store.set(key, json.dumps(value))
             return value
         try:
             self._store.wait([key], datetime.timedelta(seconds=PATIENCE))
             found = json.loads(self._store.get(key))
-        except (RuntimeError, ValueError):  # rank 0 went another way: found when the workers next compare
+        except (RuntimeError, ValueError):  # rank 0 took another branch: the next comparison between workers tells
             return value
         return found if type(found) is type(value) else value
 
     def _is_in_order(self) -> bool:
-        """Whether all workers come here in the same order: not in a thread or a process of the script's, not while a
-        dataset loads what others do not, not inside a model's call on a slice."""
+        """Whether all workers reach this call in the same order: not in a thread or a child process of the script, not
+        while a dataset loads samples of this worker only, not inside a model's call on a slice."""
         stage = self.stage
         return (
             os.getpid() == self._pid
@@ -118,14 +119,14 @@ class Source:
 
 
 def share(stage: StageState) -> None:
-    """Every worker of several calls it, before the script begins: `install` then makes its chances equal."""
+    """Every worker calls it before the script begins, so that `install` can share randomness between workers."""
     global _source, _shares
     _shares += 1
     _source = Source(stage) if stage.group.world > 1 else None
 
 
 def seeds_noted() -> list[tuple[int, str]]:
-    """The seeds that the script has set since the last time: a number to compare, and what to say of it."""
+    """The seeds that the script has set since the last call: a checksum to compare, and a text that names the line."""
     if _source is None or not _source.seeds:
         return []
     found, _source.seeds = _source.seeds, []
@@ -133,52 +134,52 @@ def seeds_noted() -> list[tuple[int, str]]:
 
 
 def agreed(value: Any) -> Any:
-    """The seed to set where the script asks for this one."""
-    if _source is None or value is None or _asker() not in ("script", "library"):
+    """The seed to use when the script sets this one."""
+    if _source is None or value is None or _caller_kind() not in ("script", "library"):
         return value
     return _source.agreed(value)
 
 
 def process_name() -> str:
-    """Equal on all workers for the same process of the script's; empty in the worker itself."""
+    """The same on all workers for the same child process of the script; empty in the worker itself."""
     process = current_process()
     return "" if process.name == "MainProcess" else process.name
 
 
 def install(new_seed: Callable[[], int]) -> list[Callable[[], None]]:
-    """Puts all of it in; `new_seed` gives the run's seeds. Gives back what takes it out."""
+    """Installs all patches; `new_seed` returns seeds derived from the run's seed. Returns functions that undo them."""
     undo = [
         _replace(np.random.bit_generator, "randbits", lambda k: Stream(new_seed()).getrandbits(k)),
-        _replace(random.Random, "seed", _seeds_itself(random.Random.seed, new_seed)),
+        _replace(random.Random, "seed", _seed_from_run(random.Random.seed, new_seed)),
     ]
     if _source is None:
         return undo
     system = random.SystemRandom
     undo += [
-        _replace(os, "urandom", _or_shared(os.urandom, lambda stream, size: stream.randbytes(size))),
+        _replace(os, "urandom", _shared_for_script(os.urandom, lambda stream, size: stream.randbytes(size))),
         _replace(system, "random", _method(system.random, lambda stream: stream.random())),
         _replace(system, "getrandbits", _method(system.getrandbits, lambda stream, k: stream.getrandbits(k))),
         _replace(system, "randbytes", _method(system.randbytes, lambda stream, n: stream.randbytes(n))),
-        _replace(secrets, "randbits", secrets.SystemRandom().getrandbits),  # bound to the method that was there
+        _replace(secrets, "randbits", secrets.SystemRandom().getrandbits),  # secrets had bound the plain method
     ]
     for name in IDS:
         if hasattr(uuid, name):
-            undo.append(_replace(uuid, name, _or_shared(getattr(uuid, name), _identifier(int(name[-1])))))
+            undo.append(_replace(uuid, name, _shared_for_script(getattr(uuid, name), _identifier(int(name[-1])))))
     return undo
 
 
-def _seeds_itself(plain: Any, new_seed: Callable[[], int]) -> Any:
+def _seed_from_run(plain: Any, new_seed: Callable[[], int]) -> Any:
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        if a is None and _asker() == "script":
+        if a is None and _caller_kind() == "script":
             a = new_seed()
         plain(self, agreed(a), version)
 
     return seed
 
 
-def _or_shared(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
+def _shared_for_script(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
     def ask(*args: Any, **kwargs: Any) -> Any:
-        if _source is None or _source.stage.aside or _asker() != "script":
+        if _source is None or _source.stage.aside or _caller_kind() != "script":
             return plain(*args, **kwargs)
         return shared(_source.stream(), *args, **kwargs)
 
@@ -187,7 +188,7 @@ def _or_shared(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callabl
 
 def _method(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[..., Any]:
     def ask(self: random.SystemRandom, *args: Any) -> Any:
-        if _source is None or _source.stage.aside or _asker() != "script":
+        if _source is None or _source.stage.aside or _caller_kind() != "script":
             return plain(self, *args)
         return shared(_source.stream(), *args)
 
@@ -197,7 +198,7 @@ def _method(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[.
 def _identifier(version: int) -> Callable[..., uuid.UUID]:
     def identifier(stream: Stream, *_: Any, **__: Any) -> uuid.UUID:
         bits = stream.getrandbits(128) & ~(0xF << 76) & ~(0x3 << 62)
-        return uuid.UUID(int=bits | version << 76 | 0x2 << 62)  # by hand: Python knows the newer versions since 3.14
+        return uuid.UUID(int=bits | version << 76 | 0x2 << 62)  # uuid.UUID accepts the newer versions since Python 3.14
 
     return identifier
 
@@ -210,8 +211,8 @@ def _replace(owner: Any, name: str, new: Any) -> Callable[[], None]:
     return lambda: setattr(owner, name, old)
 
 
-def _asker() -> str:
-    """Whose line asked: the script's, a library's, or torch's, Python's and our own."""
+def _caller_kind() -> str:
+    """The kind of file that made the call: "script", "library", or "" (torch, numpy, Python, Paceline)."""
     for frame in _frames():
         if (name := frame.f_code.co_filename) not in BETWEEN:
             return "script" if frame.f_globals.get("__name__") == "__main__" else kind_of(name)
@@ -227,7 +228,7 @@ def _frames() -> Iterator[Any]:
 
 @cache
 def kind_of(file: str) -> str:
-    """Whose file this is: "script", "library" or "" (torch's, numpy's, Python's, ours)."""
+    """The kind of a file: "script", "library" or "" (torch, numpy, Python, Paceline)."""
     if file.startswith("<frozen"):
         return ""
     full = os.path.realpath(file)

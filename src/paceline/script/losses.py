@@ -1,6 +1,6 @@
-"""The losses of past steps, as numbers, without ever waiting for a GPU.
+"""The losses of past steps as Python floats, without waiting for a GPU.
 
-Copying one from a GPU costs the host more than the rest of a step's book-keeping: they are copied several at a time.
+A copy from a GPU costs the host more than all other book-keeping of a step, so several losses are copied at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A loss that was taken. `value` counts once `is_here`."""
+    """A loss on its way to the host. `value` is valid once `is_here` returns True."""
 
     value: float | None = None
     batch: Batch | None = None
@@ -24,7 +24,7 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """Losses that are copied together, behind the work that computes them."""
+    """Losses that are copied together, on the stream that computes them."""
 
     tickets: list[Ticket] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Batch:
         self.values = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True).copy_(whole, non_blocking=True)
         self.sent = torch.cuda.Event()
         self.sent.record(torch.cuda.current_stream(device))
-        # What the script has changed in place since is no loss any more.
+        # A tensor that the script has changed in place since then no longer holds the loss.
         stale = [tensor._version != version for tensor, version in zip(self.tensors, self.versions, strict=True)]
         self.tickets = [ticket if not gone else Ticket() for ticket, gone in zip(self.tickets, stale, strict=True)]
         self.tensors.clear()
@@ -55,13 +55,13 @@ class Batch:
 
 
 class Losses:
-    """Of one worker. `take` each loss as it comes, `send` now and then."""
+    """The losses of one worker. Call `take` for each loss, and `send` from time to time."""
 
     def __init__(self) -> None:
         self._open = Batch()
 
     def take(self, loss: torch.Tensor) -> Ticket | None:
-        """None where it is not one number."""
+        """A ticket for the loss; None if the tensor is not a single floating-point number."""
         if loss.dim() or not loss.is_floating_point():
             return None
         loss = loss.detach()
@@ -74,7 +74,7 @@ class Losses:
         return ticket
 
     def send(self) -> None:
-        """Starts the copies of what was taken since the last time."""
+        """Starts the copies of the losses taken since the last call."""
         if self._open.tensors:
             self._open.send()
             self._open = Batch()

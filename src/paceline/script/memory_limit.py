@@ -1,8 +1,8 @@
-"""A worker's memory: how much it has taken at most, and a ceiling for it.
+"""A worker's memory: its peak use, and a limit for it.
 
-Running into the ceiling is a real error of torch's allocator, as on a machine that has no more. On a GPU it is a share
-of the device's memory; where there is none, it is the data segment of the process (`RLIMIT_DATA`), above what a fresh
-worker has. Memory that processes share does not count.
+Reaching the limit raises the same error of torch's allocator as a machine without more memory. On a GPU the limit is a
+fraction of the device's memory. Without a GPU it is the data segment of the process (`RLIMIT_DATA`), above what a fresh
+worker uses. Shared memory does not count.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import torch
 
 
 def most_taken() -> int:
-    """Bytes at the peak so far: of the device, where this process uses one. Does not wait for it."""
+    """Peak bytes so far: of the GPU if this process uses one, else of the process. Does not wait for the GPU."""
     on_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
     return on_gpu or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def limit(size: int) -> None:
-    """This worker may take so many bytes from now on. Called by every worker, before its script."""
+    """Limits this worker to `size` more bytes from now on. Every worker calls it before its script."""
     if torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, size / whole), 0)
         return
-    # Every process's first optimizer imports this, and the zygote only before its second run: it is not the script's.
+    # Every process's first optimizer imports torch._dynamo, and a zygote only before its second run: the import must
+    # not count as the script's memory.
     importlib.import_module("torch._dynamo")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     ceiling = _data() + size
@@ -34,7 +35,7 @@ def limit(size: int) -> None:
 
 
 def lift() -> None:
-    """Telling of an error takes memory, too."""
+    """Lifts the limit so that an error can be reported: formatting a traceback takes memory."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 

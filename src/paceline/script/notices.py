@@ -1,4 +1,4 @@
-"""What cannot be kept the same and is not refused either is said, once, when the model is first called."""
+"""Notices, at a model's first call, about numbers that differ from one process although the run goes on."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Notices:
         for name, m in module.named_modules():
             if any(_is_the_scripts(hook) for kind in HOOKS for hook in getattr(m, kind).values()):
                 self.stage.pulse.notice(
-                    f"The hooks on {name or type(module).__name__} see what passes through it on their own worker: the "
-                    "rows of its slice, and their gradients times the number of workers."
+                    f"The hooks on {name or type(module).__name__} see the values of their own worker: the rows of its "
+                    "slice, and gradients times the number of workers."
                 )
                 return
 

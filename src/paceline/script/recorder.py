@@ -1,4 +1,4 @@
-"""Writes a line a step, and stops the script when it has made enough.
+"""Writes one line per step to the record, and stops the script after the requested number of steps.
 
 A step ends with the step of the script's first optimizer; in a script that has none, with each backward.
 """
@@ -23,14 +23,14 @@ from paceline.script.stop_rule import Enough
 
 
 class EnoughSteps(SystemExit):
-    """The number of steps that was asked for has been made: the script ends here, well."""
+    """The requested number of steps is done: the script ends here, with exit code 0."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 class Recorder:
-    """Listens at the seams of one worker. On a GPU nothing here waits for the device."""
+    """Listens at the seams of one worker. On a GPU no method waits for the device."""
 
     def __init__(self, stage: Stage, writer: StepWriter) -> None:
         self.stage, self.watch, self.writer = stage, stage.watch, writer
@@ -38,13 +38,13 @@ class Recorder:
         self._primary: Any = None  # the optimizer whose step ends a step
         self._losses = Losses()
         self._loss: Ticket | None = None  # of the last backward
-        self._laps: deque[tuple[Lap, Any]] = deque()  # whose losses are still on their way
+        self._laps: deque[tuple[Lap, Any]] = deque()  # steps whose losses are not on the host yet
         self._delivered = 0  # samples handed out by a loader and not yet trained on
         self._samples = 0
-        self._rows = 0  # of the first model call of the step: the samples, where there is no loader
-        self._sites: dict[int, int] = {}  # backwards of this step, by place
+        self._rows = 0  # of the first model call of the step: counts the samples if there is no loader
+        self._sites: dict[int, int] = {}  # backwards of this step, by call site
         self._written = 0.0
-        self._memory, self._weighed = 0, 0.0  # the peak, and when that was asked for
+        self._memory, self._memory_read = 0, 0.0  # peak bytes, and when they were last read
         self._enough = Enough(stage.run.enough) if stage.run.enough else None
         stage.subscribe(self)
 
@@ -99,11 +99,11 @@ class Recorder:
         return self._enough.is_reached(self.stage.group)
 
     def write(self, *, wait: bool = False) -> None:
-        """Writes the steps whose times and losses are known; with `wait`, all of them."""
+        """Writes the steps whose times and losses are on the host; with `wait`, waits for all steps."""
         self._losses.send()
         self._laps.extend(self.watch.laps(wait=wait))
         if self._laps:
-            self._weigh(wait)
+            self._read_memory(wait)
         while self._laps:
             seconds, (number, at, samples, loss) = self._laps[0]
             if loss is not None and not loss.is_here(wait=wait):
@@ -126,11 +126,11 @@ class Recorder:
             if self._enough is not None:
                 self._enough.add(step.total - step.evaluation)
 
-    def _weigh(self, wait: bool) -> None:
+    def _read_memory(self, wait: bool) -> None:
         now = time.perf_counter()
-        if wait or not self._memory or now - self._weighed > WEIGH:
-            self._memory, self._weighed = memory_limit.most_taken(), now
+        if wait or not self._memory or now - self._memory_read > WEIGH:
+            self._memory, self._memory_read = memory_limit.most_taken(), now
 
 
-FLUSH = 0.02  # seconds: steps shorter than this are written several at a time
-WEIGH = 0.25  # seconds between questions for the peak of memory, which take long on a GPU
+FLUSH = 0.02  # seconds between writes: steps shorter than this are written several at a time
+WEIGH = 0.25  # seconds between reads of the peak memory, which are slow on a GPU

@@ -24,20 +24,21 @@ RANK_STRIDE = 1_000_003  # keeps the workers' own seeds apart from each other an
 
 
 def start(seed: int) -> Callable[[], None]:
-    """Starts the script's streams. A script that sets its own seed later overrides this, equally on all workers. Gives
-    back what takes out again all that was put in the place of something."""
+    """Seeds the script's streams. A script that sets its own seed later overrides this, equally on all workers.
+    Returns a function that removes all patches."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    return _seed_what_asks_the_system(seed % 2**32)
+    return _patch_unseeded_generators(seed % 2**32)
 
 
-def _seed_what_asks_the_system(run_seed: int) -> Callable[[], None]:
-    """Seeding without a seed asks the operating system, which answers each worker differently. Here it asks the run."""
+def _patch_unseeded_generators(run_seed: int) -> Callable[[], None]:
+    """Seeding without a seed asks the operating system, which gives each worker another seed. The patches installed
+    here derive the seed from the run's seed instead."""
     calls = iter(range(2**31))
 
     def new_seed() -> int:
-        # A process that the script starts (a loader's) begins where the script was: it gets seeds of its own.
+        # A child process of the script (a loader's) copies the script's state: mix its name in for other seeds.
         process = zlib.crc32(name.encode()) if (name := chance.process_name()) else 0
         return (run_seed + RANK_STRIDE * (1000 + next(calls)) + process) % 2**32
 
@@ -83,7 +84,7 @@ def _with_agreed_seed(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shift(by: int) -> None:
-    """Every seed that the script sets from now on is another one: the same script, with other random numbers."""
+    """Shifts every seed that the script sets from now on: the same script, with other random numbers."""
     if not by:
         return
 
@@ -141,7 +142,7 @@ def _set_states(states: list[torch.Tensor]) -> None:
 
 
 def snapshot() -> tuple[Any, ...]:
-    """All of the script's streams, to be compared or put back."""
+    """All random streams of the script, to be compared or restored."""
     return (_states(), random.getstate(), np.random.get_state())
 
 

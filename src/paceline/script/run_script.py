@@ -11,7 +11,7 @@ from paceline.settings import RunSettings
 
 
 def play(run: RunSettings) -> None:
-    """Runs the script to its end. Its exceptions and its SystemExit come through."""
+    """Runs the script to its end. Exceptions and SystemExit of the script pass through."""
     if run.module:
         sys.argv = [run.script, *run.arguments]
         sys.path.insert(0, os.getcwd())

@@ -1,7 +1,7 @@
-"""When a trial has measured enough: so many seconds of steps after the warm-up, whatever that takes.
+"""Decides when a trial has measured enough: a number of seconds of steps after the warm-up.
 
-All workers must stop at the same step, and each has times of its own: rank 0's count. It is asked at steps 8, 12, 16,
-24, 32, 48, … only, so that it costs nothing in between.
+All workers must stop at the same step, but their times differ: rank 0 decides. The workers ask only at steps 8, 12,
+16, 24, 32, 48, …, so that the steps in between cost nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from paceline.comm.group import Group
 from paceline.record.settling import settle
 
 FIRST_LOOK = 8
-FEWEST = 10  # settled steps
-MANY = 100  # steps, among which those of the warm-up are few
-PATIENCE = 3  # times what was wanted, after which steps that are not steady are taken as they are
+FEWEST = 10  # steps after the warm-up
+MANY = 100  # steps: with this many, only a small part belongs to the warm-up
+PATIENCE = 3  # times the wanted seconds, after which unsteady steps are accepted
 
 
 class Enough:
-    """Of one worker. Tell it each step's seconds, without evaluation; ask it after each step."""
+    """The stop rule of one worker. `add` each step's seconds without evaluation, then ask `is_reached`."""
 
     def __init__(self, seconds: float) -> None:
         self._wanted = seconds
@@ -34,8 +34,8 @@ class Enough:
         return step >= self._look
 
     def is_reached(self, group: Group) -> bool:
-        """Every worker asks at the same steps; waits for all of them, and gives rank 0's answer to all."""
-        # A power of two, or three times one: up by a half or by a third.
+        """Every worker asks at the same steps; waits for all workers, and returns rank 0's answer."""
+        # Numbers 2^k and 3·2^k: the next one is a half or a third larger.
         self._look = self._look * 3 // 2 if self._look.bit_count() == 1 else self._look * 4 // 3
         answer = torch.tensor([self._measured()], dtype=torch.uint8)
         group.broadcast(answer, "whether enough was measured")
@@ -46,10 +46,10 @@ class Enough:
         later = self._seconds[len(self._seconds) // 3 if warm_up is None else warm_up :]
         if len(later) < FEWEST:
             return False
-        # By the median: a late compilation is no measurement, however long it takes. Steps that never settle are taken
-        # as they are in the end.
+        # The median, because one late compilation is not a measurement, however long it takes. Steps that never become
+        # steady are accepted after PATIENCE times the wanted seconds.
         if median(later) * len(later) >= self._wanted * (PATIENCE if warm_up is None else 1):
             return True
-        # On a machine that is never quiet most steps are fast and many are not: the usual one says little of the time
-        # that passes. Again without the few that may have compiled.
+        # On a noisy machine most steps are fast and many are slow: the median underestimates the time that passes.
+        # Here the sum counts, without the slowest tenth of the steps, which may have compiled.
         return len(later) >= MANY and sum(sorted(later)[: -len(later) // 10]) >= PATIENCE * self._wanted

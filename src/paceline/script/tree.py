@@ -1,4 +1,4 @@
-"""Nested batches and outputs: the tensors in them, in order, and the same nest with others put in their place.
+"""Nested batches and outputs: lists their tensors in order, and rebuilds the same nest with other leaves.
 
 Knows lists, tuples, named tuples, dictionaries and their subclasses, and dataclasses. Everything else is a leaf.
 """
@@ -22,7 +22,7 @@ def leaves(value: Any) -> list[Any]:
 
 def replace(value: Any, put: Callable[[Any], Any]) -> Any:
     """The same nest with `put(leaf)` in the place of each leaf, visited in the order of `leaves`."""
-    if isinstance(value, torch.Tensor):  # most are, and the questions that follow take longer than all else here
+    if isinstance(value, torch.Tensor):  # first, because most values are tensors and the checks below are slow
         return put(value)
     if isinstance(value, tuple):
         items = [replace(item, put) for item in value]
@@ -34,14 +34,14 @@ def replace(value: Any, put: Callable[[Any], Any]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
-            # A frozen dataclass is copied too, so it is written the way its own constructor writes it.
+            # object.__setattr__ also works on a frozen dataclass, as its own constructor does.
             object.__setattr__(changed, field.name, replace(getattr(value, field.name), put))
         return changed
     return put(value)
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
-    """The first tensor that has a dimension, in the order of `leaves`; looks no further."""
+    """The first tensor with at least one dimension, in the order of `leaves`; stops there."""
     if isinstance(value, torch.Tensor):
         return value if value.dim() else None
     inner: Iterable[Any] = ()
@@ -63,7 +63,7 @@ def rebuild(value: Any, new_leaves: Iterator[Any]) -> Any:
 
 
 def structure(value: Any) -> Hashable:
-    """What nests are alike: equal for two values that differ in their leaves only."""
+    """A key of the nest's structure: equal for two values that differ only in their leaves."""
     if isinstance(value, torch.Tensor):
         return "leaf"
     if isinstance(value, (tuple, list)):

@@ -1,8 +1,8 @@
-"""What a worker sees of a batch: all of it (batch view), or its own slice (slice view).
+"""The part of a batch that a worker sees: the whole batch (batch view), or its own slice (slice view).
 
-In the batch view the work is split in the model's calls, and every number that the script computes is of the whole
-batch. In the slice view the loader hands out slices, as under DDP: nothing is gathered, losses are weighed by slice
-size and made global, and other numbers are of the slice. Evaluation uses the batch view either way.
+In the batch view the work is split inside the model's calls, and every number that the script computes covers the whole
+batch. In the slice view the loader hands out slices, as under DDP: nothing is gathered, losses are weighted by slice
+size and made global, and other numbers cover the slice. Evaluation uses the batch view in both cases.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from paceline.script.slicing.proof import Proof, initialise_lazy
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 
-MEASURED_STEPS = range(2, 4)  # of these steps the cost of gathering is taken: early, so that few batches are seen whole
-COSTLY = 0.05  # of a step spent gathering outputs
-LARGE = 1 << 20  # bytes gathered in a step: below this it is waiting and latency, which the slice view has too
+MEASURED_STEPS = range(2, 4)  # steps in which gathering is timed: early, so that few batches are seen whole
+COSTLY = 0.05  # fraction of a step spent on gathering outputs
+LARGE = 1 << 20  # bytes gathered per step: below this the cost is waiting and latency, as in the slice view
 
 
 class Views:
@@ -39,39 +39,39 @@ class Views:
         self.stage, self.group = stage, stage.group
         self.name = "batch"
         self.rows = 0  # of the outermost call under way
-        self._cut: Split | None = None  # how the batch that the script holds was cut, in the slice view
+        self._cut: Split | None = None  # how the current batch of the script was cut, in the slice view
         self._stream = OwnStream(stage.run.seed, self.group.rank)
         self.averages = Averages()
         proof = Proof(self.group, stage.run.batch_dim, self._split_for_norms, self.averages)
         self._calls = SlicedCalls(
             self.group, stage.together, proof, self._stream.inside, self.averages, sync_bn=stage.run.sync_bn
         )
-        self._in_slice: nn.Module | None = None  # called, with the slice that the script holds
+        self._in_slice: nn.Module | None = None  # the module that was called with the worker's slice
         self._step = 0
         self._since = time.perf_counter()
         self._costs: list[tuple[float, float, int]] = []
         self._warned: set[str] = set()
-        # Told of each call that is about to be computed in slices: all workers hold the same arguments.
+        # Called before each call that is computed in slices: all workers hold the same arguments.
         self.on_slices: Callable[[nn.Module, Any], None] = lambda module, given: None
 
     @property
     def batch_is_cut(self) -> bool:
-        """The batch that the script holds is this worker's slice."""
+        """Whether the script's current batch is this worker's slice."""
         return self._cut is not None
 
     @property
     def share(self) -> float:
-        """The part of the batch that the script holds."""
+        """The fraction of the batch that the script holds."""
         return 1.0 if self._cut is None else self._cut.share
 
     @property
     def split(self) -> Split | None:
-        """How the rows that a module sees right now were dealt out; None where it sees everything."""
+        """How the rows that a module sees right now were split; None if it sees the whole batch."""
         return self._cut or self._calls.split
 
     @property
     def split_of_call(self) -> Split | None:
-        """How the sliced call under way was dealt out."""
+        """How the rows of the current sliced call were split."""
         return self._calls.split
 
     @split_of_call.setter
@@ -79,35 +79,34 @@ class Views:
         self._calls.split = split
 
     def batch_size(self, batch: Any) -> int:
-        """The samples of a batch that a loader handed out, over all workers."""
+        """The number of samples, over all workers, of a batch that a loader handed out."""
         return self._cut.batch if self._cut else self._size(batch)
 
     def prepare(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before a root module's first call."""
+        """Prepares a root module before its first call."""
         if self.group.world > 1:
             initialise_lazy(plain, module, args, kwargs)
 
     def expect(self, args: Any, kwargs: Any) -> None:
-        """A call is about to be made with these arguments."""
-        if not self.stage.has_loader:  # else the loader counts
+        """Counts the rows of the call that is about to be made."""
+        if not self.stage.has_loader:  # with a loader, its batches are counted
             self.rows = self._size((args, kwargs))
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The outermost call of a module, in this view."""
+        """The outermost call of a module, computed in this view."""
         if self.group.world == 1 or self._is_whole(module):
             return plain(module, *args, **kwargs)
         if self.batch_is_cut:
             if not (torch.is_grad_enabled() and module.training):
-                self.warn("A call in eval mode inside the training loop saw its worker's slice only (slice view).")
+                self.warn("A call in eval mode inside the training loop saw only its worker's slice (slice view).")
             self._in_slice = module
             return self.stage.together.do(
                 self._call_in_slice, plain, module, args, kwargs, tell=self._tell, undo=self._undo
             )
         if self.stage.run.view == "slice" and not self.stage.has_loader and torch.is_grad_enabled() and module.training:
             raise ScriptError(
-                "The slice view was asked for, and the script trains without a DataLoader: there is nothing that hands "
-                "out slices.",
-                advice="Use the batch view, which needs none: --view batch",
+                "--view slice needs a DataLoader, which hands out the slices; this script trains without one.",
+                advice="Use the batch view, which needs no DataLoader: --view batch",
             )
         self.on_slices(module, (args, kwargs))
         return self._calls.call(plain, module, args, kwargs)
@@ -115,7 +114,7 @@ class Views:
     def _call_in_slice(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         with self._own_stream():
             output = plain(module, *args, **kwargs)
-        self.group.agree()  # nothing is gathered here that could tell
+        self.group.agree()  # nothing is gathered here, so no other collective would report a failure
         return output
 
     def _tell(self) -> list[Any]:
@@ -129,26 +128,26 @@ class Views:
         return equal_buffers(self._in_slice, norms=self.stage.run.sync_bn, floats=False)
 
     def hand_out(self, cut: Split | None) -> None:
-        """The loader hands out a batch: a slice of it, or (None) the whole."""
+        """The loader hands out a slice of a batch, or (None) the whole batch."""
         self._cut = cut
 
     def wants_slices(self) -> bool:
-        """Whether the next batch of a loader is to be cut: in the slice view, while training."""
+        """Whether the next batch of a loader must be cut: in the slice view, while training."""
         if self.name != "slice" and self.stage.run.view == "slice":
             self._go_slice("")
         return self.name == "slice" and self.is_training()
 
     def is_training(self) -> bool:
-        """Whether the script trains here: gradients are on, and so is a model's training mode."""
+        """Whether the script is training: gradients are on, and a model is in training mode."""
         if not torch.is_grad_enabled():
             return False
-        models = list(self.stage.trained) or _models_in_sight()
+        models = list(self.stage.trained) or _models_in_frames()
         return not models or any(module.training for module in models)
 
     # -- losses in the slice view ----------------------------------------------------------------------------------
 
     def weigh(self, losses: list[torch.Tensor], grads: Any) -> Any:
-        """What to pass to backward so that the average over workers is the gradient of the global loss."""
+        """The gradients to pass to backward so that the average over workers is the gradient of the global loss."""
         if not self.batch_is_cut:
             return grads
         given = [grads] if isinstance(grads, torch.Tensor) else list(grads or [None] * len(losses))
@@ -156,7 +155,7 @@ class Views:
         return [(torch.ones_like(t) if g is None else g) * factor for t, g in zip(losses, given, strict=True)]
 
     def whole_value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A 0-dim tensor that still has its graph, as the global value; anything else as it is."""
+        """The global value of a 0-dim tensor that still has its graph; any other tensor unchanged."""
         if not self.batch_is_cut or self.stage.depth or self.stage.backward_depth:
             return tensor
         if tensor.dim() or tensor.grad_fn is None or getattr(tensor, "_paceline_whole", False):
@@ -166,14 +165,14 @@ class Views:
     def refuse_gradients(self) -> None:
         if self.batch_is_cut:
             raise ScriptError(
-                "The script calls torch.autograd.grad, whose result cannot be weighed in the slice view.",
+                "torch.autograd.grad, which the script calls, has no weighting by slice size in the slice view.",
                 advice="Use the batch view: --view batch",
             )
 
     # -- the choice ------------------------------------------------------------------------------------------------
 
     def after_step(self, optimizer: Any) -> None:
-        """With `--view auto`: takes the cost of gathering in the first steps, and decides once."""
+        """With `--view auto`: measures the cost of gathering in the first steps, and decides once."""
         if self.stage.run.view != "auto" or self.group.world == 1 or self.stage.aside:
             return
         now, self._step = time.perf_counter(), self._step + 1
@@ -182,7 +181,7 @@ class Views:
         if self._step == MEASURED_STEPS[-1] and self.stage.has_loader:
             gathering, step, size = (sum(column) for column in zip(*self._costs, strict=True))
             mine = torch.tensor([gathering, step, size], dtype=torch.float64)
-            # The worker that came last waited least: its time is the cost of moving the rows, not of waiting.
+            # The worker that arrived last waited least: its time is the cost of moving rows, without waiting.
             gathering, step, size = self.group.gather_vectors(mine, "the choice of a view").min(0).values.tolist()
             if gathering > COSTLY * step and size / len(MEASURED_STEPS) > LARGE:
                 self._go_slice(f"gathering the model's outputs takes {gathering / step:.0%} of a step")
@@ -192,9 +191,9 @@ class Views:
         self.name = self.stage.pulse.view = "slice"
         because = f" ({why}; --view batch to stay)" if why else ""
         self.stage.pulse.notice(
-            f"Slice view{because}: each worker sees its slice of a training batch. Losses that are means over "
-            "samples, and gradients, are of the whole batch; other numbers that the script computes from a training "
-            "batch are of worker 0's slice."
+            f"Slice view{because}: each worker sees its slice of a training batch. Gradients, and losses that are "
+            "means over samples, cover the whole batch; other numbers that the script computes from a training batch "
+            "cover worker 0's slice."
         )
 
     def _is_whole(self, module: nn.Module) -> bool:
@@ -204,7 +203,7 @@ class Views:
         )
 
     def path_of(self, module: nn.Module) -> str | None:
-        """The module's name in the script, or its path below another root."""
+        """The name of the module in the script, or its path below another root module."""
         import __main__
 
         for name, value in vars(__main__).items():
@@ -239,8 +238,8 @@ class Views:
             self.stage.pulse.notice(text)
 
 
-def _models_in_sight() -> list[nn.Module]:
-    """Before any model was called: those that the script holds in the variables of its running functions."""
+def _models_in_frames() -> list[nn.Module]:
+    """The models held in local variables of the script's running functions; used before any model was called."""
     found: list[nn.Module] = []
     frame: Any = sys._getframe(1)
     while frame is not None:

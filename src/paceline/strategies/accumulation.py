@@ -1,7 +1,7 @@
-"""Learns how many backwards a step has, so that gradients which are only added up are sent once a step.
+"""Learns how many backwards a step has, so that accumulated gradients are summed over the workers once per step.
 
-A gradient that is kept back is still this worker's own. Whoever looks at it (the optimizer, clipping, a print) must
-find the global one, so reading `.grad` brings it up to date first: all workers run the same lines, and look together.
+A gradient that is kept back is still this worker's own. A reader (the optimizer, clipping, a print) must get the global
+one, so reading `.grad` sums the gradients first: all workers run the same lines, and read at the same time.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
-LEARNT = 2  # steps of the same make in a row
+LEARNT = 2  # equal steps in a row
 
 
 class Accumulation:
-    """The rhythm of one script: backwards between steps, by their place in the script."""
+    """The pattern of one script: the backwards between steps, by call site."""
 
     def __init__(self, bring_up_to_date: Callable[[], None]) -> None:
-        self.kept_back = False  # some gradients are not the global ones
-        self._bring_up_to_date = bring_up_to_date
+        self.kept_back = False  # some gradients are not global yet
+        self._sum_kept_back = bring_up_to_date
         self._sites: list[int] = []  # of the backwards since the last step
         self._before: list[int] = []  # … between the two steps before
         self._alike = 0  # steps in a row that had the same backwards
         self._guarded = False
 
     def may_keep_back(self, site: int) -> bool:
-        """A backward begins here: whether another one from the same line is due before the step."""
+        """At the start of a backward: whether another one from the same line is expected before the step."""
         at = len(self._sites)
         self._sites.append(site)
         due = self._alike >= LEARNT and self._before[at : at + 2] == [site, site]
@@ -37,19 +37,19 @@ class Accumulation:
         return due
 
     def stepped(self) -> None:
-        """An optimizer has made its step."""
+        """Notes that an optimizer has stepped."""
         self._alike = self._alike + 1 if self._sites == self._before else 0
         self._before, self._sites = self._sites, []
 
     def look(self) -> None:
-        """Somebody is about to look at gradients."""
+        """Sums the gradients that were kept back, because they are about to be read."""
         if self.kept_back:
             self.kept_back = False
-            self._bring_up_to_date()
+            self._sum_kept_back()
 
 
 def _guard_grad(accumulation: Accumulation) -> None:
-    """From now on reading a tensor's `.grad` in Python brings gradients up to date."""
+    """From now on reading a tensor's `.grad` in Python first sums gradients that were kept back."""
     plain: Any = torch._C.TensorBase.grad
 
     def read(tensor: torch.Tensor) -> torch.Tensor | None:

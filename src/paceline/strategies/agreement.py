@@ -1,15 +1,15 @@
-"""Agreement: weights, and what models are called with, are compared between the workers now and then.
+"""Agreement: compares weights, and the arguments of model calls, between the workers from time to time.
 
-A worker whose update is another one (a learning rate that depends on the time, noise that nobody seeded) trains a model
-of its own, and the losses do not show it: outputs are gathered, so all workers compute the same loss from the mixture.
-So at a model's call, in each of its first steps and then ever more rarely, every worker takes a digest of the model's
-weights and of the call's arguments (`digest`, `watched`), and at each `torch.save` one of the weights. Digests go into
-ledgers, whose totals ride on the tail of the next backward (`ledger`); where there is no backward, and at the script's
-end, they have a message of their own. Workers whose totals differ look at the values together (`differing`) and stop
-the run, unless it is rounding.
+A worker with a different update (a learning rate that depends on the time, unseeded noise) trains a different model,
+and the losses do not show it: outputs are gathered, so all workers compute the same loss from the mixture. So every
+worker takes a digest of the model's weights and of the call's arguments (`digest`, `watched`) at a model's call, in
+each of its first steps and then less and less often; and a digest of the weights at each `torch.save`. Digests go into
+ledgers, whose totals ride on the next backward's gradient message (`ledger`). Without a backward, and at the script's
+end, totals are sent in a message of their own. Workers whose totals differ compare the values (`differing`) and stop
+the run, unless the difference is rounding.
 
-Every worker passes every seam in the same order, with one exception: a script may save on rank 0 only. Nothing waits
-for the others there.
+Every worker passes every seam in the same order, with one exception: a script may save on rank 0 only. `on_save` does
+not wait for other workers.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from paceline.strategies.digest import digest
 from paceline.strategies.ledger import Ledger
 from paceline.strategies.watched import Look, Watched, arguments, layout
 
-HELD = 8  # updates without a call of its own, after which a model is let go
+HELD = 8  # updates without a call, after which a model is released
 
 
 class Agreement:
-    """Of one worker among several."""
+    """The comparison on one of several workers."""
 
     def __init__(self, stage: Stage, name_of: Callable[[nn.Module], str]) -> None:
         self.stage, self.group, self._name_of = stage, stage.group, name_of
         self.weights, self.arguments, self.saved, self.seeds = Ledger(), Ledger(), Ledger(), Ledger()
         self.ledgers = (self.seeds, self.arguments, self.weights, self.saved)  # likeliest cause first
         self.models: weakref.WeakKeyDictionary[nn.Module, Watched] = weakref.WeakKeyDictionary()
-        # Called of late. Held, so that they are there on all workers, or on none: a model that the script lets go of is
-        # gone at another moment on each of them, and its last update is to be compared.
+        # The models called lately. The references keep them alive on all workers: a model that the script drops is
+        # freed at a different moment on each worker, and its last update must still be compared.
         self._held: dict[nn.Module, Watched] = {}
         self._met = 0
         self.differing = Differing(stage, self.models, (self.weights, self.saved))
         self.steps = 0  # of the script
-        self._updates = 0  # optimizer steps; where there are none, backwards
-        self._updated = ""  # the line of the last one
-        self._called: Watched | None = None  # the model whose call is under way
-        self._looking = False  # … and whether that is looked at
-        self._agreed: list[int] = []  # what all workers last showed alike
-        self._alone = False  # no backward will carry what is looked at
-        self._messages = self._messages_then = 0  # how often totals were compared, now and at the last look without one
+        self._updates = 0  # optimizer steps; without an optimizer, backwards
+        self._updated = ""  # the line of the last update
+        self._called: Watched | None = None  # the model that is being called
+        self._looking = False  # … and whether that call is compared
+        self._agreed: list[int] = []  # the totals that all workers last had in common
+        self._alone = False  # no backward will carry the totals
+        self._messages = self._messages_then = 0  # comparisons so far, and at the last look without an update
         self._saves = 0  # updates at the last save
         self._pid = os.getpid()
 
@@ -74,7 +74,7 @@ class Agreement:
         watched.look_at_buffers()
 
     def on_slices(self, module: nn.Module, given: Any) -> None:
-        """A call is about to be computed in slices: all workers were given the same arguments."""
+        """Before a call in slices: all workers must have the same arguments."""
         if self._looking and self._called is not None:
             found, plain = arguments(given)
             look = Look((self._called.number,), self.steps, self._updated, script_line(), tuple(found), plain)
@@ -96,14 +96,14 @@ class Agreement:
         self._note_update(ends_step=ends_step)
 
     def on_save(self) -> None:
-        """The weights that go into a file are compared later, with the next message."""
+        """Takes a digest of the saved weights; it is compared with the next message."""
         in_order = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
         if in_order and self._held and self._saves != self._updates and not _is_traced():
             self._saves = self._updates
             self._look(self.saved, list(self._held))
 
     def on_end(self) -> None:
-        """The script has ended: the last update is compared, too. Every worker calls it; waits for all of them."""
+        """Compares the last update after the script. Every worker calls it; waits for all of them."""
         if self._met and not self.stage.aside:
             self._look(self.weights, list(self._held))
             self.exchange()
@@ -111,16 +111,16 @@ class Agreement:
     # -- messages --------------------------------------------------------------------------------------------------
 
     def riders(self, *, wait: bool = False) -> list[int]:
-        """What this worker shows: two numbers a ledger."""
+        """The totals of this worker: two numbers per ledger."""
         for number, about in chance.seeds_noted():
             self.seeds.add([], about, number)
         return [number for ledger in self.ledgers for number in ledger.shown(wait=wait)]
 
     def compare(self, shown: Sequence[list[int]]) -> None:
-        """What all workers have shown in one message. PartedError where they differ by more than rounding."""
+        """Compares the totals of all workers in one message. PartedError if they differ by more than rounding."""
         self._messages += 1
         if all(row == self._agreed for row in shown):
-            return  # nothing is new
+            return  # no new digests
         self._agreed, settled = [], False
         for place, ledger in enumerate(self.ledgers):
             if ledger.disagrees([(row[2 * place], row[2 * place + 1]) for row in shown]):
@@ -131,7 +131,7 @@ class Agreement:
             self._agreed = list(shown[0])
 
     def exchange(self) -> None:
-        """A message of its own. Every worker calls it; waits for all of them, and for the GPU."""
+        """Sends the totals in a message of their own. Every worker calls it; waits for all of them, and for the GPU."""
         mine = torch.tensor(self.riders(wait=True), dtype=torch.int64, device="cpu")
         self.compare(self.group.gather_vectors(mine, "the digests of weights").tolist())
 
@@ -158,10 +158,10 @@ class Agreement:
                 self._updated = script_line()
                 break
         if len(self._held) > 1:
-            self._let_go()
+            self._release_unused()
 
-    def _let_go(self) -> None:
-        """Of models that the script has turned away from, after a last look."""
+    def _release_unused(self) -> None:
+        """Releases models that the script no longer calls, after a last digest."""
         old = [module for module, watched in self._held.items() if self._updates - (watched.updates or 0) > HELD]
         if old:
             self._look(self.weights, old)
@@ -170,7 +170,7 @@ class Agreement:
 
 
 def _is_traced() -> bool:
-    """Where weights are not to be read: inside a transform of torch.func, or while a CUDA graph is captured."""
+    """Whether weights cannot be read: inside a torch.func transform, or during CUDA graph capture."""
     return torch._C._functorch.peek_interpreter_stack() is not None or (
         torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     )

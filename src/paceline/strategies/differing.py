@@ -1,16 +1,16 @@
-"""What differs between workers whose digests do, in words; and whether it is more than rounding.
+"""Finds and describes the difference between workers whose digests differ, and decides whether it is rounding.
 
-All gradients are averaged, and a sum over workers is the same bits on each of them, so equal weights stay equal bits
-where the workers compute the rest of an update alike. They may not: processors of two kinds, other numbers of threads
-(the order of a sum, in a clipped norm), or kernels of a GPU whose order is not fixed round otherwise in the last place.
-Such a difference adds up like a random walk, since the next gradient is common to all workers again: it stays below
+All gradients are averaged, and a sum over workers has the same bits on each of them. So weights stay equal bit by bit
+if the workers compute the rest of an update identically. They may not: different processors, different numbers of
+threads (the order of a sum, in a clipped norm), or GPU kernels without a fixed order may round the last digit
+differently. Such differences add up like a random walk, because the next gradient is common to all workers again:
 
     ‖difference‖ ≤ ε · (1 + √steps) · ‖weight‖         ε: the spacing of the type's numbers at 1
 
-and gets a notice, once. Anything above that, 1 % at most, is no rounding and stops the run; so does an integer that
-differs. Arguments are compared by a projection onto random numbers, within `TOLERANCE` of their norm.
+A difference below that bound, and below 1 %, gets one notice. A larger one is not rounding and stops the run; so does
+an integer that differs. Arguments are compared by a projection onto random numbers, within `TOLERANCE` of their norm.
 
-Every worker comes here at the same message, and all find the same.
+Every worker calls this at the same message, and all workers reach the same result.
 """
 
 from __future__ import annotations
@@ -32,37 +32,38 @@ if TYPE_CHECKING:
 
     from paceline.strategies.watched import Argument, Look, Watched
 
-MOST = 1e-2  # of a weight's norm: more is never taken for rounding
-LITTLE = 1e-2  # of the model's usual weight: a weight near zero is measured by that
+MOST = 1e-2  # of a weight's norm: more is never rounding
+LITTLE = 1e-2  # of the model's RMS weight: the least scale to which a weight near zero is compared
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex128: 1e-9, torch.complex64: 1e-4}
 COARSE = 2e-2  # for types with fewer digits
 WEIGHTS_ADVICE = (
     "Something in the update differs from worker to worker: a learning rate, noise on gradients or new weights that "
-    "depend on the time, the process or a generator without a seed. Seed it, or compute it from what all workers share."
+    "depend on the time, the process or a generator without a seed. Seed it, or compute it from values that all "
+    "workers share."
 )
 ARGUMENTS_ADVICE = (
     "Every worker must hold the same batch: look for a shuffle or an augmentation without a seed, for the order of a "
     "set or of os.listdir, or for the time. Seed or sort it."
 )
 SEEDS_ADVICE = (
-    "A seed that comes from the time, the process or the operating system is another one on each worker. Set a number, "
-    "or leave it out: a run starts all workers from the same seed (--seed)."
+    "A seed from the time, the process or the operating system differs on each worker. Set a fixed number, or set no "
+    "seed: a run starts all workers from the same seed (--seed)."
 )
 
 
 class Held(NamedTuple):
-    """What a worker tells the others of an argument."""
+    """The facts about an argument that a worker sends to the others."""
 
     name: str
     digest: list[int]
     projection: float
     square: float  # of the norm
     value: float | None  # of a Python float
-    tolerance: float  # 0: no rounding
+    tolerance: float  # relative; 0: must be equal
 
 
 class Differing:
-    """Of one worker."""
+    """The examination of differences on one worker."""
 
     def __init__(
         self, stage: Stage, models: weakref.WeakKeyDictionary[nn.Module, Watched], of_weights: Sequence[Ledger]
@@ -71,7 +72,7 @@ class Differing:
         self._told: set[str] = set()
 
     def look(self, ledger: Ledger, steps: int) -> None:
-        """PartedError where the ledgers of the workers differ for more than rounding."""
+        """PartedError if the workers' ledgers differ by more than rounding."""
         entry, equal = self._first(ledger)
         if entry is None:
             return
@@ -83,7 +84,7 @@ class Differing:
             self._weights(entry.about, equal, steps)
 
     def _first(self, ledger: Ledger) -> tuple[Entry | None, list[Entry]]:
-        """The first entry that differs, and those before it, which are equal."""
+        """The first entry that differs, and the entries before it, which are equal."""
         mine = torch.tensor([signed(entry.digest) for entry in ledger.entries], dtype=torch.int64, device="cpu")
         table = self.group.gather_vectors(mine, "the digests of weights")
         columns = (table != table[0]).any(0).nonzero().flatten().tolist()
@@ -109,18 +110,18 @@ class Differing:
             names = ", ".join(models[number][1].name for number in sorted(common)) or "a model"
             self._tell(
                 "for a while",
-                f"The weights of {names} differed between the workers at {look.line}, and are equal again: something "
-                f"that the script does to them for a while differs from worker to worker.",
+                f"The weights of {names} differed between the workers at {look.line}, and are equal again: the script "
+                f"changes them temporarily, in a way that differs from worker to worker.",
             )
         else:
             self._tell(
                 "weights",
-                f"The workers' weights differ by rounding, {worst:.0e} of {where} or less: the workers do not compute "
-                f"updates bit for bit alike (different processors, numbers of threads or GPU kernels).",
+                f"The workers' weights differ by rounding, at most {worst:.0e} (relative, in {where}): the workers do "
+                f"not compute updates bit for bit equally (different processors, numbers of threads or GPU kernels).",
             )
 
     def _differing(self, weights: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
-        """Those that are not the same bits on all workers."""
+        """The weights that are not equal bit by bit on all workers."""
         mine = [[name, str(tuple(t.shape)), str(t.dtype), *_bits(t)] for name, t in weights]
         first, *others = self.group.gather_objects(mine, "the weights that differ")
         for rank, other in enumerate(others, 1):
@@ -135,7 +136,7 @@ class Differing:
         return [named for i, named in enumerate(weights) if any(other[i] != first[i] for other in others)]
 
     def _distance(self, name: str, tensor: torch.Tensor, usual: float) -> tuple[float, str]:
-        """The largest relative difference from rank 0's values, and the first element that differs, in words."""
+        """The largest relative difference from rank 0's values, and a text about the first element that differs."""
         mine = _numbers(tensor)
         theirs = mine.clone()
         self.group.broadcast(theirs, "a weight that differs")
@@ -153,7 +154,7 @@ class Differing:
         return float(table[:, 0].max()), _place(name, mine.shape, at, values, table[:, 2].tolist())
 
     def _since(self, look: Look, equal: list[Entry]) -> str:
-        """Between which two looks the workers have parted."""
+        """The first part of the message: the steps between which the workers began to differ."""
         looks = [*equal, *(ledger.last for ledger in self._of_weights if ledger.last is not None)]
         steps = [entry.about.step for entry in looks if set(entry.about.models) & set(look.models)]
         return f"The workers' weights differ after step {look.step}" + (
@@ -172,7 +173,7 @@ class Differing:
         if len(set(texts)) > 1:
             rank = next(rank for rank, text in enumerate(texts) if text != texts[0])
             raise PartedError(
-                f"The workers called {where}, with different arguments: worker 0 {_short(texts[0])}, "
+                f"The arguments of {where}, differ between the workers: worker 0 has {_short(texts[0])}, "
                 f"worker {rank} {_short(texts[rank])}.",
                 advice=ARGUMENTS_ADVICE,
             )
@@ -183,7 +184,7 @@ class Differing:
                 what = "norm" if first.value is None else "value"
                 numbers = f" ({what}: {_by_worker(shown)})" if len(set(shown)) > 1 else ""
                 raise PartedError(
-                    f"The workers hold different batches: {first.name} of {where}, differs{numbers}.",
+                    f"The batches differ between the workers: {first.name} of {where}, differs{numbers}.",
                     advice=ARGUMENTS_ADVICE,
                 )
             if any(other.digest != first.digest for other in others):
@@ -192,13 +193,13 @@ class Differing:
     def _seeds(self, about: str) -> PartedError:
         told = self.group.gather_objects(about, "the seeds")
         return PartedError(
-            "The script sets different seeds on its workers: "
+            "The seeds that the script sets differ between the workers: "
             + ", ".join(f"worker {r} {t}" for r, t in enumerate(told)),
             advice=SEEDS_ADVICE,
         )
 
     def _tell(self, kind: str, text: str) -> None:
-        """A notice, once for each kind."""
+        """Sends a notice, once for each kind."""
         if kind not in self._told:
             self._told.add(kind)
             self.stage.pulse.notice(text)
@@ -211,7 +212,7 @@ def _rounding(dtype: torch.dtype, steps: int) -> float:
 
 
 def _usual(weights: list[tuple[str, torch.Tensor]]) -> float:
-    """The root of the mean square of all floating-point weights."""
+    """The root mean square of all floating-point weights."""
     floats = [tensor.detach() for _, tensor in weights if tensor.is_floating_point() and parts(tensor)]
     count = sum(tensor.numel() for tensor in floats)
     square = sum(float(_numbers(tensor).double().square().sum()) for tensor in floats)
@@ -223,7 +224,7 @@ def _bits(tensor: torch.Tensor) -> list[int]:
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values, dense, as something that can be subtracted and sent."""
+    """The tensor's values as a dense tensor that can be subtracted and sent."""
     tensor = tensor.detach()
     tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
@@ -258,7 +259,7 @@ def _held(argument: Argument) -> Held:
 
 
 def _is_rounding(one: Held, other: Held) -> bool:
-    """Whether they are of the same numbers, but for rounding."""
+    """Whether both describe the same numbers up to rounding."""
     if one.digest == other.digest:
         return True
     gap, size = abs(one.projection - other.projection), math.sqrt(max(one.square, other.square))

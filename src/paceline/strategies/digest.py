@@ -1,13 +1,13 @@
-"""A digest of tensors: one 64-bit number for all of their bits, computed on the device that they lie on.
+"""A digest of tensors: one 64-bit number for all of their bits, computed on the tensors' own device.
 
-The bits are read as 32-bit words in rows of `ROW`. A word is multiplied by a fixed odd number of its column, the sum of
-a row by one of its row, and everything is added modulo 2^64:
+The bits are read as 32-bit words in rows of `ROW`. Each word is multiplied by a fixed odd number for its column, each
+row's sum by one for its row, and everything is added modulo 2^64:
 
     digest = Σ_rows v_row · Σ_columns w_column · word
 
 A single word that differs always changes the digest: |w · difference| < 2^63 is never 0, and v is odd. Several words
-that differ, in whatever pattern (swapped rows, flipped signs), leave it unchanged with a probability of about 2^-31. No
-floating-point number is added up, so nothing is rounded away. Nothing here waits for a GPU.
+that differ, in any pattern (swapped rows, flipped signs), leave it unchanged with a probability of about 2^-31. No
+floating-point sum is involved, so nothing is lost by rounding. Nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import numpy as np
 import torch
 
 ROW = 4096  # words
-ROWS = 1 << 16  # row weights; a longer stream begins again
-AT_ONCE = {"cpu": 16}  # rows in one operation: what a core's cache holds
-MOST_AT_ONCE = 1024  # … elsewhere: 16 MB of words
+ROWS = 1 << 16  # row weights; a longer stream starts over
+AT_ONCE = {"cpu": 16}  # rows per operation: what fits into a core's cache
+MOST_AT_ONCE = 1024  # rows per operation on other devices: 16 MB of words
 WORD = 4  # bytes
 
 
 @torch.no_grad()
 def digest(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """One int64 number a device, in the order in which the devices come. Tensors without readable bits add nothing."""
+    """One int64 number per device, in the order of the devices' first tensors. Tensors without readable bits count as
+    nothing."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
         for part in parts(tensor):
@@ -37,8 +38,8 @@ def digest(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def sketch(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A projection of a floating-point tensor onto fixed random numbers, and the square of its norm: two such pairs
-    tell a difference of rounding from a real one. None for other types."""
+    """A projection of a floating-point tensor onto fixed random numbers, and its squared norm: two such pairs tell
+    rounding from a real difference. None for other types."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     try:
@@ -52,15 +53,15 @@ def sketch(tensor: torch.Tensor) -> torch.Tensor | None:
     columns, rows = _signs(device)
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for at, block in _blocks(flats):
-        sums = (block * columns).sum(1)  # in float64, as its second factor
+        sums = (block * columns).sum(1)  # in float64, like `columns`
         total[0] += torch.dot(sums, rows[at : at + len(sums)])
         total[1] += torch.linalg.vector_norm(block, dtype=torch.float64) ** 2
     return total
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensor's bits as flat tensors of 32-bit words, views where that is possible; none where they cannot be read:
-    a tensor without memory (meta), or of a type that torch has no integer view of."""
+    """The tensor's bits as flat tensors of 32-bit words, views if possible. Empty if the bits cannot be read: a tensor
+    without memory (meta), or of a type without an integer view in torch."""
     try:
         return [_words(dense) for dense in _dense(tensor.detach()) if dense.numel()]
     except (RuntimeError, NotImplementedError, TypeError, AttributeError):
@@ -68,7 +69,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What a tensor of any layout keeps its numbers in."""
+    """The dense tensors that hold the numbers of a tensor of any layout."""
     if tensor.device.type == "meta":
         return []
     if tensor.is_nested:
@@ -90,7 +91,7 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _copied_once(tensor: torch.Tensor) -> torch.Tensor:
-    """An expanded tensor without its repetitions."""
+    """An expanded tensor without its repeated elements."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:
             tensor = tensor.narrow(dim, 0, 1)
@@ -115,7 +116,7 @@ def _sum(device: torch.device, words: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _products(words: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """As 64-bit numbers; on a CPU in memory that is there already, since new pages cost more than the sum."""
+    """The products as 64-bit numbers; on a CPU in a reused buffer, because new pages cost more than the sum."""
     if words.device.type != "cpu":
         return words * columns
     return _scratch()[: words.shape[0]].copy_(words).mul_(columns)
@@ -129,7 +130,7 @@ def _scratch() -> torch.Tensor:
 
 def _blocks(flats: list[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
     """Blocks of rows, each with the number of its first row. Large tensors are views; small ones and the ends of large
-    ones are copied side by side, and the last row is filled up with zeros: few operations, whatever the shapes."""
+    ones are concatenated, and the last row is padded with zeros: few operations for any shapes."""
     most = AT_ONCE.get(flats[0].device.type, MOST_AT_ONCE)
     at = 0
     for piece in _pieces(flats, most * ROW):
@@ -163,7 +164,7 @@ def _side_by_side(pieces: list[torch.Tensor], filled: int) -> torch.Tensor:
 
 @cache
 def _weights(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of columns, odd and below 2^31, and of rows, odd. The same on every worker, whatever its libraries."""
+    """Weights of the columns (odd, below 2^31) and of the rows (odd). The same on every worker and library version."""
     with torch.inference_mode(False):
         random = torch.from_numpy(_mixed(ROW + ROWS).view(np.int64)) | 1
         columns, rows = random[:ROW] & (2**31 - 1), random[ROW:]
@@ -172,7 +173,7 @@ def _weights(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 @cache
 def _signs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same numbers between -1 and 1."""
+    """The same weights, scaled to numbers between -1 and 1."""
     columns, rows = _weights(device)
     with torch.inference_mode(False):
         return columns.double() / 2**30 - 1.0, rows.double() / 2**63

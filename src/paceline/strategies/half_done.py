@@ -1,7 +1,7 @@
-"""Gradients left by a backward that raised: they differ from worker to worker, so nobody may use them.
+"""Refuses the use of gradients left by a backward that raised, because they differ between workers.
 
-A script that catches the exception drops them, most often: `zero_grad`, and the next batch. A script that steps with
-them, or adds to them, would get numbers that plain Python does not have. It is refused.
+A script that catches the exception usually drops them: `zero_grad`, and the next batch. A script that steps with them
+or adds to them would get numbers that plain Python does not give, so the run stops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.errors import ScriptError
 
 
 class HalfDone:
-    """Of one worker. Costs nothing while no backward has raised."""
+    """The unfinished gradients of one worker. Costs nothing while no backward has raised."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
@@ -24,12 +24,12 @@ class HalfDone:
         self._where = ""
 
     def add(self, slots: set[int]) -> None:
-        """A backward raised, on every worker, and some worker has a gradient of it in these slots."""
+        """Notes that a backward raised on every worker, and that some worker has its gradient in these slots."""
         self._slots |= slots
         self._where = script_line()
 
     def look(self) -> None:
-        """A backward begins: forgets the gradients that the script has dropped on all workers. Waits for all."""
+        """Before a backward: forgets the gradients that the script has dropped on all workers. Waits for all."""
         if self._slots:
             known = sorted(self._slots)
             mine = torch.tensor([self._is_there(index) for index in known], dtype=torch.uint8)
@@ -37,12 +37,12 @@ class HalfDone:
             self._slots = {index for index, there in zip(known, told.tolist(), strict=True) if there}
 
     def refuse_more(self) -> None:
-        """A backward has ended: it must not have added to such a gradient."""
+        """After a backward: it must not have added to an unfinished gradient."""
         if any(self._buckets.has_reached(index) for index in self._slots):
             raise self._refusal("adds to")
 
     def refuse_step(self, optimizer: Any) -> None:
-        """An optimizer is about to step: it must not have such a gradient."""
+        """Before an optimizer step: the optimizer must not hold an unfinished gradient."""
         if self._slots:
             self.look()
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -56,7 +56,7 @@ class HalfDone:
 
     def _refusal(self, what: str) -> ScriptError:
         return ScriptError(
-            f"The script caught an exception of the backward at {self._where}, and {what} the gradients that this "
-            "backward had computed before it raised: they differ from worker to worker.",
+            f"The backward at {self._where} raised, the script caught the exception, and now it {what} the gradients "
+            "computed before the exception: they differ from worker to worker.",
             advice="Drop these gradients where the exception is caught: optimizer.zero_grad()",
         )

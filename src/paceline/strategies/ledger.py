@@ -1,10 +1,10 @@
-"""A ledger: digests that a worker has taken, folded into one number that can be compared with the other workers'.
+"""A ledger: the digests of one worker, folded into one number that is compared with the other workers' numbers.
 
-Workers add to a ledger at the same places of the script. Two numbers, `shown`, ride on a message that travels anyway:
-how many digests a worker has folded, and what came out. Digests in a GPU are copied behind the work that computes them
-and folded once they are there, so nobody waits for the GPU: a worker whose digest is late shows fewer, and the workers
-compare at the next message in which all of them show as many. Later digests are folded over earlier ones: none is
-skipped.
+Workers add to a ledger at the same places of the script. `shown` gives two numbers that ride on a message that is sent
+anyway: how many digests a worker has folded, and the result. Digests on a GPU are copied asynchronously and folded once
+they are on the host, so no worker waits for the GPU. A worker whose digest is late shows a smaller count, and the
+workers compare at the next message in which all counts are equal. Later digests are folded on top of earlier ones, so
+none is skipped.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any
 
 import torch
 
-FACTOR = 0x9E3779B97F4A7C15  # odd: what was folded before stays to be seen
+FACTOR = 0x9E3779B97F4A7C15  # odd: earlier digests keep their influence on the fold
 MASK = (1 << 64) - 1
-MOST = 1 << 14  # digests kept for the message, where the workers never show as many
+MOST = 1 << 14  # digests kept for the comparison if the workers' counts never become equal
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One digest, and what it is of."""
+    """One digest, and what it was computed from."""
 
     digest: int
     about: Any
 
 
 class Ledger:
-    """Of one worker."""
+    """The ledger of one worker."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []  # since all workers last agreed
         self.last: Entry | None = None  # before these
         self._count = self._fold = self._agreed = 0
-        self._coming: deque[tuple[_Copy, int, Any]] = deque()
+        self._pending: deque[tuple[_Copy, int, Any]] = deque()
 
     def add(self, digests: Sequence[torch.Tensor], about: Any, number: int = 0) -> None:
-        """Digests on any devices, and a number of the host's own, as one entry."""
-        self._coming.append((_Copy(digests), number, about))
+        """Adds digests on any devices, and a number from the host, as one entry."""
+        self._pending.append((_Copy(digests), number, about))
 
     def shown(self, *, wait: bool = False) -> tuple[int, int]:
-        """How many digests are folded, and the result, as signed 64-bit numbers; with `wait`, all of them."""
-        while self._coming and self._coming[0][0].is_here(wait=wait):
-            copy, number, about = self._coming.popleft()
+        """The number of folded digests and the result, as signed 64-bit numbers; with `wait`, of all digests."""
+        while self._pending and self._pending[0][0].is_here(wait=wait):
+            copy, number, about = self._pending.popleft()
             digest = number & MASK
             for value in copy.values():
                 digest = _folded(digest, value)
@@ -56,7 +56,7 @@ class Ledger:
         return self._count, signed(self._fold)
 
     def disagrees(self, shown: Sequence[tuple[int, int]]) -> bool:
-        """What all workers have shown in one message, this one too: whether they can be compared, and differ."""
+        """Whether the numbers that all workers have shown in one message are comparable and differ."""
         counts, folds = {count for count, _ in shown}, {fold for _, fold in shown}
         if len(counts) > 1 or counts == {self._agreed}:
             return False
@@ -66,7 +66,7 @@ class Ledger:
         return False
 
     def settle(self) -> None:
-        """The workers have looked at their difference together, and go on: they compare what comes from here on."""
+        """After the workers have examined a difference and continue: they compare later digests only."""
         self._agree()
         self._fold = 0
 
@@ -107,5 +107,5 @@ def _folded(fold: int, value: int) -> int:
 
 
 def signed(value: int) -> int:
-    """The same bits as a signed number, which is what tensors hold."""
+    """The same bits as a signed number, because tensors hold signed numbers."""
     return value - (1 << 64) if value >> 63 else value

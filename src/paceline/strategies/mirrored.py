@@ -1,6 +1,6 @@
 """Mirrored: every worker holds the whole model; gradients are averaged after every backward.
 
-Found in an unmodified script by `paceline run`, or asked for in one:
+Used by `paceline run` for an unmodified script, or explicitly in a script:
 
     strategy = paceline.Mirrored()
     model, optimizer, loader = strategy.distribute(model, optimizer, loader)
@@ -39,14 +39,14 @@ class Mirrored:
     name = "mirrored"
 
     def __init__(self, *, compression: Compression = "none") -> None:
-        """`compression` of gradients between hosts ("bf16", "fp16", "powersgd") changes numbers; a notice says how."""
+        """`compression` of gradients between hosts ("bf16", "fp16", "powersgd") changes numbers; a notice says so."""
         self.compression = compression
         self.tuner: Tuner | None = None
         self._first: weakref.ref[Any] | None = None  # the optimizer whose step ends a step
-        self._ends = False  # a model was met: the last comparison is asked for
+        self._ends = False  # a model was called: the last comparison is subscribed
 
     def distribute(self, *objects: Any) -> Any:
-        """Takes model, optimizer and loader (any number, in any order), and gives them back distributed.
+        """Takes model, optimizer and loader (any number, in any order), and returns them distributed.
 
         Every worker calls it, with the same objects. Under `paceline run` everything is distributed already; under
         another launcher (torchrun) this connects the workers; alone it changes nothing.
@@ -57,32 +57,32 @@ class Mirrored:
         return objects[0] if len(objects) == 1 else objects
 
     def on_stage(self, stage: Stage) -> None:
-        """Takes part in a run."""
+        """Joins a run: subscribes to the seams of its stage."""
         self.stage, self.group = stage, stage.group
         if self.group.world > 1:
             self.group.compress(self.compression)
-            self._buckets = Buckets(self.group, self._average_odd)
+            self._buckets = Buckets(self.group, self._average_unbucketed)
             self.tuner = Tuner(self.group, self._buckets) if stage.run.autotune else None
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
-            self._accumulation = Accumulation(self._bring_up_to_date)
+            self._accumulation = Accumulation(self._sum_kept_back)
             self._sites: set[int] = set()
             self._half_done = HalfDone(self._buckets)
-            # Trained since buffers were last averaged, in the order of calling: a set's order differs between workers.
-            self._stirred: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+            # Trained since buffers were last averaged, in call order: a set's order differs between workers.
+            self._trained_since_averaging: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
             self._agreement = Agreement(stage, self._name_of)
             stage.views.on_slices = self._agreement.on_slices
             chance.share(stage)
             stage.subscribe(self)
 
     def watch_gradients(self, watcher: Watcher) -> None:
-        """From now on this one sees gradients before and after they are summed. Only for several workers."""
+        """From now on the watcher sees gradients before and after they are summed. Only with several workers."""
         self._buckets.watcher = watcher
 
     # -- seams -----------------------------------------------------------------------------------------------------
 
     def on_model(self, module: nn.Module) -> None:
-        """Weights and buffers are rank 0's at the first call."""
+        """Broadcasts rank 0's weights and buffers at the first call."""
         if self.stage.aside:
             return
         for tensor in (*module.parameters(), *module.buffers()):
@@ -96,10 +96,10 @@ class Mirrored:
     def before_forward(self, module: nn.Module) -> None:
         self._agreement.before_forward(module)
         if module.training:
-            self._stirred[module] = None
-            if any(parameter not in self._known for parameter in module.parameters()):  # put in since the first call
+            self._trained_since_averaging[module] = None
+            if any(parameter not in self._known for parameter in module.parameters()):  # added since the first call
                 self._meet_all(module)
-        elif module in self._stirred:
+        elif module in self._trained_since_averaging:
             self._average_buffers()
 
     def after_forward(self, module: nn.Module) -> None:
@@ -121,7 +121,7 @@ class Mirrored:
         for parameter, slot in list(self._known.items()):
             if slot is None and parameter.requires_grad:  # frozen until now
                 self._meet(parameter)
-            self._put_hooks_behind(parameter)
+            self._put_own_hooks_first(parameter)
         if self._accumulation.may_keep_back(site):
             self._buckets.keep_back()
         else:
@@ -162,7 +162,7 @@ class Mirrored:
             self._check(tails)
 
     def on_end(self) -> None:
-        """Without a model, too, the seeds are compared; and rank 0, which serves the store, does not leave first."""
+        """Compares seeds also without a model. Rank 0, which serves the store, must not leave first."""
         if not self._ends and not self.stage.aside:
             self._agreement.exchange()
 
@@ -174,7 +174,7 @@ class Mirrored:
     # -- parameters ------------------------------------------------------------------------------------------------
 
     def _held_outside(self, leaf: torch.Tensor) -> bool:
-        """Whether a bare tensor that a sliced call used is the script's (a weight), or was made inside the call."""
+        """Whether a bare tensor used in a sliced call belongs to the script (a weight), or was made inside the call."""
         import __main__
 
         owners = (vars(module) for root in self.stage.roots for module in root.modules())
@@ -200,13 +200,13 @@ class Mirrored:
 
     def _ready(self, parameter: torch.Tensor) -> None:
         if len(parameter._post_accumulate_grad_hooks) > 1 and parameter.grad is not None:
-            # The script acts on this gradient inside backward: it must be the global one by then.
+            # A hook of the script uses this gradient inside backward: it must be the global gradient by then.
             parameter.grad = crossings.average(parameter.grad, self.group)
         else:
             self._buckets.ready(self._known[parameter], parameter)
 
-    def _put_hooks_behind(self, parameter: torch.Tensor) -> None:
-        """Hooks that the script set on a parameter see the global gradient: ours goes first."""
+    def _put_own_hooks_first(self, parameter: torch.Tensor) -> None:
+        """Hooks that the script set on a parameter must see the global gradient: calls the averaging hook first."""
         hooks: Any = parameter._backward_hooks
         own = all(getattr(hook, "is_linear", False) for hook in hooks.values()) if hooks else True  # a mod's
         if not own and next(iter(hooks.values())) != self._average_now:
@@ -219,8 +219,8 @@ class Mirrored:
     def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
         return crossings.average(grad, self.group)
 
-    def _average_odd(self, parameter: torch.Tensor) -> None:
-        """A sparse gradient, or one that has a graph itself."""
+    def _average_unbucketed(self, parameter: torch.Tensor) -> None:
+        """Averages a sparse gradient, or a gradient that has a graph itself."""
         grad = parameter.grad
         if grad is not None and grad.requires_grad:
             parameter.grad = crossings.average(grad, self.group)
@@ -228,23 +228,23 @@ class Mirrored:
         parameter.grad = gather_sparse(grad, parameter, self.group)
 
     def _average_buffers(self) -> None:
-        """Running statistics are of each worker's slices: made equal when they are next looked at."""
-        for module in self._stirred:
+        """Averages running statistics, which cover each worker's slices, before they are used or saved."""
+        for module in self._trained_since_averaging:
             for buffer in module.buffers():
                 if buffer.is_floating_point():
                     self.group.all_reduce(buffer, "the model's buffers")
                     buffer.div_(self.group.world)
-        self._stirred.clear()
+        self._trained_since_averaging.clear()
 
-    def _bring_up_to_date(self) -> None:
-        """Gradients were kept back, and somebody is about to look at them."""
+    def _sum_kept_back(self) -> None:
+        """Sums the gradients that were kept back, because they are about to be read."""
         self._buckets.begin(self._site)
         self._buckets.finish(0.0, 1.0)
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
     def _make_whole(self, loss: torch.Tensor, tails: list[Tail] | None) -> None:
-        """In the slice view the loss becomes the global one, for whoever prints it."""
+        """Replaces the loss by the global one in the slice view, so that the script prints that."""
         if tails is None:
             whole = crossings.blend(loss.detach(), self.stage.views.share, self.group)
             loss.data.copy_(whole)
@@ -253,13 +253,13 @@ class Mirrored:
         loss._paceline_whole = True  # type: ignore[attr-defined]
 
     def _check(self, tails: list[Tail]) -> None:
-        """In the batch view all workers computed the same loss, or they have parted ways."""
+        """In the batch view all workers must have computed the same loss."""
         losses = [tail.loss for tail in tails]
         low, high = min(losses), max(losses)
         finite = all(value == value and abs(value) != float("inf") for value in losses)
         if finite and high - low > SAME * max(abs(low), abs(high), 1e-6):
             raise PartedError(
-                f"The workers hold different losses at {script_line()}: "
+                f"The losses at {script_line()} differ between the workers: "
                 + ", ".join(f"worker {rank} {value:.6g}" for rank, value in enumerate(losses)),
                 advice="Something in the script differs from worker to worker: randomness seeded from the clock or the "
                 "operating system, the order of a set or of os.listdir, or time. Seed or sort it.",
@@ -267,14 +267,14 @@ class Mirrored:
 
 
 class AtEnd:
-    """The last comparison, after whoever else has something to do at the end: it may refuse the run."""
+    """The last comparison, after all other listeners at the end: it may refuse the run."""
 
     def __init__(self, agreement: Agreement) -> None:
         self.on_end = agreement.on_end
 
 
 def put_first(hooks: Any, handle: int) -> None:
-    """Makes a hook the first to be called. Torch walks the dictionary underneath, whose order `move_to_end` leaves."""
+    """Makes a hook the first to be called. Torch iterates the underlying dict, whose order `move_to_end` keeps."""
     ours = {handle: hooks[handle]}
     others = {key: hook for key, hook in hooks.items() if key != handle}
     hooks.clear()
@@ -282,8 +282,8 @@ def put_first(hooks: Any, handle: int) -> None:
 
 
 def leaves_of(losses: list[torch.Tensor]) -> list[tuple[torch.Tensor, bool]]:
-    """The tensors that a backward from these losses will give a gradient to, in a fixed order, and of each whether it
-    is reached inside sliced calls only."""
+    """The leaves that get a gradient in a backward from these losses, in a fixed order, each with whether it is reached
+    inside sliced calls only."""
     found: dict[int, tuple[torch.Tensor, bool]] = {}
     seen: set[tuple[Any, bool]] = set()
     todo: list[tuple[Any, bool]] = [(loss.grad_fn, False) for loss in losses if loss.grad_fn is not None]
@@ -302,7 +302,7 @@ def leaves_of(losses: list[torch.Tensor]) -> list[tuple[torch.Tensor, bool]]:
 
 
 def gather_sparse(grad: torch.Tensor | None, parameter: torch.Tensor, group: Group) -> torch.Tensor:
-    """The average of sparse gradients: everybody's rows, added up where they meet."""
+    """The average of sparse gradients: the rows of all workers, summed where indices coincide."""
     if grad is None:
         nowhere = torch.empty((1, 0), dtype=torch.long)
         grad = sparse(nowhere, parameter.new_empty((0, *parameter.shape[1:])), parameter.shape)

@@ -1,7 +1,7 @@
-"""What must be equal on all workers at a model's call: its weights, and the call's arguments.
+"""The values that must be equal on all workers at a model's call: its weights, and the call's arguments.
 
-Weights are all parameters, frozen ones too, and the buffers that no call of the model changes: a buffer that calls
-change (running statistics) is of each worker's slices until it is averaged.
+Weights are all parameters, also frozen ones, and the buffers that no call of the model changes. A buffer that calls
+change (running statistics) depends on each worker's slices until it is averaged.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from torch.nn.parameter import is_lazy
 from paceline.script import tree
 from paceline.strategies.digest import digest, sketch
 
-FIRST = 2  # steps of a model that are all looked at; after that the 4th, 16th, 64th, …
-EVERY = 1024  # … and every so many
+FIRST = 2  # steps of a model that are all compared; after them the 4th, 16th, 64th, …
+EVERY = 1024  # … and every 1024th
 PLAIN = (bool, int, str, bytes, type(None))
 
 
 def is_due(count: int) -> bool:
-    """Whether weights and arguments are looked at after so many steps."""
+    """Whether weights and arguments are compared after `count` steps."""
     is_power_of_4 = count & (count - 1) == 0 and count.bit_length() % 2 == 1
     return count <= FIRST or count % EVERY == 0 or (count < EVERY and is_power_of_4)
 
 
 @dataclass(eq=False, slots=True)
 class Watched:
-    """One root module. Its own schedule: models of a script may take turns."""
+    """One root module, with a schedule of its own: a script may call several models in turn."""
 
-    number: int  # in the order in which the workers met the script's models
+    number: int  # in the order of the models' first calls
     name: str
     updates: int | None = None  # the script's updates when this model was last called
-    steps: int = 0  # calls that came after an update
-    idle: int = 0  # … and that did not: evaluation
+    steps: int = 0  # calls that followed an update
+    idle: int = 0  # calls that did not: evaluation
     _buffers: list[tuple[dict[str, Any], str, str]] = field(default_factory=list)
-    # Buffers that a call has changed: path of the module, and name. Not ids, which are given out again.
-    _loud: set[tuple[str, str]] = field(default_factory=set)
+    # Buffers that a call has changed: path of the module, and name. Not ids, which Python reuses.
+    _changed_buffers: set[tuple[str, str]] = field(default_factory=set)
     _before: list[Any] = field(default_factory=list)
 
     def tick(self, updates: int) -> tuple[bool, bool]:
-        """A call begins: whether it is one to look at, and whether it came without an update."""
+        """At the start of a call: whether to compare it, and whether it came without an update."""
         if self.updates is None:
             self.updates = updates
             return True, False
@@ -57,12 +57,12 @@ class Watched:
         return is_due(self.idle), True
 
     def is_due_next(self) -> bool:
-        """Whether the next call that comes after an update is one to look at."""
+        """Whether the next call after an update will be compared."""
         return is_due(self.steps + 1)
 
     def weights(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Names and tensors, in an order that is the same on every worker."""
-        # Not those that a functional call has put in the parameters' place: they have a graph.
+        """Names and tensors, in the same order on every worker."""
+        # Without tensors that a functional call has put in place of parameters: they have a graph.
         found: list[tuple[str, torch.Tensor]] = [
             (f"{self.name}.{name}", p) for name, p in module.named_parameters() if not is_lazy(p) and p.is_leaf
         ]
@@ -71,27 +71,27 @@ class Watched:
             for name, buffer in child._buffers.items() if not isinstance(child, _NormBase) else ():
                 if isinstance(buffer, torch.Tensor) and not is_lazy(buffer) and buffer.is_leaf:
                     self._buffers.append((child._buffers, path, name))
-                    if (path, name) not in self._loud:
+                    if (path, name) not in self._changed_buffers:
                         found.append((".".join(filter(None, (self.name, path, name))), buffer))
         return [(name.replace("._orig_mod", ""), tensor) for name, tensor in found]
 
     def look_at_buffers(self) -> None:
-        """Before a call."""
+        """Notes the buffers' versions before a call."""
         if self._buffers:
             self._before = [_state(owner.get(name)) for owner, _, name in self._buffers]
 
     def note_changed_buffers(self) -> None:
-        """After it."""
+        """Notes after the call which buffers it has changed."""
         before_call, self._before = self._before, []
         for (owner, path, name), before in zip(self._buffers, before_call, strict=False):
             now = _state(owner.get(name))
             if now[0] is not before[0] or now[1] != before[1]:
-                self._loud.add((path, name))
+                self._changed_buffers.add((path, name))
 
 
 def _state(buffer: Any) -> tuple[Any, int]:
-    """The buffer and its version. The buffer itself, not its id: a new one may get the id of one that was let go, on
-    one worker and not on another."""
+    """The buffer and its version. The buffer itself, not its id: a new buffer may get the id of a freed one, on one
+    worker and not on another."""
     if not isinstance(buffer, torch.Tensor):
         return None, 0
     return buffer, -1 if buffer.is_inference() else buffer._version
@@ -99,7 +99,7 @@ def _state(buffer: Any) -> tuple[Any, int]:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a call: what is kept of it until all workers have agreed."""
+    """One argument of a call: the facts kept until all workers have agreed."""
 
     name: str
     dtype: torch.dtype | None  # None: not a tensor
@@ -110,23 +110,23 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was looked at, and when."""
+    """What was compared, and when."""
 
     models: tuple[int, ...]
     step: int  # of the script
-    updated: str  # the line of the last update before it
+    updated: str  # the line of the last update
     line: str  # of the call or the save
     arguments: tuple[Argument, ...] = ()
     plain: str = ""  # the structure and the plain values of the arguments
 
 
 def layout(weights: list[tuple[str, torch.Tensor]]) -> int:
-    """A number for the names, shapes and types."""
+    """A checksum of the names, shapes and types."""
     return zlib.crc32(repr([(name, _shape(tensor), tensor.dtype) for name, tensor in weights]).encode())
 
 
 def arguments(given: Any) -> tuple[list[Argument], str]:
-    """Of a call: its tensors and floats, and a text for the structure and all other plain values."""
+    """The tensors and floats among a call's arguments, and a text for the structure and all other plain values."""
     args, kwargs = given
     leaves = tree.leaves(given)
     names = [*(path for i, a in enumerate(args) for path in tree.paths(a, f"argument {i}")), *_names(kwargs)]
@@ -152,5 +152,5 @@ def _names(kwargs: dict[str, Any]) -> Iterator[str]:
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     try:
         return tuple(tensor.shape)
-    except RuntimeError:  # a nested tensor has none
+    except RuntimeError:  # a nested tensor has no shape
         return ()

@@ -1,4 +1,4 @@
-"""How busy the host, its GPUs and the workers were while a run ran: the samples of `devices.jsonl`, as frames."""
+"""Load of the host, its GPUs and the workers during a run: the samples of `devices.jsonl` as frames."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.record.samples import GpuSample, Sample, WorkerSample, read_sample
 
 
 def host_samples(folder: Path | Folder) -> pl.DataFrame:
-    """A row a sample: at (Unix time), cpu (share of all cores), busiest (of the busiest core), memory, memory_total
-    (bytes), read, written, received, sent (bytes a second)."""
+    """One row per sample: at (Unix time), cpu (share of all cores), busiest (share of the busiest core), memory,
+    memory_total (bytes), read, written, received, sent (bytes per second)."""
     rows = [
         {
             "at": sample.at,
@@ -27,13 +27,13 @@ def host_samples(folder: Path | Folder) -> pl.DataFrame:
 
 
 def gpu_samples(folder: Path | Folder) -> pl.DataFrame:
-    """A row a sample and GPU: at, and the fields of `GpuSample` (index, utilisation, memory, …; null: not told)."""
+    """One row per sample and GPU: at, and the fields of `GpuSample` (index, utilisation, memory, …; null: unknown)."""
     rows = [{"at": at, **msgspec.structs.asdict(gpu)} for at, sample in _timed(folder) for gpu in sample.gpus]
     return pl.DataFrame(rows, schema=GPU, orient="row")
 
 
 def worker_samples(folder: Path | Folder) -> pl.DataFrame:
-    """A row a sample and worker: at, rank, cpu (cores), memory (bytes), children."""
+    """One row per sample and worker: at, rank, cpu (cores), memory (bytes), children."""
     rows = [{"at": at, **msgspec.structs.asdict(one)} for at, sample in _timed(folder) for one in sample.workers]
     return pl.DataFrame(rows, schema=WORKER, orient="row")
 

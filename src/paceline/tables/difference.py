@@ -1,4 +1,4 @@
-"""What changed between two runs: the parts of a step, and the ops."""
+"""The difference between two runs: by phase of a step, and by op."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from paceline.tables.trace.steps import windows
 
 
 def difference(before: Tables, after: Tables) -> pl.DataFrame:
-    """A row a part of a step, and `total`: part, before, after (mean seconds a step, over ranks and settled steps),
-    change (after - before), ratio (after / before; null where there was nothing before)."""
+    """One row per phase of a step, and `total`: part, before, after (mean seconds per step, over ranks and steps after
+    the warm-up), change (after - before), ratio (after / before; null if before is 0)."""
     rows = []
     for part in ("total", *PHASES):
         a, b = (_mean(tables.steps, part) for tables in (before, after))
@@ -23,8 +23,8 @@ def difference(before: Tables, after: Tables) -> pl.DataFrame:
 
 
 def difference_of_ops(before: Tables, after: Tables) -> pl.DataFrame:
-    """A row an op, most changed first: name, and calls, host (host_self) and device (device_self; seconds) of a step of
-    one rank: before, after; change: of device time where either run has a device, else of host time."""
+    """One row per op, largest change first: name, and calls, host (host_self) and device (device_self; seconds) per
+    step of one rank: before, after; change: in device time if either run has a device, else in host time."""
     a, b = _ops(before), _ops(after)
     table = a.join(b, on="name", how="full", suffix="_after", coalesce=True).fill_null(0.0)
     table = table.rename({name: f"{name}_before" for name in ("calls", "host", "device")})

@@ -1,4 +1,4 @@
-"""Which steps took longer than usual, and what made them."""
+"""Steps that took longer than usual, and the phase that made them long."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import polars as pl
 from paceline.record.phases import PHASES
 from paceline.record.settling import settle
 
-FAR = 5.0  # times the usual scatter of step times: a step beyond that is no chance
-APART = 0.2  # … and a fifth longer than usual: less is not worth a look
+FAR = 5.0  # times the usual scatter of step times: a step beyond that is not chance
+APART = 0.2  # of the usual step, at least, that an outlier is longer: less is not worth a look
 
 
 def warm_up(steps: pl.DataFrame) -> int:
-    """How many first steps are warm-up, by rank 0's times; a third of them where the times never settle."""
+    """The number of warm-up steps, by rank 0's times; a third of the steps if the times never settle."""
     first = steps.filter(pl.col("rank") == pl.col("rank").min())
     times = (first["total"] - first["evaluation"]).to_list()
     found = settle(times)
@@ -20,9 +20,9 @@ def warm_up(steps: pl.DataFrame) -> int:
 
 
 def iterations(steps: pl.DataFrame) -> pl.DataFrame:
-    """A row a rank and step (of `Tables.steps`): rank, step, total, loss, samples, warm_up (whether it is left out of
-    all measures), usual (the median of its rank's steps), excess (total - usual), outlier, why (the part that took most
-    longer than its own median; empty where it is no outlier, or where the step was not split). Seconds."""
+    """One row per rank and step (of `Tables.steps`): rank, step, total, loss, samples, warm_up (whether the step is
+    excluded from measurements), usual (the median of the rank's steps), excess (total - usual), outlier, why (the phase
+    that exceeds its own median most; empty if the step is no outlier or was not split). Seconds."""
     skipped = warm_up(steps)
     usual = {part: pl.col(part).filter(pl.col("split")).median().over("rank") for part in PHASES}
     settled = pl.col("step") > skipped

@@ -1,4 +1,4 @@
-"""Which kernels a device ran, and for which ops."""
+"""The kernels that a device ran, and the ops that launched them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.tables.trace.nesting import owners
 
 
 def kernels(trace: Trace) -> pl.DataFrame:
-    """A row a kernel, most time first: rank, name, kind (compute, communication, copy, set), calls, total, mean,
-    median, low, high (seconds), share (of all that ran on devices), tensor_cores, bytes (copied, or sent; null where
-    the trace does not say)."""
-    rows = _told(trace)
+    """One row per kernel, most time first: rank, name, kind (compute, communication, copy, set), calls, total, mean,
+    median, low, high (seconds), share (of all device time), tensor_cores, bytes (copied or sent; null if the trace does
+    not say)."""
+    rows = _classified(trace)
     return (
         rows.group_by("name", "kind", "tensor_cores")
         .agg(
@@ -38,14 +38,14 @@ def kernels(trace: Trace) -> pl.DataFrame:
 
 
 def kernels_by_op(trace: Trace) -> pl.DataFrame:
-    """A row a pair of op and kernel, most time first: rank, op (empty where the trace does not say), kernel, kind,
+    """One row per pair of op and kernel, most time first: rank, op (empty if the trace does not say), kernel, kind,
     calls, total (seconds), tensor_cores."""
     calls = trace.calls
     owner = owners(calls, trace.device)
     names = calls["name"].cast(pl.String).str.replace(r"^ProfilerStep#.*$", "ProfilerStep*")
     op = names.gather(np.maximum(owner, 0)) if calls.height else pl.Series([""] * len(owner), dtype=pl.String)
     return (
-        _told(trace)
+        _classified(trace)
         .with_columns(op.alias("op"), pl.Series("known", owner >= 0))
         .with_columns(pl.when("known").then("op").otherwise(pl.lit("")).alias("op"))
         .group_by("op", "name", "kind", "tensor_cores")
@@ -60,7 +60,7 @@ def kernels_by_op(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _told(trace: Trace) -> pl.DataFrame:
+def _classified(trace: Trace) -> pl.DataFrame:
     rows = trace.device
     talks = of_communication(rows["name"])
     return rows.select(

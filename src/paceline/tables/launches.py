@@ -1,4 +1,4 @@
-"""Launches: are there so many small kernels that launching them is the work?"""
+"""Launch statistics: whether small kernels make launching the bottleneck."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from paceline.tables.timeline import launch_times, timeline
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.steps import covered, windows
 
-SMALL = 10_000  # nanoseconds: launching takes the host 4 to 10 µs, so a kernel shorter than that cannot keep up
+SMALL = 10_000  # nanoseconds: a launch takes the host 4 to 10 µs, so shorter kernels leave the device waiting
 
 
 def launches(trace: Trace) -> pl.DataFrame:
-    """A row a device, over its steps: rank, device, steps, kernels (a step), median (seconds of a kernel), small (share
-    of kernels below 10 µs), small_time (share of kernel time in them), launch (seconds that the host takes for one),
-    late (share of wall time in which the device idled because the host was late)."""
+    """One row per device, over its steps: rank, device, steps, kernels (per step), median (seconds per kernel), small
+    (share of kernels below 10 µs), small_time (share of kernel time in them), launch (host seconds per launch), late
+    (share of wall time in which the device was idle because the host was late)."""
     inside, steps = covered(trace), windows(trace).height
     rows = trace.device.filter(pl.col("kind") == "kernel")
     launched = launch_times(trace, rows)
@@ -45,7 +45,7 @@ def launches(trace: Trace) -> pl.DataFrame:
 
 
 def _cost(trace: Trace) -> float:
-    """Seconds of the host for a launch: the median, since some wait for room in the queue."""
+    """Host seconds per launch: the median, because some launches wait for space in the queue."""
     calls = trace.events.filter(
         (pl.col("kind") == "runtime") & pl.col("name").cast(pl.String).str.contains("LaunchKernel")
     )

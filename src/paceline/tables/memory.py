@@ -1,8 +1,8 @@
-"""Memory over time, and what takes it: by the phase in which it was asked for.
+"""Memory over time, by the phase in which it was allocated.
 
-A trace knows every block that was taken and given back while it ran. One that was taken in the forward pass and lives
-on holds activations; in the backward pass, gradients; in the optimizer, its state. What was there before the trace
-began (weights, mostly, and in the middle of training also the optimizer's state) is called `before`.
+A trace contains every block that was allocated and freed while it ran. A block from forward that stays allocated holds
+activations; from backward, gradients; from the optimizer, its state. Memory allocated before the trace began (mostly
+weights, and during training also the optimizer's state) is called `before`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CATEGORIES = ("before", *PHASES)
 
 def memory(trace: Trace, *, points: int = 2000) -> pl.DataFrame:
     """Memory over time: rank, device (-1: the host), time (seconds since the trace's first event), allocated, reserved
-    (bytes), and of allocated: before, and what was taken in each phase (see CATEGORIES). Where there are more changes
-    than `points`, of each stretch of time the moment with most."""
+    (bytes), and the parts of allocated: before, and the bytes allocated in each phase (see CATEGORIES). With more
+    changes than `points`, only the peak of each time interval is kept."""
     tables = _by_device(trace)
     return pl.concat([_thinned(table, points) for table in tables]) if tables else pl.DataFrame(schema=SCHEMA)
 
 
 def memory_peaks(trace: Trace) -> pl.DataFrame:
-    """The moment with most memory of each device: a row of `memory`, exactly."""
+    """The moment of peak memory of each device: a row of `memory`, exact."""
     tables = _by_device(trace)
     peaks = [table.row(table["allocated"].arg_max() or 0) for table in tables]
     return pl.DataFrame(peaks, schema=SCHEMA, orient="row").sort("device")
@@ -58,7 +58,7 @@ def _of_device(trace: Trace, during: dict[str, Spans], rows: pl.DataFrame) -> pl
     category = _categories(rows["address"].to_list(), change.tolist(), born.tolist())
     columns = {name: np.cumsum(np.where(category == number, change, 0)) for number, name in enumerate(CATEGORIES)}
     allocated = rows["allocated"].to_numpy()
-    # What is freed and was never taken lay there before; how much that was, the counter of all says.
+    # A freed block that was never allocated in the trace existed before; the total counter gives its size.
     known = sum(columns[name] for name in PHASES)
     columns["before"] = allocated - known
     first = int(trace.events["start"].to_numpy().min()) if trace.events.height else int(times[0])
@@ -76,7 +76,7 @@ def _of_device(trace: Trace, during: dict[str, Spans], rows: pl.DataFrame) -> pl
 
 
 def _born(during: dict[str, Spans], times: Integers) -> Integers:
-    """The number of the category of what is taken at each of these moments."""
+    """The category index for allocations at each of these times."""
     found = np.full(len(times), CATEGORIES.index("other"))
     for phase, spans in during.items():
         found[spans.covered(times)] = CATEGORIES.index(phase)
@@ -84,7 +84,7 @@ def _born(during: dict[str, Spans], times: Integers) -> Integers:
 
 
 def _categories(addresses: list[int], changes: list[int], born: list[int]) -> Integers:
-    """What is given back is of the category under which it was taken; 0 (before) where it never was."""
+    """A freed block has the category of its allocation; 0 (before) if it was not allocated in the trace."""
     alive: dict[int, int] = {}
     found = []
     for address, change, category in paced(zip(addresses, changes, born, strict=True)):

@@ -1,4 +1,4 @@
-"""Which modules the time goes to. Needs a trace with Python's stack (`--stack`), in which torch names them."""
+"""Time by module. Needs a trace with Python's stack (`--stack`), in which torch names the modules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paceline.tables.trace.nesting import in_order, parents
 from paceline.tables.trace.time_limit import paced
 
 MODULE = "nn.Module: "
-LONGEST = 16 << 20  # characters of all paths together
+LONGEST = 16 << 20  # characters of all module paths together
 
 
 def modules(trace: Trace) -> pl.DataFrame:
-    """A row a module, most time first: rank, module (its path, as `ResNet_0/Sequential_1/Conv2d_3`), calls, and its own
-    ops' time, forward and backward, on the host and the device (host_forward, host_backward, device_forward,
-    device_backward; seconds), without its submodules. A backward op belongs to the module whose forward op made it.
-    Empty where the trace has no stack."""
+    """One row per module, most time first: rank, module (its path, as `ResNet_0/Sequential_1/Conv2d_3`), calls, and the
+    time of its own ops without its submodules, in forward and backward, on the host and the device (host_forward,
+    host_backward, device_forward, device_backward; seconds). A backward op belongs to the module of its forward op.
+    Empty if the trace has no stack."""
     calls = trace.calls.with_row_index("row")
     frames = trace.events.filter(
         (pl.col("kind") == "python") & pl.col("name").cast(pl.String).str.starts_with(MODULE)
@@ -63,9 +63,9 @@ def modules(trace: Trace) -> pl.DataFrame:
 
 
 def _paths(names: list[str], above: Integers, is_module: np.ndarray) -> list[str]:
-    """The path of modules that each row lies in."""
+    """The module path of each row."""
     paths: list[str] = []
-    known: dict[tuple[str, str], str] = {}  # each path once, however many rows lie in it
+    known: dict[tuple[str, str], str] = {}  # each path is stored once
     length = 0
     for row, (name, parent) in enumerate(paced(zip(names, above.tolist(), strict=True))):
         outer = paths[parent] if parent >= 0 else ""
@@ -76,7 +76,7 @@ def _paths(names: list[str], above: Integers, is_module: np.ndarray) -> list[str
                 known[outer, name] = path
                 length += len(path)
                 if length > LONGEST:
-                    # Each path holds all those above it: what is nested a million deep fits in no memory.
+                    # Each path contains all paths above it: a million nested modules would exhaust memory.
                     raise TraceError(
                         "The trace's modules are nested too deeply: their paths have more than "
                         f"{LONGEST >> 20} Mi characters.",
@@ -88,7 +88,7 @@ def _paths(names: list[str], above: Integers, is_module: np.ndarray) -> list[str
 
 
 def _backward(names: pl.Series, above: Integers) -> Integers:
-    """Whether each row is part of a backward pass."""
+    """Whether each row belongs to a backward pass."""
     found = names.str.starts_with("autograd::engine::evaluate_function").to_numpy().copy()
     for row, parent in enumerate(paced(above.tolist())):
         if parent >= 0 and found[parent]:
@@ -97,11 +97,11 @@ def _backward(names: pl.Series, above: Integers) -> Integers:
 
 
 def _of_forward(paths: list[str], sequence: Integers, above: Integers, backward: Integers) -> list[str]:
-    """A backward op has its forward op's number: it belongs where that one does, and so does what it calls."""
+    """Gives a backward op, and the calls inside it, the module of the forward op with the same sequence number."""
     made: dict[int, str] = {}
     for row, number in enumerate(paced(sequence.tolist())):
         if number >= 0 and not backward[row] and paths[row]:
-            made[number] = paths[row]  # the last op with a number is the one that made the node
+            made[number] = paths[row]  # the last op with a number is the one that made the autograd node
     found = list(paths)
     for row, parent in enumerate(paced(above.tolist())):
         if backward[row]:

@@ -1,4 +1,4 @@
-"""Which types of ops the time goes to: ops that do the same kind of thing, put together."""
+"""Time by type of op: ops of the same kind in one row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import polars as pl
 from paceline.tables.ops import ops
 from paceline.tables.trace.columns import Trace
 
-# In this order: the first that fits. Names are those of torch's operators, with their backward.
+# The first pattern that matches counts. Names are those of torch's operators, with their backward.
 TYPES = {
     "communication": r"^(nccl|gloo|c10d|mpi|ucc)|record_param_comms|all_reduce|allreduce|_allgather|reduce_scatter",
     "attention": r"attention",
@@ -33,8 +33,8 @@ TYPES = {
 
 
 def op_types(trace: Trace) -> pl.DataFrame:
-    """A row a type, most time first: rank, type, ops (how many different ones), calls, host_self, device_self
-    (seconds), share (of all ops' time: the device's where it did something, else the host's)."""
+    """One row per type, most time first: rank, type, ops (number of different ones), calls, host_self, device_self
+    (seconds), share (of all ops' time: device time if there is any, else host time)."""
     table = ops(trace).filter(pl.col("kind") == "op")
     kind = pl.lit("other")
     for name, pattern in reversed(TYPES.items()):

@@ -1,4 +1,4 @@
-"""Which ops the time goes to, on the host and on the device."""
+"""Time by op, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ By = Literal["name", "shapes"]
 
 
 def ops(trace: Trace, *, by: By = "name") -> pl.DataFrame:
-    """A row an op, most device time first, then most host time. Figures are those of torch's `key_averages`.
+    """One row per op, most device time first, then most host time. The numbers are those of torch's `key_averages`.
 
     rank, kind (op; mark: a `record_function`; runtime: a call of the device's driver), name, with `by="shapes"` also
-    shapes and types; calls; host_self, host_total; kernels, device_self, device_total: what the device did for it, and
-    for what it called; eligible (could use tensor cores), tensor_cores (share of device_self that ran on them; null
-    where it ran nothing). Times are seconds, sums over all calls; totals count calls inside calls of the same op twice.
+    shapes and types; calls; host_self, host_total; kernels, device_self, device_total: device work for the op itself,
+    and also for the ops it called; eligible (could use tensor cores), tensor_cores (share of device_self that ran on
+    them; null without device work). Times are seconds, summed over all calls; totals count nested calls of the same op
+    twice.
     """
     keys = ["kind", "name"] if by == "name" else ["kind", "name", "shapes", "types"]
     table = (
@@ -43,7 +44,7 @@ def ops(trace: Trace, *, by: By = "name") -> pl.DataFrame:
             .then(pl.col("tensor_self") / pl.col("device_self"))
             .alias("tensor_cores"),
             pl.lit(trace.rank, dtype=pl.Int64).alias("rank"),
-            # Each trace has names of its own: as plain text, tables of several ranks go together.
+            # Each trace has its own name categories: plain text lets tables of several ranks be concatenated.
             pl.col([name for name in keys if name != "name"]).cast(pl.String),
         )
         .sort(["device_self", "host_self", "name"], descending=[True, True, False])

@@ -1,4 +1,4 @@
-"""How much of the communication was hidden under compute."""
+"""How much communication was hidden under compute."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from paceline.tables.trace.columns import Trace
 
 
 def overlap(trace: Trace) -> pl.DataFrame:
-    """A row a device, over the whole trace: rank, device, communication, hidden, exposed (seconds; communication is the
-    sum of both), share (of communication that was hidden; null where there was none)."""
+    """One row per device, over the whole trace: rank, device, communication = hidden + exposed (seconds), share (of
+    communication that was hidden; null without communication)."""
     rows = []
     for each in work(trace):
         total, hidden = each.communication.length, (each.communication & each.compute).length

@@ -1,7 +1,7 @@
-"""A record, opened: what the tables and the rules read.
+"""Opens a record for the tables and the rules.
 
-`read_record` takes the folder of a run, `read_files` traces that were written elsewhere. Traces are read when they are
-first asked for.
+`read_record` takes the folder of a run, `read_files` traces that were written elsewhere. Traces are read at their first
+use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.tables.trace.time_limit import go_on
 
 @dataclass(frozen=True)
 class Tables:
-    """What there is of one run. `run` is None, and `steps` empty, for traces from elsewhere."""
+    """The contents of one run's record. For traces from elsewhere `run` is None and `steps` is empty."""
 
     folder: Path | Folder | None
     run: Run | None
@@ -33,11 +33,11 @@ class Tables:
 
     @cached_property
     def traces(self) -> list[Trace]:
-        """One a rank, by rank. TraceError where a file is damaged."""
+        """One trace per rank, sorted by rank. TraceError if a file is damaged."""
         return read_together(self.paths)
 
     def over_ranks(self, table: Callable[[Trace], pl.DataFrame]) -> pl.DataFrame:
-        """A table of all ranks, one below the other. There must be a trace."""
+        """A table of all ranks, concatenated. Needs at least one trace."""
         found = []
         for trace in self.traces:
             go_on()
@@ -46,7 +46,7 @@ class Tables:
 
 
 def read_record(folder: Path) -> Tables:
-    """The record of a run. RecordError where there is none."""
+    """The record of a run. RecordError if there is none."""
     folder = Path(folder)
     run = read_run(folder)
     return Tables(
@@ -64,9 +64,9 @@ def trace_files(folder: Folder) -> tuple[File, ...]:
 
 
 def read_files(paths: Sequence[Path]) -> Tables:
-    """Traces from elsewhere, one a rank. RecordError where none is given."""
+    """Traces from elsewhere, one per rank. RecordError if none is given."""
     if not paths:
-        raise RecordError("No trace was named.", advice="Type: paceline profile --trace FILE")
+        raise RecordError("--trace names no file.", advice="Type: paceline profile --trace FILE")
     return Tables(folder=None, run=None, steps=steps_frame({}), paths=tuple(Path(path) for path in paths))
 
 
@@ -76,7 +76,7 @@ def steps_of(folder: Path, ranks: Sequence[int]) -> pl.DataFrame:
 
 
 def steps_frame(by_rank: dict[int, list[Step]]) -> pl.DataFrame:
-    """A row a rank and step, by rank and step."""
+    """One row per rank and step, sorted by both."""
     rows = [{"rank": rank, **msgspec.structs.asdict(step)} for rank, steps in by_rank.items() for step in steps]
     return pl.DataFrame(rows, schema=STEPS, orient="row").sort("rank", "step")
 

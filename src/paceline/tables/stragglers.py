@@ -1,7 +1,7 @@
-"""Which rank keeps the others waiting, since when, and with what.
+"""The rank that keeps the others waiting, since which step, and in which phase.
 
 After a collective all ranks look equally slow. So a rank's own time counts: its step without the time in which it
-waited for others.
+waited for other ranks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from paceline.record.phases import COMMUNICATION, PHASES
 from paceline.tables.iterations import warm_up
 
 OWN = tuple(phase for phase in PHASES if phase != COMMUNICATION)  # a rank's own time
-NOTABLE = 0.05  # of a step: a lag below that is not worth a name
-MOSTLY = 0.8  # of the steps since it began
+NOTABLE = 0.05  # of a step: a smaller lag is not reported
+MOSTLY = 0.8  # of the steps since the lag began
 
 
 def lags(steps: pl.DataFrame) -> pl.DataFrame:
-    """Rank × step, for a heat map: rank, step, own (seconds of its own work), behind (own, less the median of the other
-    ranks' in the same step). Steps that every rank made and that were split; none where there is one rank."""
+    """Rank × step, for a heat map: rank, step, own (seconds of its own work), behind (own minus the median of the other
+    ranks in the same step). Only steps that all ranks made and that were split; empty with one rank."""
     ranks = steps["rank"].n_unique()
     if ranks < 2:
         return pl.DataFrame(schema={"rank": pl.Int64, "step": pl.Int64, "own": pl.Float64, "behind": pl.Float64})
@@ -37,10 +37,10 @@ def lags(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def stragglers(steps: pl.DataFrame) -> pl.DataFrame:
-    """A row a rank, the slowest first: rank, own (median seconds of its own work), behind (median), share (of a step
-    that behind is), slow (whether that is worth a name), since (the step from which on it has been slow; null where it
-    is not), cause (the part of its step that is longest compared with the other ranks'), excess (seconds of that part).
-    Warm-up is left out."""
+    """One row per rank, slowest first: rank, own (median seconds of its own work), behind (median seconds), share (of a
+    step), slow (whether the lag is worth reporting), since (the step from which on the rank has been slow; null if it
+    is not), cause (the phase that is longest compared with the other ranks), excess (seconds of that phase). Without
+    the warm-up."""
     skipped = warm_up(steps) if steps.height else 0
     settled = steps.filter(pl.col("step") > skipped)
     late = lags(settled)
@@ -50,7 +50,7 @@ def stragglers(steps: pl.DataFrame) -> pl.DataFrame:
         step = float(np.median(settled.filter(pl.col("rank") == rank)["total"].to_numpy()))
         is_late = behind > NOTABLE * step
         since = _since(is_late)
-        # One that began late in the run is told by how it is since then.
+        # The lag of a rank that became slow during the run is measured from that step on.
         after = behind if since is None else behind[since:]
         cause, excess = _cause(settled, rank, table["step"].to_numpy()[since or 0])
         lag = float(np.median(after))
@@ -82,7 +82,7 @@ SCHEMA = {
 
 
 def _since(is_late: np.ndarray) -> int | None:
-    """The first step from which on it has been late in most steps, to the end; None where there are too few of them."""
+    """The first step from which to the end the rank is late in most steps; None if there are too few such steps."""
     count = len(is_late)
     late = np.cumsum(is_late[::-1])[::-1]
     share = late / np.arange(count, 0, -1)
@@ -93,7 +93,7 @@ def _since(is_late: np.ndarray) -> int | None:
 
 
 def _cause(steps: pl.DataFrame, rank: object, first: int) -> tuple[str, float]:
-    """The part in which this rank is furthest behind the others."""
+    """The phase in which this rank is furthest behind the others."""
     late = steps.filter((pl.col("step") >= first) & pl.col("split"))
     mine, others = late.filter(pl.col("rank") == rank), late.filter(pl.col("rank") != rank)
     more = {part: _median(mine[part]) - _median(others[part]) for part in OWN}

@@ -1,4 +1,4 @@
-"""What a device did with its time: computed, spoke with others, copied, or idled, and why."""
+"""How a device spent its time: compute, communication, copies, and idle time by cause."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paceline.tables.trace.intervals import EMPTY, Integers, Spans
 from paceline.tables.trace.kinds import of_communication, uses_tensor_cores
 from paceline.tables.trace.steps import covered, synchronising, waiting_for_input, waiting_for_peers, windows
 
-LATE = 10_000  # nanoseconds: the host learns so much later that the device has finished; clocks agree no better
+LATE = 10_000  # nanoseconds by which the host may learn late that the device has finished; clocks agree no better
 
 CAUSES = ("input", "peer", "synchronisation", "host", "queue")
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """When one device did what. Kinds may overlap: streams run at the same time."""
+    """The busy times of one device, by kind. Kinds may overlap, because streams run concurrently."""
 
     device: int
     compute: Spans
-    tensor: Spans  # of compute, what ran on tensor cores
+    tensor: Spans  # the part of compute that ran on tensor cores
     communication: Spans
     copy: Spans
 
@@ -33,7 +33,7 @@ class Work:
 
 
 def work(trace: Trace) -> list[Work]:
-    """What each device of a trace did, over all of it."""
+    """The work of each device over the whole trace."""
     rows = trace.device
     kernel = (rows["kind"] == "kernel").to_numpy()
     talks = of_communication(rows["name"]).to_numpy() & kernel
@@ -53,13 +53,13 @@ def work(trace: Trace) -> list[Work]:
 
 
 def timeline(trace: Trace) -> pl.DataFrame:
-    """A row a device and step; seconds.
+    """One row per device and step; seconds.
 
-    rank, device, step, wall = compute + communication + copy + idle: each moment counts once, for the first of them
-    that was under way. tensor: of compute, on tensor cores. communication_total, copy_total: also what compute hid.
-    idle = the sum of idle_input (the script waited for its loader), idle_peer (the host waited for other workers),
-    idle_synchronisation (the host had waited for the device, and had then to begin anew), idle_host (the host was late
-    for other reasons), idle_queue (the work was launched, and had not begun: launch latency, another stream).
+    rank, device, step, wall = compute + communication + copy + idle: each moment counts once, for the first of these
+    that was active. tensor: the part of compute on tensor cores. communication_total, copy_total: including the parts
+    hidden under compute. idle = the sum of idle_input (the script waited for its loader), idle_peer (the host waited
+    for other workers), idle_synchronisation (the host restarted after a wait for the device), idle_host (the host was
+    late for other reasons), idle_queue (the work was launched but had not begun: launch latency, another stream).
     """
     steps = windows(trace)
     starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
@@ -98,13 +98,13 @@ SCHEMA = {name: pl.Float64 if name not in ("rank", "device", "step") else pl.Int
 
 
 def idle(trace: Trace, each: Work) -> dict[str, Spans]:
-    """Why a device idled, by cause. The causes do not overlap; together they are all of its gaps within steps."""
+    """The idle times of a device, by cause. The causes do not overlap; together they are all its gaps within steps."""
     inside = covered(trace)
     if not len(inside):
         return dict.fromkeys(CAUSES, EMPTY)
     gaps = each.busy.gaps(int(inside.starts[0]), int(inside.ends[-1]))
     begun = _launched(trace, each.device, gaps)
-    # Up to the launch it was the host's doing; from then on the work lay in the queue.
+    # Before the launch the host was late; after it the work was in the queue.
     before, queue = Spans.of(gaps.starts, begun), Spans.of(begun, gaps.ends)
     loading, peers = waiting_for_input(trace), waiting_for_peers(trace) - waiting_for_input(trace)
     waits = synchronising(trace)
@@ -122,7 +122,7 @@ def idle(trace: Trace, each: Work) -> dict[str, Spans]:
 
 
 def _launched(trace: Trace, device: int, gaps: Spans) -> Integers:
-    """When the host launched what ended each gap, but not before the gap; its end, where nothing or nobody ended it."""
+    """When the host launched the event that ended each gap, clipped to the gap; the gap's end if not known."""
     rows = trace.device.filter(pl.col("device") == device)
     starts = rows["start"].to_numpy()
     if not len(starts):
@@ -136,7 +136,7 @@ def _launched(trace: Trace, device: int, gaps: Spans) -> Integers:
 
 
 def launch_times(trace: Trace, rows: pl.DataFrame) -> Integers:
-    """When the host began to launch each of these events of a device; -1 where the trace does not say."""
+    """When the host began to launch each of these device events; -1 if the trace does not say."""
     launches = (
         trace.events.filter((pl.col("kind") == "runtime") & (pl.col("correlation") > 0))
         .select("correlation", launched="start")

@@ -1,4 +1,4 @@
-"""Where the host waits for the device: the calls, and the script's lines they come from."""
+"""The calls in which the host waits for the device, and the script's lines that make them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from paceline.tables.trace.intervals import Spans
 from paceline.tables.trace.kinds import SYNCHRONISING, says
 from paceline.tables.trace.steps import windows
 
-# The capture puts such a mark round each call that reads a tensor's value: file, line and call.
+# The capture puts such a mark around each call that reads a tensor's value: file, line and call.
 LINE = r"^paceline\.line#(.*):(\d+)#(.*)$"
 
 
 def waits(trace: Trace) -> pl.DataFrame:
-    """A row a line of the script, longest wait first: rank, what (`item`, `cpu` …; where no line is known, the op and
-    the driver's call), file, line (empty and 0 where unknown: a trace from elsewhere), calls, seconds (both a step).
-    On a device, seconds is the time in which the host waited for it; without one, what the calls took."""
+    """One row per line of the script, longest wait first: rank, what (`item`, `cpu` …; without a known line, the driver
+    call), file, line (empty and 0 if unknown: a trace from elsewhere), calls, seconds (both per step). With a device,
+    seconds is the time in which the host waited for it; without one, the duration of the calls."""
     steps = max(windows(trace).height, 1)
     marks = trace.events.filter((pl.col("kind") == "mark") & says(trace.events["name"], LINE))
-    # Calls inside calls (printing a tensor reads it several times) are one.
+    # Nested calls (printing a tensor reads it several times) count once.
     marks = marks.sort("start", "end", descending=[False, True])
     reach = marks["end"].cum_max().shift(1).fill_null(-1)
     marks = marks.filter(marks["start"] >= reach)
@@ -51,7 +51,7 @@ def waits(trace: Trace) -> pl.DataFrame:
 
 
 def _waited(trace: Trace, marks: pl.DataFrame, blocked: pl.DataFrame) -> pl.Series:
-    """How long the host was blocked inside each of the marks."""
+    """How long the host was blocked inside each mark."""
     if not trace.has_device:
         return marks["end"] - marks["start"]
     spans = Spans.of(blocked["start"].to_numpy(), blocked["end"].to_numpy())

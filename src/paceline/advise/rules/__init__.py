@@ -1,1 +1,1 @@
-"""One file a rule: tables in, findings out."""
+"""One file per rule: tables in, findings out."""

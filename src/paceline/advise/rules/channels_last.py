@@ -1,4 +1,4 @@
-"""Convolutions over pictures whose channels come first."""
+"""Convolutions run in channels-first layout."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent
 
-SHARE = 0.2  # of the device's compute in convolutions: with less, the rest of the model loses what they gain
-FASTER = 1.1  # times, beside the conversions that go: the kernels for tensor cores want channels last
-# On a CPU, convolutions themselves are no faster (oneDNN has layouts of its own), but what lies between them is:
-# pooling and norms go over all channels of a pixel at once.
-POOLS = 6.0  # times as fast on a CPU: 6 to 8 was measured
-NORMS = 2.0  # times as fast on a CPU: 1.6 to 2.8 was measured
-CONVOLUTIONS_ON_CPU = 0.87  # times as fast: what was measured where channels come last
-WORTH = 1.05  # a gain on a CPU below that is none
+SHARE = 0.2  # share of the device's compute in convolutions: with less, the rest of the model loses their gain
+FASTER = 1.1  # speed-up, besides the conversions saved: kernels for tensor cores need channels last
+# On a CPU, convolutions themselves are no faster (oneDNN has layouts of its own), but the layers between them are:
+# pooling and norms process all channels of a pixel at once.
+POOLS = 6.0  # speed-up on a CPU: 6 to 8 was measured
+NORMS = 2.0  # speed-up on a CPU: 1.6 to 2.8 was measured
+CONVOLUTIONS_ON_CPU = 0.87  # speed-up: measured with channels last
+WORTH = 1.05  # a smaller gain on a CPU is not reported
 POOLING = r"^aten::max_pool2d_with_indices$"
 NORMING = r"^aten::native_batch_norm"
 MOD = "channels_last"
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Pictures and weights of convolutions lie with the channel first, while kernels for tensor cores, and pooling and
-    norms on a CPU, want it last.
+    """Images and convolution weights are in channels-first layout, while kernels for tensor cores, and pooling and
+    norms on a CPU, are faster with channels last.
 
-    Mended by `channels_last`. Predicted, on a device: what cuDNN spends on turning pictures round goes, convolutions
-    are a tenth faster. On a CPU: max-pooling six times and batch norm twice as fast, convolutions a little slower.
+    Fixed by `channels_last`. Predicted on a device: cuDNN's layout conversions are saved, and convolutions are a tenth
+    faster. On a CPU: max-pooling is six times and batch norm twice as fast, convolutions a little slower.
     """
     models = [model for model in evidence.models if model.convolutions]
     if not models or any(model.channels_last for model in models) or "channels_last" in evidence.mods:
@@ -40,17 +40,17 @@ def _on_device(evidence: Evidence) -> Finding | None:
     turning = conversion_time(evidence)
     return Finding(
         rule="channels_last",
-        title=f"{percent(time / compute)} of the compute is convolutions with the channel first",
+        title=f"{percent(time / compute)} of the compute is convolutions in channels-first layout",
         evidence=[
             Figure("convolutions in the model", sum(model.convolutions for model in evidence.models)),
             Figure("time in convolutions", time, "s"),
-            Figure("of that, turning pictures round", turning, "s"),
+            Figure("of that, layout conversions", turning, "s"),
             Figure("compute of the device", compute, "s"),
             Figure("step", clock.wall, "s"),
         ],
         mod=MOD,
         predicted_gain=clock.gain(device=turning + (time - min(turning, time)) * (1 - 1 / FASTER)),
-        how="nothing is turned round, and convolutions are a tenth faster",
+        how="no layout conversions, and convolutions are a tenth faster",
         advice=ADVICE,
     )
 
@@ -63,7 +63,7 @@ def _on_cpu(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         rule="channels_last",
-        title=f"{percent((pools + norms) / wall)} of a step is pooling and batch norm with the channel first",
+        title=f"{percent((pools + norms) / wall)} of a step is pooling and batch norm in channels-first layout",
         evidence=[
             Figure("time in max-pooling", pools, "s"),
             Figure("time in batch norm", norms, "s"),
@@ -77,4 +77,4 @@ def _on_cpu(evidence: Evidence) -> Finding | None:
     )
 
 
-ADVICE = f"{command(MOD)} — by hand: model.to(memory_format=torch.channels_last), and the pictures"
+ADVICE = f"{command(MOD)} — by hand: model.to(memory_format=torch.channels_last), and the same for the images"

@@ -7,15 +7,15 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import percent
 from paceline.units import seconds
 
-SHARE = 0.03  # of the run's steps: saving once an epoch usually takes less
-REMAINS = 0.1  # of saving, where only the copy to the host stops the training
+SHARE = 0.03  # share of the run's steps: saving once per epoch usually takes less
+REMAINS = 0.1  # share of saving, if only the copy to the host stops the training
 
 
 def find(evidence: Evidence) -> Finding | None:
     """`torch.save` stops the training for a visible part of the time.
 
-    Mended by hand: save less often, or copy the weights to the host and write them in a thread
-    (`torch.distributed.checkpoint.async_save`). Predicted: a tenth of it remains. Only a run that saves shows it:
+    Fixed by hand: save less often, or copy the weights to the host and write them in a thread
+    (`torch.distributed.checkpoint.async_save`). Predicted: a tenth of the time remains. Only a run that saves shows it:
     `paceline profile --whole-run`.
     """
     facts = evidence.first_facts

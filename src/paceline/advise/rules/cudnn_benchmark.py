@@ -1,4 +1,4 @@
-"""cuDNN does not try its algorithms."""
+"""cuDNN's benchmark mode is off."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent
 
-SHARE = 0.2  # of the device's compute: with less, a better algorithm is not seen
-FASTER = 1.1  # times: what the best algorithm gains over the one that cuDNN guesses
-SHAPES = 60  # of convolutions: with more they change from step to step, and each new one is tried anew
+SHARE = 0.2  # share of the device's compute: with less, a better algorithm makes no visible difference
+FASTER = 1.1  # speed-up: the best algorithm compared with cuDNN's heuristic choice
+SHAPES = 60  # different convolution shapes: with more, shapes change from step to step, and each new one is benchmarked
 MOD = "cudnn_benchmark"
 
 
 def find(evidence: Evidence) -> Finding | None:
     """Convolutions of a few shapes are a large part of the compute, and `torch.backends.cudnn.benchmark` is off: cuDNN
-    guesses which algorithm is fast.
+    chooses algorithms by a heuristic.
 
-    Mended by `cudnn_benchmark`. Predicted: convolutions are a tenth faster.
+    Fixed by `cudnn_benchmark`. Predicted: convolutions are a tenth faster.
     """
     facts, clock = evidence.first_facts, evidence.clock
     if facts is None or clock is None or facts.cudnn_benchmark or facts.deterministic:
@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         rule="cudnn_benchmark",
-        title=f"{percent(time / compute)} of the device's compute is convolutions, whose algorithms cuDNN guesses",
+        title=f"{percent(time / compute)} of the device's compute is convolutions, with algorithms chosen by heuristic",
         evidence=[
             Figure("time in convolutions", time, "s"),
             Figure("compute of the device", compute, "s"),

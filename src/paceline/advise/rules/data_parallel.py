@@ -6,15 +6,15 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command
 
-MARK = r"^DataParallel\.forward$"  # torch's own, round every such call; DistributedDataParallel says otherwise
+MARK = r"^DataParallel\.forward$"  # torch's own mark around every such call; DistributedDataParallel has another one
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """`torch.nn.DataParallel` drives several GPUs from one process: every step it copies the weights to all, and one
-    Python launches for all.
+    """`torch.nn.DataParallel` drives several GPUs from one process: it copies the weights to all GPUs in every step,
+    and one Python process launches the kernels of all GPUs.
 
-    Mended by `workers=N`, a process a GPU, with the script written for one. Predicted: each process launches for one
-    GPU, and does so at the same time as the others.
+    Fixed by `workers=N`, one process per GPU, with the script written for one GPU. Predicted: each process launches for
+    one GPU, at the same time as the other processes.
     """
     clock, devices = evidence.clock, evidence.device_count
     calls = evidence.marked(MARK) if evidence.traces else 0.0
@@ -25,7 +25,7 @@ def find(evidence: Evidence) -> Finding | None:
         rule="data_parallel",
         title=f"DataParallel: one process launches for {devices} GPUs",
         evidence=[
-            Figure("calls of DataParallel", calls, "a step"),
+            Figure("calls of DataParallel", calls, "per step"),
             Figure("GPUs used", devices),
             Figure("launching", clock.launching, "s"),
             Figure("step", clock.wall, "s"),
@@ -33,5 +33,5 @@ def find(evidence: Evidence) -> Finding | None:
         mod=mod,
         predicted_gain=clock.gain(launching=clock.launching * (1 - 1 / devices)),
         how="each process launches for one GPU only, all at the same time",
-        advice=f"Take DataParallel out of the script, and type: {command(mod)}",
+        advice=f"Remove DataParallel from the script, and type: {command(mod)}",
     )

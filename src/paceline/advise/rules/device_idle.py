@@ -7,29 +7,29 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.rules import input_bound, small_kernels
 from paceline.advise.wording import percent
 
-USED = 0.5  # of a step that the device works: with less, the field speaks of under-use
+USED = 0.5  # share of a step that the device works: less is the usual definition of under-use
 CAUSES = {
     "input": "the script waits for its loader",
     "peer": "the host waits for other workers",
-    "synchronisation": "the host had waited for the device, and began anew",
+    "synchronisation": "the host had waited for the device, and restarted",
     "host": "the host is late with its launches",
-    "queue": "work was launched and had not begun",
+    "queue": "launched work had not begun",
 }
 BY_HAND = {
-    "peer": "See which worker comes late, and what `paceline bandwidth` says of the links",
-    "synchronisation": "See the lines that wait: read values once in many steps",
-    "host": "Fewer launches: --mod compile, a larger batch, less Python in the loop",
-    "queue": "A larger batch: kernels of some microseconds are mostly start and end",
+    "peer": "See which worker is late, and what `paceline bandwidth` says about the links",
+    "synchronisation": "See the lines that wait: read values only every k-th step",
+    "host": "Launch fewer kernels: --mod compile, a larger batch, less Python in the loop",
+    "queue": "Use a larger batch: kernels of a few microseconds are mostly start and end",
     "input": "Load ahead: DataLoader(…, num_workers=N, pin_memory=True)",
 }
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """The device works less than half of a step. The causes of its idling are named, the largest one first.
+    """The device works less than half of a step. The causes of its idle time are named, the largest one first.
 
-    Mended by what mends the largest cause: `resident` or `loader=N` where the script waits for input, `cuda_graphs`
-    where the host is late; the others by hand. Predicted: what the rule about that cause predicts; without one, that
-    the largest cause goes.
+    Fixed by the mod for the largest cause: `resident` or `loader=N` if the script waits for input, `cuda_graphs` if the
+    host is late; other causes by hand. Predicted: the prediction of the rule about that cause; without such a rule, the
+    largest cause disappears.
     """
     clock, device = evidence.clock, evidence.device
     if clock is None or not device["wall"]:
@@ -39,7 +39,7 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     idle = {cause: device[f"idle_{cause}"] for cause in CAUSES}
     largest = max(idle, key=lambda cause: idle[cause])
-    # Latency of launches that come late is the launches' doing.
+    # The latency of launches that are late counts as the host's.
     largest = "host" if largest == "queue" and idle["host"] > 0 else largest
     rule = {"input": input_bound.find, "host": small_kernels.find}.get(largest)
     mending = rule(evidence) if rule else None
@@ -54,6 +54,6 @@ def find(evidence: Evidence) -> Finding | None:
         ],
         mod=mending.mod if mending else "",
         predicted_gain=mending.predicted_gain if mending and mending.mod else clock.wall / gone,
-        how=mending.how if mending and mending.mod else "all of the largest cause goes",
+        how=mending.how if mending and mending.mod else "the largest cause disappears",
         advice=mending.advice if mending and mending.mod else BY_HAND[largest],
     )

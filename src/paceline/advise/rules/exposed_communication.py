@@ -1,4 +1,4 @@
-"""Communication is waited for."""
+"""Communication is exposed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent
 from paceline.units import size
 
-SHARE = 0.1  # of a step: what the field calls too much
+SHARE = 0.1  # share of a step: the usual limit for exposed communication
 MOD = "batch=x2"
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Workers wait for bytes to move, with nothing to compute meanwhile. (Waiting for a worker that comes late is
-    another finding.)
+    """Workers wait for communication that no compute hides. (Waiting for a late worker is another finding.)
 
-    Mended by `batch=x2`: twice the compute for the same gradients. Between hosts `--compression bf16` halves the bytes;
-    on a host with NVLinks between some GPUs, `paceline topo` says which to take. The size of buckets tunes itself in
-    the first steps. Predicted: with twice the samples a step, all but the communication doubles.
+    Fixed by `batch=x2`: twice the compute for the same gradients. Between hosts `--compression bf16` halves the bytes;
+    on a host with NVLink between some GPUs, `paceline topo` says which GPUs to use. The bucket size is tuned
+    automatically in the first steps. Predicted: with twice the samples per step, everything but communication doubles.
     """
     if evidence.workers < 2 or not evidence.step:
         return None
@@ -34,12 +33,12 @@ def find(evidence: Evidence) -> Finding | None:
     if hosts > 1 and (evidence.run and evidence.run.settings.get("compression", "none") == "none"):
         advice.append("--compression bf16 halves the bytes between hosts")
     if missed:
-        advice.append(f"{missed}: paceline topo says which GPUs to take")
-    advice.append("paceline bandwidth shows what the links give")
+        advice.append(f"{missed}: paceline topo says which GPUs to use")
+    advice.append("paceline bandwidth measures the links")
     sent = sum(model.bytes for model in evidence.models)
     return Finding(
         rule="exposed_communication",
-        title=f"{percent(waiting / step)} of a step is waiting for communication that no compute hides",
+        title=f"{percent(waiting / step)} of a step is communication that no compute hides",
         evidence=[
             Figure("waiting for bytes", waiting, "s"),
             Figure("workers", evidence.workers),
@@ -50,14 +49,14 @@ def find(evidence: Evidence) -> Finding | None:
         ],
         mod="" if "batch" in evidence.mods else MOD,
         predicted_gain=None if "batch" in evidence.mods else 2 * step / (2 * step - waiting),
-        how="a step of twice the samples: everything doubles but the communication",
-        advice=f"{' — '.join(advice)} ({size(sent)} of gradients a step)" if sent else " — ".join(advice),
+        how="a step of twice the samples: everything but communication doubles",
+        advice=f"{' — '.join(advice)} ({size(sent)} of gradients per step)" if sent else " — ".join(advice),
     )
 
 
 def waiting_for_bytes(evidence: Evidence) -> float:
-    """Seconds of a step. By the step record: what the worker waited that came last to the collectives, and hence waited
-    for nobody. By a trace from elsewhere: kernels of communication over which nothing was computed."""
+    """Seconds per step. From the step record: the wait of the worker that came last to the collectives, and so waited
+    for no other worker. From a trace written elsewhere: communication kernels without concurrent compute."""
     steps = evidence.settled.filter("split") if evidence.settled.height else evidence.settled
     if steps.height:
         least = steps.group_by("step").agg(pl.col("communication").min())
@@ -66,7 +65,7 @@ def waiting_for_bytes(evidence: Evidence) -> float:
 
 
 def _hidden(evidence: Evidence) -> float | None:
-    """The share of communication that ran under compute, where kernels show it."""
+    """The fraction of communication that ran during compute, if kernels show it."""
     device = evidence.device
     if not device or not device["communication_total"]:
         return None
@@ -74,7 +73,7 @@ def _hidden(evidence: Evidence) -> float | None:
 
 
 def _missed_nvlink(evidence: Evidence) -> str:
-    """Words for it where workers' GPUs are joined by something slower than others of the machine."""
+    """A text if the workers' GPUs have slower links than other GPUs of the machine; else empty."""
     links: list[dict[str, Any]] = (evidence.run.topology if evidence.run else {}).get("links") or []
     if evidence.run is None or not any(str(link.get("kind", "")).startswith("NV") for link in links):
         return ""

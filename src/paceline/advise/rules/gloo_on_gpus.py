@@ -1,4 +1,4 @@
-"""Gloo carries what GPUs say to each other."""
+"""GPUs communicate through Gloo."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.rules.exposed_communication import waiting_for_bytes
 from paceline.advise.wording import percent
 
-FASTER = 8.0  # times: Gloo copies through the host, at some GB/s at best
+FASTER = 8.0  # speed-up: Gloo copies through the host, at a few GB/s at best
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Several workers compute on GPUs and speak through Gloo, which copies everything through the host.
+    """Several workers compute on GPUs and communicate through Gloo, which copies everything through the host.
 
-    Mended by NCCL: `--backend auto` (or `nccl`), or `init_process_group("nccl")` in a script that makes its own.
-    Predicted: what is waited for in collectives takes an eighth.
+    Fixed by NCCL: `--backend auto` (or `nccl`), or `init_process_group("nccl")` in a script that makes its own group.
+    Predicted: the wait in collectives takes an eighth.
     """
     facts = evidence.first_facts
     told = {str(trace.head.distributed.get("backend", "")) for trace in evidence.traces}
@@ -31,6 +31,6 @@ def find(evidence: Evidence) -> Finding | None:
             Figure("step", step, "s"),
         ],
         predicted_gain=step / (step - waiting * (1 - 1 / FASTER)) if step else None,
-        how="what is waited for in collectives takes an eighth",
-        advice='paceline run --backend nccl … — in a script of its own: init_process_group("nccl")',
+        how="the wait in collectives takes an eighth",
+        advice='paceline run --backend nccl … — in a script with its own group: init_process_group("nccl")',
     )

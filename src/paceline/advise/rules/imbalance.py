@@ -9,21 +9,21 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import percent
 from paceline.units import seconds
 
-SHARE = 0.05  # of a step that it is behind the others
-KINDS = {"data": "input"}  # the rest is compute
-OTHERS = 0.25  # of its cores that others keep busy, more than of its peers' cores: less is the system's own
+SHARE = 0.05  # share of a step that the worker is behind the others
+KINDS = {"data": "input"}  # all other phases count as compute
+OTHERS = 0.25  # share of its cores that other programs use, beyond its peers': less is the operating system
 ADVICE = {
     "input": "See what its loader reads: a slow disk, a cold cache, samples that take longer to decode",
-    "compute": "See what else runs on its cores or its GPU (clock, temperature), and whether it has more to do",
-    "elsewhere": "Something else runs on its cores, more than on those of the others: see whether that is why",
+    "compute": "See what else runs on its cores or its GPU (clock, temperature), and whether it has more work",
+    "elsewhere": "Something else runs on its cores, more than on those of its peers: see whether that is the cause",
 }
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """One worker comes later to the collectives than the others, which wait for it: which, since which step, and
-    whether it loads or computes longer.
+    """One worker is later at the collectives than the others, which wait for it. The finding says which worker, since
+    which step, and whether loading or compute takes longer.
 
-    Mended by hand. Predicted: it is as fast as the others.
+    Fixed by hand. Predicted: the worker is as fast as the others.
     """
     table = evidence.stragglers
     if evidence.workers < 2 or not table.height:
@@ -38,31 +38,30 @@ def find(evidence: Evidence) -> Finding | None:
     disturbed = kind == "compute" and others > OTHERS
     return Finding(
         rule="imbalance",
-        title=f"Worker {rank} keeps the others waiting, {seconds(behind)} a step since step {row['since']}: {kind}",
+        title=f"Worker {rank} keeps the others waiting, {seconds(behind)} per step since step {row['since']}: {kind}",
         evidence=[
             Figure("worker", rank),
             Figure("since step", row["since"]),
             Figure("behind the others", behind, "s"),
             Figure("share of a step", behind / step if step else 0.0),
             Figure("cause", kind),
-            Figure("the part that is longer", row["cause"]),
+            Figure("the phase that is longer", row["cause"]),
             Figure("longer by", row["excess"], "s"),
             *(
-                [Figure("share of its cores that others keep busy, beyond that of its peers' cores", others)]
+                [Figure("share of its cores used by other programs, beyond that of its peers' cores", others)]
                 if disturbed
                 else []
             ),
             Figure("step", step, "s"),
         ],
         predicted_gain=step / max(step - behind, 1e-9) if step > behind else None,
-        how="it is as fast as the others",
+        how="the worker is as fast as the others",
         advice=f"{ADVICE['elsewhere' if disturbed else kind]} ({percent(behind / step if step else 0.0)} of a step)",
     )
 
 
 def _others_on_its_cores(evidence: Evidence, rank: int) -> float:
-    """The share of a worker's cores that something else kept busy; 0 where that is not known, or it has no cores of its
-    own."""
+    """The fraction of a worker's cores used by other programs; 0 if not known, or if it has no cores of its own."""
     workers = [worker for worker in evidence.run.workers if worker.rank == rank] if evidence.run else []
     samples = evidence.samples
     if not workers or not workers[0].cores or not samples:

@@ -1,4 +1,4 @@
-"""Steps wait for their input."""
+"""Steps wait for input."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from paceline.advise.wording import command, percent
 from paceline.record.pipelines import StageReport
 from paceline.units import size
 
-SHARE = 0.05  # of a step: what the field calls input-bound; with less there is little to gain
-REMAINS = 0.1  # of loading, where a batch is one gather
-HANDED_OVER = 1.3  # times as long: a sample that another process loads is also packed, sent and unpacked
-SPARE = 2.0  # times as many loader processes as would just do: loading varies, and a late batch is late for all
-FITS = 0.5  # of the device's free memory, that a resident dataset may take
-WORTH = 1.02  # a gain below that is none
-PAGEABLE = r"Memcpy HtoD.*Pageable"  # copies from ordinary memory, as a trace calls them
+SHARE = 0.05  # share of a step: the usual limit for input-bound; with less there is little to gain
+REMAINS = 0.1  # share of the loading time if a batch is one gather
+HANDED_OVER = 1.3  # times as long: a sample from another process is also packed, sent and unpacked
+SPARE = 2.0  # times the loader processes that just suffice: loading varies, and a late batch delays everything
+FITS = 0.5  # share of the device's free memory that a resident dataset may take
+WORTH = 1.02  # a smaller gain is not reported
+PAGEABLE = r"Memcpy HtoD.*Pageable"  # the trace's name for copies from memory that is not pinned
 READS = ("records", "interleave")  # stages of a pipeline that read files
-MOSTLY = 0.5  # of all waiting for input
-BUSY = 0.5  # of a stage's time that a core works for it; with less it waits for something else
+MOSTLY = 0.5  # share of all waiting for input
+BUSY = 0.5  # share of a stage's time in which a core works for it; with less, the stage waits for something else
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Steps wait for their loader, and the device, where there is one, has nothing to do meanwhile.
+    """Steps wait for their loader, and the device, if there is one, is idle meanwhile.
 
-    Mended by `resident` where the dataset is tensors that fit into memory, else by `loader=N`, which loads in processes
-    of its own and pins memory on a GPU. Predicted: a resident batch takes a tenth of the time, and is not copied from
-    memory that is not pinned; N processes load in their share of it, while a step computes, as far as there are cores
-    for it. A loader that has processes already needs more of them, or a dataset that does less for a sample (decode
-    once, and keep it). Where the script reads from a pipeline of `paceline.data`, the stage that holds it up is named,
-    with what it gives at most.
+    Fixed by `resident` if the dataset consists of tensors that fit into memory, else by `loader=N`, which loads in
+    separate processes and pins memory on a GPU. Predicted: a resident batch takes a tenth of the time, and needs no
+    copy from memory that is not pinned; N processes load in parallel while a step computes, as far as there are cores.
+    A loader that already has processes needs more of them, or a dataset that does less work per sample (decode once,
+    and keep the result). If the script reads from a `paceline.data` pipeline, the finding names the stage that is the
+    bottleneck, and its maximum throughput.
     """
     waiting, step = _waiting(evidence), evidence.step
     if not step or waiting < SHARE * step:
@@ -47,27 +47,27 @@ def find(evidence: Evidence) -> Finding | None:
     slowest = _slowest_stage(evidence)
     if slowest is not None:
         figures.append(Figure("the pipeline's bottleneck", slowest.name))
-        figures.append(Figure("results it gives at most", slowest.capacity, "/s"))
-        figures.append(Figure("where it is done", _place(slowest)))
+        figures.append(Figure("maximum throughput of that stage", slowest.capacity, "/s"))
+        figures.append(Figure("where that stage runs", _place(slowest)))
     finding = Finding(
         rule="input_bound",
         title=f"{percent(waiting / step)} of a step is waiting for input",
         evidence=figures,
-        advice="Do less for a sample: decode once and keep the result, or keep the dataset in memory",
+        advice="Do less work per sample: decode once and keep the result, or keep the dataset in memory",
     )
     if slowest is not None:
-        _speak_of_stage(finding, evidence, slowest)
+        _advise_on_stage(finding, evidence, slowest)
     elif loader is None:
         finding.advice = "Load ahead: DataLoader(…, num_workers=N, pin_memory=True), or keep the data on the device"
         finding.predicted_gain = _gain(evidence, REMAINS * waiting)
-        finding.how = "loading is hidden but for a tenth"
+        finding.how = "all but a tenth of loading is hidden"
     elif loader.processes:
         needed = math.ceil(loader.processes * step / max(step - waiting, 1e-9))
-        finding.predicted_gain = _gain(evidence, _bound(evidence, waiting))
-        finding.how = "with as many processes as needed nothing waits"
-        finding.advice = f"More loader processes: DataLoader(…, num_workers={needed}), or do less for a sample"
+        finding.predicted_gain = _gain(evidence, _wait_for_cores(evidence, waiting))
+        finding.how = "with enough processes no step waits"
+        finding.advice = f"More loader processes: DataLoader(…, num_workers={needed}), or do less work per sample"
     elif loader.tensors and _fits(evidence, loader.bytes) and not {"resident", "loader"} & evidence.mods:
-        finding.mod, finding.how = "resident", "a batch is one gather: a tenth of the time, and nothing is copied"
+        finding.mod, finding.how = "resident", "a batch is one gather: a tenth of the time, and no copy"
         copies = number(pageable_copies(evidence)["total"].sum()) if evidence.clock is not None else 0.0
         finding.predicted_gain = _gain(evidence, REMAINS * waiting, copies=copies)
         finding.advice = f"{command('resident')} ({size(loader.bytes)})"
@@ -81,7 +81,7 @@ def find(evidence: Evidence) -> Finding | None:
 
 
 def _slowest_stage(evidence: Evidence) -> StageReport | None:
-    """Of the pipeline, if it is what steps wait for: a script may load by a DataLoader, too."""
+    """The pipeline's bottleneck, if steps wait for the pipeline: a script may also load with a DataLoader."""
     pipeline, steps = evidence.pipeline, evidence.tables.steps
     if pipeline is None:
         return None
@@ -93,36 +93,36 @@ def _place(stage: StageReport) -> str:
     return stage.where if stage.parallel < 2 else f"{stage.parallel} {stage.where}"
 
 
-def _speak_of_stage(finding: Finding, evidence: Evidence, slowest: StageReport) -> None:
-    """The stage of a pipeline that steps wait for, and what helps there."""
+def _advise_on_stage(finding: Finding, evidence: Evidence, slowest: StageReport) -> None:
+    """Fills in the advice for the stage of a pipeline that steps wait for."""
     assert evidence.pipeline is not None
     ahead = any(stage.where != "here" for stage in evidence.pipeline.stages)
     if not ahead:
         waiting = _waiting(evidence)
-        left = max(waiting - (evidence.step - waiting), _bound(evidence, waiting), 0.0)
-        finding.predicted_gain, finding.how = _gain(evidence, left), "made while a step computes"
-        finding.advice = f"Let {slowest.name} be done while a step computes: end the pipeline with .prefetch()"
+        left = max(waiting - (evidence.step - waiting), _wait_for_cores(evidence, waiting), 0.0)
+        finding.predicted_gain, finding.how = _gain(evidence, left), "batches are made while a step computes"
+        finding.advice = f"Run {slowest.name} while a step computes: end the pipeline with .prefetch()"
     elif slowest.name.startswith(READS):
-        finding.advice = f"Read more files at a time in {slowest.name}: parallel=N, or pack fewer, larger ones"
+        finding.advice = f"Read more files at a time in {slowest.name}: parallel=N, or pack fewer, larger files"
     elif slowest.busy < BUSY:
         finding.advice = f"{slowest.name} waits more than it computes, for a disk or for cores: try parallel=N"
     else:
-        finding.advice = f"Do less in {slowest.name}: keep what it makes with .cache(), or make less of it"
+        finding.advice = f"Do less in {slowest.name}: keep its results with .cache(), or reduce its work"
 
 
 def _waiting(evidence: Evidence) -> float:
-    """Where there is a device, what it idled for; else the least that any worker waits: one that waits alone is slow by
-    itself, which is another finding."""
+    """Seconds per step of waiting for input. With a device, its idle time; else the least of all workers: if one worker
+    waits alone, it is slow by itself, which is another finding."""
     if evidence.clock is not None:
         return evidence.clock.input
     split = evidence.settled.filter("split") if evidence.settled.height else evidence.settled
     by_rank = split.group_by("rank").agg(pl.col("data").mean())["data"].min() if split.height else None
-    # A mean, beside steps whose length is a median: a few long waits must not be more than all of a step.
+    # A mean, while the step time is a median: a few long waits must not exceed a whole step.
     return min(number(by_rank), evidence.step) if by_rank is not None else evidence.parts["data"]
 
 
 def _gain(evidence: Evidence, left: float, copies: float = 0.0) -> float:
-    """Where only `left` seconds of waiting remain, and these `copies` are not made."""
+    """The gain if only `left` seconds of waiting remain, and these `copies` are saved."""
     waiting = _waiting(evidence)
     if evidence.clock is not None:
         return evidence.clock.gain(input=waiting - left, device=copies, launching=copies)
@@ -130,12 +130,12 @@ def _gain(evidence: Evidence, left: float, copies: float = 0.0) -> float:
 
 
 def pageable_copies(evidence: Evidence) -> pl.DataFrame:
-    """Copies of batches to the device from ordinary memory, of those in `evidence.kernels`: the host waits for them."""
+    """Copies to the device from memory that is not pinned, among `evidence.kernels`: the host waits for them."""
     return evidence.kernels.filter((pl.col("kind") == "copy") & pl.col("name").str.contains(PAGEABLE))
 
 
 def processes_for(evidence: Evidence) -> int:
-    """As many as keep up with a step, within the cores that are there."""
+    """The number of loader processes that keep up with a step, limited by the cores."""
     waiting = _waiting(evidence)
     rest = max(evidence.step - waiting, 1e-9)
     cores = max(evidence.cores, 2)
@@ -144,19 +144,19 @@ def processes_for(evidence: Evidence) -> int:
 
 
 def gain_of_processes(evidence: Evidence) -> float:
-    """Of loading in so many processes, where there are none."""
+    """The gain of loading in that many processes instead of none."""
     return _gain(evidence, _left(evidence))
 
 
 def _left(evidence: Evidence) -> float:
-    """Seconds of waiting that so many processes leave."""
+    """Seconds of waiting that remain with that many processes."""
     waiting = _waiting(evidence)
     loaded = waiting * HANDED_OVER / processes_for(evidence)
-    return max(loaded - (evidence.step - waiting), _bound(evidence, waiting), 0.0)
+    return max(loaded - (evidence.step - waiting), _wait_for_cores(evidence, waiting), 0.0)
 
 
-def _bound(evidence: Evidence, waiting: float) -> float:
-    """Seconds of waiting that remain because the cores have no time left: loading ahead is still work."""
+def _wait_for_cores(evidence: Evidence, waiting: float) -> float:
+    """Seconds of waiting that remain because the cores are busy: loading ahead still needs CPU time."""
     if not evidence.cores or not evidence.worker_samples.height:
         return 0.0
     used = float(evidence.worker_samples.group_by("rank").mean()["cpu"].sum())  # cores, of all workers
@@ -165,7 +165,7 @@ def _bound(evidence: Evidence, waiting: float) -> float:
 
 
 def _fits(evidence: Evidence, count: int) -> bool:
-    """On one GPU it lies there; else on the host, where it is already."""
+    """Whether the dataset fits into the memory of a single GPU. In other cases it stays on the host, where it fits."""
     if not evidence.memory_total or evidence.workers > 1:
         return True
     return count < FITS * (evidence.memory_total - evidence.memory)

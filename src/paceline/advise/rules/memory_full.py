@@ -9,20 +9,18 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent
 from paceline.units import seconds
 
-FULL = (
-    0.9  # of the device's memory: torch's allocator begins to give memory back and to ask again, and odd batches fail
-)
-HOST_FULL = 0.95  # of the host's: the kernel begins to write pages out
+FULL = 0.9  # share of the memory in use: torch's allocator begins to free and reallocate, and larger batches may fail
+HOST_FULL = 0.95  # share of the host's memory in use: the kernel begins to swap pages out
 ASKING = r"^(cuda|hip)(Malloc|Free)(Async)?$|^cuMem(Create|Release|Map|Unmap)"
 MOD = "checkpointing"
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Memory is nearly full: the allocator asks the driver again and again, and a batch of another shape may fail.
+    """Memory is nearly full: the allocator often asks the driver for memory, and a batch of another shape may fail.
 
-    Mended by `checkpointing`, which computes blocks again in backward instead of keeping what they computed, or by
-    `accumulate=2`; both take time. Predicted: forward once more; what the host spent in asking the driver is gained.
-    Where it is the host's memory, there is no mod: load in fewer processes.
+    Fixed by `checkpointing`, which recomputes blocks in backward instead of keeping their activations, or by
+    `accumulate=2`; both cost time. Predicted: one more forward; the host's time in driver calls for memory is saved. If
+    the host's memory is full, no mod helps: use fewer loader processes.
     """
     clock = evidence.clock
     if clock is None:
@@ -41,19 +39,19 @@ def find(evidence: Evidence) -> Finding | None:
     return Finding(
         rule="memory_full",
         title=f"{percent(share)} of the device's memory used"
-        + (f", and {seconds(asking)} of a step in asking for more" if asking > 0.01 * clock.wall else ""),
+        + (f", and {seconds(asking)} per step in driver calls for memory" if asking > 0.01 * clock.wall else ""),
         evidence=[
             Figure("share of the memory in use", share),
-            Figure("memory that torch took at most", evidence.memory, "bytes"),
+            Figure("peak memory of torch", evidence.memory, "bytes"),
             Figure("memory of the device", evidence.memory_total, "bytes"),
-            Figure("calls that ask the driver for memory", times, "a step"),
+            Figure("driver calls for memory", times, "per step"),
             Figure("time in them", asking, "s"),
             Figure("step", clock.wall, "s"),
         ],
         mod="" if mended else MOD,
         predicted_gain=None if mended else clock.gain(device=-forward, launching=asking),
-        how="" if mended else "blocks are computed again: forward once more; nothing asks the driver",
-        advice="A smaller batch" if mended else f"{command(MOD)} — or --mod accumulate=2: less memory, more time",
+        how="" if mended else "blocks are recomputed: one more forward; no driver calls for memory",
+        advice="Use a smaller batch" if mended else f"{command(MOD)} — or --mod accumulate=2: less memory, more time",
     )
 
 
@@ -68,8 +66,8 @@ def _host(evidence: Evidence) -> Finding | None:
         rule="memory_full",
         title=f"{percent(share)} of the host's memory used",
         evidence=[
-            Figure("memory in use at most", int(number(samples["memory"].max())), "bytes"),
+            Figure("peak memory in use", int(number(samples["memory"].max())), "bytes"),
             Figure("memory of the host", int(number(samples["memory_total"].max())), "bytes"),
         ],
-        advice="Fewer workers or loader processes, or a smaller batch: what does not fit is written to disk",
+        advice="Use fewer workers, fewer loader processes or a smaller batch: memory that does not fit is swapped out",
     )

@@ -10,22 +10,22 @@ from paceline.advise.wording import command, percent
 from paceline.tables.memory import memory_peaks
 from paceline.units import size
 
-UNUSED = 0.5  # of the memory in use: with more, twice the batch does not fit
-FILLED = 0.8  # of the memory may be taken: the rest is for what is not allocated by torch, and for odd batches
+UNUSED = 0.5  # share of the memory in use: with more, twice the batch does not fit
+FILLED = 0.8  # share of the memory that may be used: the rest is for allocations outside torch and for larger batches
 MOST = 64  # times the batch: beyond that no learning rate is known to keep the accuracy
-STEPS = 8  # an epoch has at least
+STEPS = 8  # steps per epoch, at least
 START = 4e-6  # seconds of a kernel that do not grow with the batch
-WORTH = 1.05  # a gain that pays for another learning rate
-NEAR = 0.9  # of what the largest batch would gain: the knee
+WORTH = 1.05  # the least gain that is worth another learning rate
+NEAR = 0.9  # share of the largest batch's gain: the knee
 OPTIMIZER = r"_foreach_|_fused_|^Optimizer"
 
 
 def find(evidence: Evidence) -> Finding | None:
     """Most of the device's memory is free, and a larger batch would use the device better.
 
-    Mended by `batch=xK`, with the smallest K (a power of two) that gains nine tenths of what the largest one gains that
-    fits. Predicted: launching, synchronisation and the optimizer stay what they are for a step, loading and copies grow
-    with the batch, and so do kernels but for their first 4 µs. It changes the mathematics: see `paceline sweep` for
+    Fixed by `batch=xK`, with the smallest K (a power of two) that gains nine tenths of the gain of the largest batch
+    that fits. Predicted: launching, synchronisation and the optimizer stay the same per step; loading, copies and
+    kernels (except for their first 4 µs) grow with the batch. The mod changes the mathematics: see `paceline sweep` for
     measured points, and `paceline converge` for the accuracy.
     """
     clock, batch = evidence.clock, evidence.batch
@@ -54,14 +54,14 @@ def find(evidence: Evidence) -> Finding | None:
         ],
         mod=mod,
         predicted_gain=gains[times],
-        how="a step of so many times the samples: launching and optimizer as before, kernels and loading grow",
-        advice=f"{command(mod)} (about {size(fixed + (evidence.memory - fixed) * times)}) — other steps, hence other "
-        "numbers: paceline sweep shows the knee, paceline converge the accuracy",
+        how=f"a step of {times} × the samples: launching and optimizer as before, kernels and loading grow",
+        advice=f"{command(mod)} (about {size(fixed + (evidence.memory - fixed) * times)}) — fewer, larger steps change "
+        "the numbers: paceline sweep shows the knee, paceline converge the accuracy",
     )
 
 
 def _fixed(evidence: Evidence) -> float:
-    """Bytes that do not grow with the batch: what lay there before the traced steps, at the moment with most."""
+    """Bytes that do not grow with the batch: those allocated before the traced steps, at the moment of peak memory."""
     peaks = evidence.tables.over_ranks(memory_peaks).filter(pl.col("device") >= 0)
     before = peaks["before"].max() if peaks.height else None
     known = sum(model.bytes for model in evidence.models)
@@ -76,7 +76,7 @@ def _fits(evidence: Evidence, times: int, fixed: float) -> bool:
 
 
 def _gain(evidence: Evidence, times: int) -> float:
-    """Of batches so many times as large."""
+    """The gain of a batch that is `times` as large."""
     clock = evidence.clock
     assert clock is not None
     growth = _growth(evidence, times)
@@ -85,7 +85,7 @@ def _gain(evidence: Evidence, times: int) -> float:
 
 
 def _growth(evidence: Evidence, times: int) -> float:
-    """Seconds that the device needs more for a step."""
+    """Additional device seconds per step."""
     rows = evidence.kernels_by_op.filter(
         (pl.col("kind") != "communication") & ~pl.col("op").str.contains(OPTIMIZER) & (pl.col("calls") > 0)
     )

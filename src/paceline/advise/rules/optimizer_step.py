@@ -1,4 +1,4 @@
-"""The optimizer's step is in pieces."""
+"""The optimizer's step is not fused."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent
 
-SHARE = 0.05  # of a step: with less there is little to gain
-FUSED = 2.5  # times as fast on a device: 2.5 × was measured for AdamW over the tensors of a ResNet-50 and of a GPT
-# Times as fast on a CPU: one pass over memory in the place of several. Plain SGD is one pass as it is.
+SHARE = 0.05  # share of a step: with less there is little to gain
+FUSED = 2.5  # speed-up on a device: measured for AdamW over the tensors of a ResNet-50 and of a GPT
+# Times as fast on a CPU: one pass over memory instead of several. Plain SGD already takes one pass.
 FUSED_ON_CPU = {"Adam": 4.5, "AdamW": 4.5, "SGD": 2.7, "Adagrad": 2.7}
-LAUNCHED = 0.8  # of the optimizer's launches go
-KNOWN = ("Adam", "AdamW", "SGD", "Adagrad")  # those that torch has in one kernel
+LAUNCHED = 0.8  # share of the optimizer's launches that is saved
+KNOWN = ("Adam", "AdamW", "SGD", "Adagrad")  # optimizers with a fused kernel in torch
 KERNELS = r"_foreach_|addcdiv|addcmul|lerp_|^Optimizer"
 MOD = "fused_optimizer"
 ON_CPU = "one pass over memory: 4.5 × as fast for Adam, 2.7 × for SGD with momentum"
-ON_DEVICE = "its kernels take two fifths of their time, and a fifth of its launches remain"
+ON_DEVICE = "the optimizer's kernels take two fifths of their time, and a fifth of its launches remain"
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """The optimizer's step takes a visible part of the time, and torch has it in one kernel.
+    """The optimizer's step takes a visible part of the time, and torch has a fused kernel for it.
 
-    Mended by `fused_optimizer`. Predicted: on a device its kernels run 2.5 times as fast, and four fifths of its
-    launches go; on a CPU Adam is 4.5 times as fast, SGD with momentum 2.7 times.
+    Fixed by `fused_optimizer`. Predicted: on a device its kernels run 2.5 times as fast, and four fifths of its
+    launches are saved; on a CPU Adam is 4.5 times as fast, SGD with momentum 2.7 times.
     """
     facts = evidence.first_facts
     known = [one for one in facts.optimizers if one.name in KNOWN and one.momentum and not one.fused] if facts else []
@@ -35,7 +35,7 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         rule="optimizer_step",
-        title=f"{percent(taken / evidence.step)} of a step is the optimizer's, {known[0].name}, tensor by tensor",
+        title=f"{percent(taken / evidence.step)} of a step is the optimizer, {known[0].name}, tensor by tensor",
         evidence=[
             Figure("optimizer's step", taken, "s"),
             Figure("tensors", sum(one.tensors for one in known)),

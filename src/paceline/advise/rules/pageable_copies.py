@@ -7,16 +7,17 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.rules.input_bound import gain_of_processes, pageable_copies, processes_for
 from paceline.advise.wording import command, percent
 
-SHARE = 0.02  # of a step: with less there is nothing to gain
-PINNED = 25e9  # bytes a second from pinned memory: PCIe 4; newer slots give twice that
+SHARE = 0.02  # share of a step: with less there is nothing to gain
+PINNED = 25e9  # bytes per second from pinned memory: PCIe 4; newer slots are twice as fast
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Batches are copied to the device from ordinary memory: the driver copies them twice, and the host waits.
+    """Batches are copied to the device from memory that is not pinned: the driver copies them twice, and the host
+    waits.
 
-    Mended by `loader=N`, which pins memory and lets the copies run beside the host's work, where the loader has no
-    processes; else by hand. Predicted: the same bytes at 25 GB/s, for the device and for the host, and with `loader=N`
-    what loading in processes gains.
+    Fixed by `loader=N`, which pins memory and lets copies overlap with the host's work, if the loader has no processes;
+    else by hand. Predicted: the same bytes at 25 GB/s, for the device and for the host, and with `loader=N` the gain of
+    loading in processes.
     """
     clock = evidence.clock
     if clock is None or {"loader", "resident"} & evidence.mods:
@@ -34,13 +35,13 @@ def find(evidence: Evidence) -> Finding | None:
         rule="pageable_copies",
         title=f"{percent(time / clock.wall)} of a step is copies from memory that is not pinned",
         evidence=[
-            Figure("such copies", float(copies["calls"].sum()), "a step"),
+            Figure("such copies", float(copies["calls"].sum()), "per step"),
             Figure("time in them", time, "s"),
-            Figure("copied", sent, "bytes a step"),
+            Figure("copied", sent, "bytes per step"),
             Figure("step", clock.wall, "s"),
         ],
         mod=mod,
         predicted_gain=clock.gain(device=saved, launching=saved) * (gain_of_processes(evidence) if mod else 1.0),
-        how="the same bytes at 25 GB/s" + (", and what loading in processes gains" if mod else ""),
+        how="the same bytes at 25 GB/s" + (", and the gain of loading in processes" if mod else ""),
         advice=f"{command(mod)} — by hand: {hand}" if mod else hand,
     )

@@ -1,4 +1,4 @@
-"""Much of the compute is kernels that could be one."""
+"""Much of the compute is kernels that could be fused."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent
 
-SHARE = 0.3  # of the device's compute: the compiler takes half a minute, which less does not pay for
-FUSED = 2.0  # times as fast: of a chain of kernels, each of which reads and writes all, one remains
-LAUNCHED = 0.3  # of launching in forward and backward that goes with them
+SHARE = 0.3  # share of the device's compute: with less, compiling for half a minute does not pay off
+FUSED = 2.0  # speed-up: one kernel replaces a chain of kernels that each read and write everything
+LAUNCHED = 0.3  # share of launching in forward and backward that is saved
 POINTWISE = r"elementwise|vectorized|reduce_kernel|softmax|layer_norm|LayerNorm|dropout|GeluCUDA|CatArray|index"
 OPTIMIZER = r"_foreach_|_fused_|^Optimizer|multi_tensor"
 MOD = "compile"
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Much of the device's compute is kernels that read and write whole tensors and compute little on the way
-    (additions, activations, norms, softmax), one after the other.
+    """Much of the device's compute is kernels that read and write whole tensors but compute little (additions,
+    activations, norms, softmax), one after the other.
 
-    Mended by `compile`, which makes one kernel of many. Predicted: these kernels take half of their time, and three
-    tenths of the launches of forward and backward go.
+    Fixed by `compile`, which fuses them. Predicted: these kernels take half of their time, and three tenths of the
+    launches in forward and backward are saved.
     """
     clock = evidence.clock
     if clock is None or {"compile", "cuda_graphs"} & evidence.mods:
@@ -42,13 +42,13 @@ def find(evidence: Evidence) -> Finding | None:
         rule="pointwise",
         title=f"{percent(time / compute)} of the device's compute is kernels that could be fused",
         evidence=[
-            Figure("such kernels", calls, "a step"),
+            Figure("such kernels", calls, "per step"),
             Figure("time in them", time, "s"),
             Figure("compute of the device", compute, "s"),
             Figure("step", clock.wall, "s"),
         ],
         mod=MOD,
         predicted_gain=clock.gain(device=time * (1 - 1 / FUSED), launching=min(launching, clock.launching)),
-        how="these kernels take half of their time; of the launches in forward and backward three tenths go",
+        how="these kernels take half of their time; three tenths of the launches in forward and backward are saved",
         advice=f"{command(MOD)} — the first steps take half a minute longer",
     )

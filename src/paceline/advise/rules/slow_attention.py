@@ -1,4 +1,4 @@
-"""Attention takes the long way."""
+"""Attention is not fused."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import percent
 
-SHARE = 0.1  # of a step's compute: with less there is little to gain
-FASTER = 3.0  # times: a fused kernel does not write the table of all pairs of tokens, nor read it again
-TOKENS = 32  # of a row of that table: below that it is no attention, or a small one
+SHARE = 0.1  # share of a step's compute: with less there is little to gain
+FASTER = 3.0  # speed-up: a fused kernel neither writes nor reads the matrix of all pairs of tokens
+TOKENS = 32  # tokens per row of that matrix: with fewer, the softmax is not attention, or a small one
 MATH = r"_scaled_dot_product_attention_math"
 SOFTMAX = r"^aten::_softmax(_backward_data)?$"
 PRODUCTS = r"^aten::(bmm|baddbmm)$"
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Attention is computed in pieces: a product, a softmax over a table of all pairs of tokens, another product.
-    Either by hand, or because torch's own function could not take a faster way.
+    """Attention is computed in separate kernels: a product, a softmax over a matrix of all pairs of tokens, another
+    product. Either the script does so itself, or torch's own function fell back to separate kernels.
 
-    Mended by hand: `torch.nn.functional.scaled_dot_product_attention`, without a mask of its own where `is_causal`
-    does, and in bf16 for the fastest way. Predicted: the softmax and the products over heads take a third.
+    Fixed by hand: `torch.nn.functional.scaled_dot_product_attention`, with `is_causal` instead of a mask where
+    possible, and in bf16 for the fastest kernel. Predicted: the softmax and the products over heads take a third.
     """
     if not evidence.traces:
         return None
@@ -43,8 +43,8 @@ def find(evidence: Evidence) -> Finding | None:
     saved = time * (1 - 1 / FASTER)
     return Finding(
         rule="slow_attention",
-        title=f"{percent(time / whole)} of the compute is attention in pieces"
-        + (", torch's own, which could take no faster way" if by_math else ""),
+        title=f"{percent(time / whole)} of the compute is attention in separate kernels"
+        + (": torch's own function found no faster way" if by_math else ""),
         evidence=[
             Figure("time in softmax and products over heads", time, "s"),
             Figure("shapes of the softmax", str(tables[0]["shapes"])[:200]),
@@ -53,12 +53,12 @@ def find(evidence: Evidence) -> Finding | None:
         predicted_gain=clock.gain(device=saved) if clock is not None else whole / (whole - saved),
         how="they take a third of their time",
         advice="torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)"
-        + (" without a mask of its own, in bf16: --mod precision=bf16" if by_math else " in the place of the pieces"),
+        + (" without a mask, in bf16: --mod precision=bf16" if by_math else " instead of separate operations"),
     )
 
 
 def _is_table(shapes: str) -> bool:
-    """Whether a softmax's input is a table of all pairs of tokens: … × tokens × tokens."""
+    """Whether a softmax's input is a matrix of all pairs of tokens: … × tokens × tokens."""
     try:
         dims = json.loads(shapes)[0]
     except (ValueError, IndexError, TypeError):

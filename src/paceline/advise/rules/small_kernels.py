@@ -7,18 +7,18 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command, percent
 from paceline.units import seconds
 
-LATE = 0.1  # of a step that the device idles because the host is late: with less, launches are not what decides
-SMALL = 0.5  # of the kernels are shorter than a launch: with fewer, the host is late for another reason
-REMAINS = 0.1  # of launching under graphs: a graph is launched, too, and its inputs are copied into place
+LATE = 0.1  # share of a step in which the device waits for the host: with less, launches do not set the step time
+SMALL = 0.5  # share of the kernels that are shorter than a launch: with fewer, the host is late for another reason
+REMAINS = 0.1  # share of launching with graphs: a graph is launched too, and its inputs are copied into place
 MOD = "cuda_graphs"
 
 
 def find(evidence: Evidence) -> Finding | None:
     """The device waits for the host, which launches many small kernels one by one.
 
-    Mended by `cuda_graphs`, which launches forward, backward and the optimizer's step as a whole each; where that does
-    not apply, `compile=reduce-overhead` does the same to the model, and `fused_optimizer` and a larger batch make fewer
-    launches. Predicted: the host's launching inside the three phases takes a tenth of its time.
+    Fixed by `cuda_graphs`, which launches each of forward, backward and the optimizer's step as a whole. Where that
+    does not apply, `compile=reduce-overhead` does the same for the model, and `fused_optimizer` or a larger batch
+    reduces launches. Predicted: the host's launching inside the three phases takes a tenth of its time.
     """
     clock = evidence.clock
     if clock is None or {"cuda_graphs"} & evidence.mods or not evidence.launches.height:
@@ -33,10 +33,10 @@ def find(evidence: Evidence) -> Finding | None:
     saved = clock.launching * (1 - REMAINS) * inside / (inside + outside) if inside else 0.0
     return Finding(
         rule="small_kernels",
-        title=f"{table['kernels']:,.0f} kernels a step, half of them below {seconds(table['median'])}: "
+        title=f"{table['kernels']:,.0f} kernels per step, half of them below {seconds(table['median'])}: "
         f"the device idles {percent(late)} of a step, waiting for launches",
         evidence=[
-            Figure("kernels", table["kernels"], "a step"),
+            Figure("kernels", table["kernels"], "per step"),
             Figure("median of a kernel", table["median"], "s"),
             Figure("kernels below 10 µs", table["small"]),
             Figure("a launch", table["launch"], "s"),

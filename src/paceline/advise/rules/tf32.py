@@ -7,15 +7,15 @@ from paceline.advise.finding import Figure, Finding
 from paceline.advise.matmul_cost import products, tensor_cores_for
 from paceline.advise.wording import command, percent
 
-SHARE = 0.1  # of the device's compute: with less, a step gets hardly shorter
+SHARE = 0.1  # share of the device's compute: with less, a step becomes hardly shorter
 MOD = "tf32"
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Products of float32 matrices run on ordinary cores, though tensor cores could take them rounded to TF32.
+    """Products of float32 matrices run on ordinary cores, although tensor cores could compute them in TF32.
 
-    Mended by `tf32`. Predicted: the device's time in those products, four times as fast. It is the milder change beside
-    mixed precision: inputs of a product keep 10 bits, everything else stays float32.
+    Fixed by `tf32`. Predicted: those products run four times as fast. The mod is milder than mixed precision: inputs of
+    a product keep 10 bits of mantissa, everything else stays float32.
     """
     found, clock = products(evidence), evidence.clock
     if found is None or clock is None or {"tf32", "precision"} & evidence.mods:
@@ -32,6 +32,6 @@ def find(evidence: Evidence) -> Finding | None:
         ],
         mod=MOD,
         predicted_gain=clock.gain(device=found.saved_by_tf32()),
-        how="the time of these products, 4 × as fast; a step is never shorter than its launches",
+        how="these products run 4 × as fast; a step is never shorter than its launches",
         advice=f'{command(MOD)} — by hand: torch.set_float32_matmul_precision("high")',
     )

@@ -8,17 +8,17 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command
 
-LARGE = 50e-6  # seconds of an op of one thread: torch shares out what takes longer, roughly
-MANY = 0.3  # of a step that is lost for each time over that threads share cores: they wait for each other at each op
-WORTH = 1.05  # a gain below that is none
+LARGE = 50e-6  # seconds of an op on one thread: torch splits longer ops between threads, roughly
+MANY = 0.3  # share of a step lost per additional thread on a core: threads wait for each other at each op
+WORTH = 1.05  # a smaller gain is not reported
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """On a CPU, all workers' threads together are more than the cores, so that they wait for each other; or fewer than
-    half of them, so that cores have nothing to do.
+    """On a CPU, the threads of all workers together are more than the cores, so that they wait for each other; or fewer
+    than half of the cores, so that cores are idle.
 
-    Mended by `threads=N`, the cores by the workers. Predicted: too few: the time in ops long enough to be shared out
-    goes down by the number of threads; too many: three tenths for each time over that threads share a core.
+    Fixed by `threads=N`: the cores divided by the workers. Predicted for too few threads: ops that are long enough are
+    split over all threads; for too many: a step loses three tenths per additional thread on a core.
     """
     if evidence.has_device or evidence.run is None or not evidence.cores or "threads" in evidence.mods:
         return None
@@ -34,11 +34,11 @@ def find(evidence: Evidence) -> Finding | None:
         return None
     if total > cores:
         gain, what = 1 + MANY * (total / cores - 1), "share"
-        how = "a step loses three tenths for each time over that threads share a core"
+        how = "a step loses three tenths per additional thread on a core"
     else:
         shared = _shared_out(evidence)
         gain, what = 1 / (1 - shared + shared * max(mine) / fitting), "are left of"
-        how = "ops that are long enough are shared out over all threads"
+        how = "ops that are long enough are split over all threads"
     if gain < WORTH:
         return None
     mod = f"threads={fitting}"
@@ -50,17 +50,17 @@ def find(evidence: Evidence) -> Finding | None:
             Figure("threads of a worker", max(mine)),
             Figure("workers", len(mine)),
             Figure("cores", cores),
-            *([Figure("share of a step in ops that could be shared out", shared)] if what != "share" else []),
+            *([Figure("share of a step in ops that threads could split", shared)] if what != "share" else []),
         ],
         mod=mod,
         predicted_gain=gain,
         how=how,
-        advice=f"{command(mod)} — the script or OMP_NUM_THREADS may say otherwise: it has the last word",
+        advice=f"{command(mod)} — a setting in the script or OMP_NUM_THREADS overrides the mod",
     )
 
 
 def _shared_out(evidence: Evidence) -> float:
-    """The share of a traced step in ops that take long enough to be shared out between threads."""
+    """The fraction of a traced step in ops that are long enough to be split between threads."""
     rows = evidence.ops.filter((pl.col("kind") == "op") & (pl.col("host_self") > LARGE * pl.col("calls")))
     wall = evidence.phases.get("wall", 0.0)
     return min(float(rows["host_self"].sum()) / wall, 1.0) if wall else 0.0

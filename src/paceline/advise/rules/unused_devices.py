@@ -1,4 +1,4 @@
-"""GPUs are there and not used."""
+"""GPUs are unused."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import command
 
-LINK = 20e9  # bytes a second between two GPUs where the record does not say: PCIe 4
-HIDDEN = 0.5  # of the gradients' way that backward hides
+LINK = 20e9  # bytes per second between two GPUs if the record does not say: PCIe 4
+HIDDEN = 0.5  # share of the gradients' all-reduce that backward hides
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """There are more GPUs than workers, or the script computes on the CPU beside a GPU.
+    """There are more GPUs than workers, or the script computes on the CPU although there is a GPU.
 
-    Mended by `workers=N`, which is `-n N`. Predicted: the device's work is shared out, launching and input stay, and
-    each step sends the gradients round, of which backward hides half. Where the host decides how long a step is, more
-    GPUs gain nothing until the batch is larger. For a script that computes on the CPU nothing is predicted.
+    Fixed by `workers=N`, which is `-n N`. Predicted: the device's work is split, launching and input stay the same, and
+    each step all-reduces the gradients, half of it hidden by backward. If the host sets the step time, more GPUs gain
+    nothing until the batch is larger. For a script that computes on the CPU there is no prediction.
     """
     if not evidence.traces:
         return None
@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> Finding | None:
         rule="unused_devices",
         title=f"{used} of {there} GPUs used",
         evidence=[
-            Figure("GPUs there", there),
+            Figure("GPUs available", there),
             Figure("GPUs used", used),
             Figure("work of the device", clock.device, "s"),
             Figure("gradients", sent, "bytes"),
@@ -41,8 +41,8 @@ def find(evidence: Evidence) -> Finding | None:
         ],
         mod=mod,
         predicted_gain=clock.gain(device=clock.device * (1 - used / there) - way),
-        how="the device's work is shared out; launching and input stay; half of the gradients' way is seen",
-        advice=f"{command(mod)} — with --batch scale each GPU keeps the script's batch",
+        how="the device's work is split; launching and input stay; half of the gradients' all-reduce is exposed",
+        advice=f"{command(mod)} — with --batch scale each GPU keeps the script's batch size",
     )
 
 
@@ -50,13 +50,13 @@ def _on_the_cpu(evidence: Evidence, there: int) -> Finding:
     return Finding(
         rule="unused_devices",
         title=f"The script computes on the CPU, and there {'is a GPU' if there == 1 else f'are {there} GPUs'}",
-        evidence=[Figure("GPUs there", there), Figure("GPUs used", 0), Figure("step", evidence.step, "s")],
-        advice='Put model and batches there: .to("cuda")',
+        evidence=[Figure("GPUs available", there), Figure("GPUs used", 0), Figure("step", evidence.step, "s")],
+        advice='Move the model and the batches to the GPU: .to("cuda")',
     )
 
 
 def _link(evidence: Evidence) -> float:
-    """Bytes a second of the slowest link that the record knows."""
+    """Bytes per second of the slowest link in the record."""
     links = (evidence.run.topology if evidence.run else {}).get("links") or []
     rates = [link.get("gb_per_s") for link in links if link.get("gb_per_s")]
     return min(rates) * 1e9 if rates else LINK

@@ -8,16 +8,16 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.advise.wording import percent
 
-SHARE = 1 / 3  # of all steps' time: one pass over a test set of a fifth, forward only, is a tenth
+SHARE = 1 / 3  # share of the time of all steps: a forward pass over a test set of a fifth of the data is a tenth
 
 
 def find(evidence: Evidence) -> Finding | None:
     """Calls in eval mode take more than a third of the time of all steps.
 
-    Mended by hand: validate less often, or on a part; more workers share validation out, too. Predicted: half as often.
-    Only a run that comes to its validation shows it: `paceline profile --whole-run`.
+    Fixed by hand: validate less often, or on a part of the data; more workers also split validation. Predicted: half
+    as often. Only a run that reaches its validation shows it: `paceline profile --whole-run`.
     """
-    steps = evidence.tables.steps.filter(pl.col("step") > 1)  # the first one holds the script's beginning
+    steps = evidence.tables.steps.filter(pl.col("step") > 1)  # the first step includes the script's start-up
     total, spent = float(steps["total"].sum()), float(steps["evaluation"].sum())
     if not total or spent < SHARE * total:
         return None

@@ -8,16 +8,16 @@ from paceline.advise.evidence import Evidence
 from paceline.advise.finding import Figure, Finding
 from paceline.units import seconds
 
-OFTEN = 0.5  # calls a step: a value that is read every tenth step costs a tenth, and people want to see it
-MOST = 5  # lines that are named
+OFTEN = 0.5  # calls per step, at least: reading a value every tenth step costs a tenth, which is acceptable
+MOST = 5  # lines named in a finding
 
 
 def find(evidence: Evidence) -> Finding | None:
-    """Lines of the script that read a value of the device in every step (`.item()`, `.cpu()`, printing a tensor,
-    `nonzero`): the host waits there, and the device has nothing to do until the host has launched again.
+    """Lines of the script read a value from the device in every step (`.item()`, `.cpu()`, printing a tensor,
+    `nonzero`): the host waits there, and the device is idle until the host launches again.
 
-    Mended by hand: add up on the device, and read the sum once in many steps. Predicted: nothing waits, so that input
-    and launching go on while the device computes, and the slower of the two decides.
+    Fixed by hand: accumulate on the device, and read the sum every k-th step. Predicted: no waits, so that input and
+    launching overlap with the device's compute, and the slower of the two sets the step time.
     """
     clock = evidence.clock
     if clock is None or not evidence.waits.height:
@@ -32,12 +32,12 @@ def find(evidence: Evidence) -> Finding | None:
         title=f"{where[0].rpartition('/')[2]} ({lines[0]['what']}){more}: the host waits for the device in every step",
         evidence=[
             *(Figure(f"{at} ({line['what']})", line["seconds"], "s") for at, line in zip(where, lines, strict=True)),
-            Figure("the device idles until the host has begun anew", clock.synchronisation, "s"),
+            Figure("the device idles until the host has restarted", clock.synchronisation, "s"),
             Figure("step", clock.wall, "s"),
         ],
         where=where[0],
         predicted_gain=clock.gain_without_waits(),
-        how="without waits the slower of the host and the device decides how long a step is",
-        advice=f"Add up on the device (total += loss.detach()), and read it every so many steps: {seconds(clock.wall)} "
-        f"a step would be {seconds(clock.wall / clock.gain_without_waits())}. `paceline profile` lists all such lines",
+        how="without waits the slower of the host and the device sets the step time",
+        advice=f"Accumulate on the device (total += loss.detach()), and read every k-th step: {seconds(clock.wall)} "
+        f"per step would become {seconds(clock.wall / clock.gain_without_waits())}. `paceline profile` lists all lines",
     )

@@ -3,8 +3,8 @@
     y = w · (x − μ_g) / √(σ²_g + ε) + b            μ_g, σ²_g over the samples and pixels of ghost g, per channel
     ∂x = w · r · (∂y − mean_g(∂y) − x̂ · mean_g(∂y · x̂))       r = 1/√(σ²_g + ε), x̂ = (x − μ_g) · r
 
-All ghosts at once: by Triton kernels on a GPU, elsewhere by torch operations in which a sample finds the numbers of its
-ghost. Half types are computed in float32.
+All ghosts are computed at once: by Triton kernels on a GPU, elsewhere by torch operations that give each sample the
+statistics of its ghost. Half precision is computed in float32.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Running = tuple[Tensor, Tensor, float]  # mean, variance, momentum
 def ghost_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running | None, *, size: int, eps: float
 ) -> Tensor:
-    """Batch norm of ghosts of `size` samples. `running` statistics are brought up to date with the whole batch's."""
+    """Batch norm over ghosts of `size` samples. Updates the `running` statistics with those of the whole batch."""
     ghosts = Ghosts.of(x.shape[0], size, _pixels(x))
     if torch.compiler.is_compiling():
-        # The compiler makes kernels of its own out of plain operations.
+        # torch.compile generates its own kernels from plain operations.
         y, mean, variance = _plain(x, weight, bias, ghosts, eps)
         if running is not None:
             _track(mean.detach(), variance.detach(), running, ghosts, x.numel() // x.shape[1])
@@ -48,7 +48,7 @@ class _GhostNorm(Function):
             from paceline.converge.ghost_bn.fused import forward
 
             y, laid_out, (table, ctx.rows) = forward(x, weight, bias, running, ghosts, eps)
-            # Where a copy was made it is what backward reads; the input is kept for gradients of gradients.
+            # Backward reads the copy if there is one; the input is kept for gradients of gradients.
             ctx.save_for_backward(x, weight, bias, table, None if laid_out is x else laid_out)
             return y
         y, mean, variance = _plain(x, weight, bias, ghosts, eps)
@@ -61,8 +61,8 @@ class _GhostNorm(Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (dy,) = grads
         x, weight, bias, first, second = ctx.saved_tensors
-        if torch.is_grad_enabled():  # gradients of gradients: by operations that have some
-            return (*_again(ctx, dy, x, weight, bias), None, None, None)
+        if torch.is_grad_enabled():  # gradients of gradients need differentiable operations
+            return (*_differentiable_gradients(ctx, dy, x, weight, bias), None, None, None)
         if ctx.fused:
             from paceline.converge.ghost_bn.fused import backward
 
@@ -79,7 +79,7 @@ class _GhostNorm(Function):
         )
 
 
-def _again(ctx: Any, dy: Tensor, x: Tensor, weight: Any, bias: Any) -> list[Tensor | None]:
+def _differentiable_gradients(ctx: Any, dy: Tensor, x: Tensor, weight: Any, bias: Any) -> list[Tensor | None]:
     y, _, _ = _plain(x, weight, bias, ctx.ghosts, ctx.eps)
     wanted = [t for t, needed in zip((x, weight, bias), ctx.needs_input_grad[:3], strict=True) if needed]
     found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
@@ -89,7 +89,7 @@ def _again(ctx: Any, dy: Tensor, x: Tensor, weight: Any, bias: Any) -> list[Tens
 def _plain(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, ghosts: Ghosts, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, and mean and variance of each ghost and channel."""
+    """The output, and the mean and variance of each ghost and channel."""
     wide = _wide(x)
     count = _counts(ghosts, wide)
     mean = _add_up(_over_pixels(wide), ghosts) / count
@@ -121,7 +121,7 @@ def _gradients(
 
 @torch.no_grad()
 def _track(mean: Tensor, variance: Tensor, running: Running, ghosts: Ghosts, values: int) -> None:
-    """Mean and unbiased variance of the whole batch, into the running ones."""
+    """Updates the running statistics with the mean and unbiased variance of the whole batch."""
     running_mean, running_var, momentum = running
     share = _counts(ghosts, mean) * (1.0 / ghosts.batch)
     whole = (share * mean).sum(0)
@@ -135,12 +135,12 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _over_pixels(x: Tensor) -> Tensor:
-    """Sums of each sample and channel."""
+    """The sum over pixels, for each sample and channel."""
     return x.flatten(2).sum(2) if x.dim() > 2 else x
 
 
 def _add_up(of_samples: Tensor, ghosts: Ghosts) -> Tensor:
-    """Sums of each ghost, out of those of its samples."""
+    """The sum over each ghost's samples."""
     whole = (ghosts.count - 1) * ghosts.size
     last = of_samples[whole:].sum(0, keepdim=True)
     if not whole:
@@ -149,7 +149,7 @@ def _add_up(of_samples: Tensor, ghosts: Ghosts) -> Tensor:
 
 
 def _of_samples(of_ghosts: Tensor, ghosts: Ghosts, x: Tensor) -> Tensor:
-    """Each sample's row of a table of ghosts, shaped to go with x."""
+    """For each sample the row of its ghost, shaped to broadcast with x."""
     whole = (ghosts.count - 1) * ghosts.size
     last = of_ghosts[-1:].expand(ghosts.batch - whole, -1)
     rows = torch.cat([of_ghosts[:-1].repeat_interleave(ghosts.size, 0), last]) if whole else last
@@ -157,7 +157,7 @@ def _of_samples(of_ghosts: Tensor, ghosts: Ghosts, x: Tensor) -> Tensor:
 
 
 def _counts(ghosts: Ghosts, like: Tensor) -> Tensor:
-    """Values of a channel in each ghost, as a column."""
+    """The number of values per channel in each ghost, as a column."""
     return like.new_tensor(ghosts.samples).mul_(_pixels(like)).unsqueeze_(1)
 
 

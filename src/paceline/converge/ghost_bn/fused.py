@@ -1,4 +1,4 @@
-"""Ghost batch norm by Triton kernels: which to launch, in which shapes. Imported only where Triton is."""
+"""Launches the Triton kernels of ghost batch norm, and chooses their shapes. Imported only if Triton is installed."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from paceline.converge.ghost_bn import kernels
 from paceline.converge.ghost_bn.split import Ghosts
 
 TILE = 4096  # elements that a program holds at a time
-PARTS = 64  # programs that make a ghost's sums, at most
-BUSY = 8  # programs a multiprocessor
-TIMES = 4  # tiles that a program of rows writes
+PARTS = 64  # most programs per ghost for its sums
+BUSY = 8  # programs per multiprocessor
+TIMES = 4  # tiles that each program over rows writes
 WARPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A batch in memory, and how kernels go over it."""
+    """A batch in memory, and how the kernels iterate over it."""
 
     ghosts: Ghosts
     channels: int
     pixels: int
-    rows: bool  # channels next to each other in memory, else pixels
-    unit: int  # samples of a tile, or rows
-    wide: int  # channels of a tile, or pixels
+    rows: bool  # channels are adjacent in memory; else pixels are
+    unit: int  # rows of a tile; for planes, samples
+    wide: int  # channels of a tile; for planes, pixels
     parts: int
 
     @property
     def stretch(self) -> int:
-        """Rows of a sample, where a ghost is counted in rows; else one."""
+        """Rows per sample if a ghost is counted in rows; else 1."""
         return self.pixels if self.rows else 1
 
     @property
     def each(self) -> int:
-        """Values of a channel in what a ghost is counted in."""
+        """Values per channel in one row, or in one sample."""
         return 1 if self.rows else self.pixels
 
     @property
@@ -50,8 +50,8 @@ class Shape:
 def forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Any, ghosts: Ghosts, eps: float
 ) -> tuple[Tensor, Tensor, Any]:
-    """The output; x as the kernels read it, and statistics for `backward`. `running` is None, or the running mean and
-    variance and their momentum: they are brought up to date."""
+    """The output, x as the kernels read it, and the statistics for `backward`. `running` is None, or the running mean
+    and variance, which are updated, and their momentum."""
     x, rows = _laid_out(x)
     shape = _shape(x, rows, ghosts)
     table = x.new_empty((4, ghosts.count, shape.channels), dtype=torch.float32)
@@ -75,7 +75,7 @@ def forward(
 
 
 def backward(dy: Tensor, x: Tensor, kept: Any, ghosts: Ghosts) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the weight and of the bias; the latter in float32."""
+    """The gradients of x, of the weight and of the bias; the last two in float32."""
     table, rows = kept
     mean, _, rstd, scale = table.unbind()
     shape = _shape(x, rows, ghosts)
@@ -132,7 +132,7 @@ def _apply(
 
 
 def _laid_out(x: Tensor) -> tuple[Tensor, bool]:
-    """x in one of the two layouts that kernels know, and whether as rows."""
+    """x in one of the two layouts that the kernels support, and whether that is rows."""
     if x.dim() == 2 or x.numel() == x.shape[0] * x.shape[1]:
         return x.contiguous(), True
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())

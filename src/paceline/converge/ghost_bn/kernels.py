@@ -1,9 +1,9 @@
-"""Ghost batch norm in eight passes over memory: two reads and a write forward, four reads and a write backward.
+"""Triton kernels for ghost batch norm: forward reads memory twice and writes once, backward reads four times and
+writes once.
 
-Imported only where Triton is. The formulas are in `ghost_norm`. Memory is seen in one of two ways: as rows of C
-channels (channels last, or no pixels at all), or as planes of S pixels, C of them a sample. A ghost is a stretch of
-rows, or of samples. Sums are of differences to a first value, so that a large mean costs no digits, and are added up in
-a fixed order.
+Imported only if Triton is installed. The formulas are in `functional`. Memory is seen in one of two ways: as rows of C
+channels (channels last, or no pixels), or as planes of S pixels, C planes per sample. A ghost is a run of rows, or of
+samples. Sums are taken over differences from a first value, so that a large mean costs no digits, and in a fixed order.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def stretch(ghost, ghosts, size, batch, pixels):
-    """Where a ghost begins, and how long it is, in rows."""
+    """The first row of a ghost, and its length in rows."""
     first = ghost * size
     last = tl.where(ghost == ghosts - 1, batch, first + size)
     return first.to(tl.int64) * pixels, (last - first) * pixels
@@ -24,7 +24,7 @@ def stretch(ghost, ghosts, size, batch, pixels):
 
 @triton.jit
 def part_of(length, part, parts, unit):
-    """A part's stretch of a ghost, in multiples of a unit."""
+    """The begin and end of one part of a ghost, in multiples of a unit."""
     each = tl.cdiv(tl.cdiv(length, parts), unit) * unit
     begin = tl.minimum(part * each, length)
     return begin, tl.minimum(begin + each, length)
@@ -36,7 +36,7 @@ def part_of(length, part, parts, unit):
 @triton.jit
 def sums_of_rows(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts, BACKWARD: tl.constexpr,
                  ROWS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """Forward: mean and squares about it of a part of a ghost. Backward: sums of dy, and of dy·(x − mean)."""
+    """Forward: mean, and sum of squares about it, of a part of a ghost. Backward: sums of dy and of dy·(x − mean)."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ghost, part = tl.program_id(1), tl.program_id(2)
     start, length = stretch(ghost, ghosts, size, batch, pixels)
@@ -47,7 +47,7 @@ def sums_of_rows(x, dy, mean, out, batch, size, ghosts, channels, pixels, parts,
     if BACKWARD:
         shift = tl.load(mean + ghost * channels + channel, mask=here, other=0.0)
     else:
-        first_row = tl.minimum(begin, length - 1).to(tl.int64)  # of a part that is empty, any will do
+        first_row = tl.minimum(begin, length - 1).to(tl.int64)  # an empty part may use any row
         shift = tl.load(x + first_row * channels + channel, mask=here, other=0.0).to(tl.float32)
     one = tl.zeros([ROWS, CHANNELS], tl.float32)
     two = tl.zeros([ROWS, CHANNELS], tl.float32)
@@ -153,7 +153,7 @@ def sums_of_planes(x, dy, mean, out, batch, size, ghosts, channels, pixels, part
 @triton.jit
 def apply_to_planes(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, channels, pixels,
                     BACKWARD: tl.constexpr, PLANES: tl.constexpr, PIXELS: tl.constexpr):  # fmt: skip
-    """As `apply_to_rows`, for some planes, whatever ghosts they are of."""
+    """As `apply_to_rows`, for some planes, which may belong to several ghosts."""
     plane = tl.program_id(0) * PLANES + tl.arange(0, PLANES)
     pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
     there = plane < batch * channels
@@ -177,12 +177,12 @@ def apply_to_planes(x, dy, out, mean, scale, shift, slope, batch, size, ghosts, 
     tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
 
 
-# -- between the passes ------------------------------------------------------------------------------------------------
+# -- between the passes over memory ------------------------------------------------------------------------------------
 
 
 @triton.jit
 def counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS: tl.constexpr):
-    """How many values of a channel each part of a ghost has, and all of it. A row is `each` of them."""
+    """The number of values per channel in each part of a ghost, and in the ghost. A row has `each` values."""
     _, length = stretch(ghost, ghosts, size, batch, pixels)
     part = tl.arange(0, PARTS)
     begin, end = part_of(length, part, parts, unit)
@@ -192,7 +192,7 @@ def counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS: tl.cons
 @triton.jit
 def finish_forward(partial, weight, mean, variance, rstd, scale, batch, size, ghosts, channels, pixels, each, parts,
                    unit, eps, WEIGHT: tl.constexpr, PARTS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """A ghost's mean and variance, out of those of its parts."""
+    """A ghost's mean and variance, from those of its parts."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ghost = tl.program_id(1)
     part, count, total = counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS)
@@ -218,7 +218,7 @@ def finish_forward(partial, weight, mean, variance, rstd, scale, batch, size, gh
 @triton.jit
 def track_whole_batch(mean, variance, running_mean, running_var, batch, size, ghosts, channels, pixels, momentum,
                       GHOSTS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """Mean and unbiased variance of the whole batch, out of its ghosts', into the running ones."""
+    """Updates the running statistics with the mean and unbiased variance of the whole batch, from its ghosts'."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     here = channel < channels
     total = (batch * pixels).to(tl.float32)
@@ -252,7 +252,7 @@ def track_whole_batch(mean, variance, running_mean, running_var, batch, size, gh
 @triton.jit
 def finish_backward(partial, rstd, scale, slope, shift, of_ghosts, batch, size, ghosts, channels, pixels, each, parts,
                     unit, PARTS: tl.constexpr, CHANNELS: tl.constexpr):  # fmt: skip
-    """What x's gradient is made with, and a ghost's share in the weight's and the bias's."""
+    """The coefficients of x's gradient, and a ghost's contribution to the weight's and the bias's gradients."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     ghost = tl.program_id(1)
     part, _, total = counts(ghost, ghosts, size, batch, pixels, each, parts, unit, PARTS)

@@ -1,8 +1,8 @@
-"""Ghost batch norm: statistics of small virtual batches, however large the batch.
+"""Ghost batch norm: batch norm with the statistics of small virtual batches, however large the batch.
 
-A batch norm's noise is a part of how it trains, and a batch of thousands has little of it. Here each stretch of `size`
-samples is normalised by itself; running statistics, for evaluation, are of the whole batch. N workers of batch b that
-do not synchronise their batch norms compute what one worker of batch N·b with ghosts of b does.
+The noise of batch statistics helps training, and a batch of thousands has little of it. Here each run of `size`
+consecutive samples (a ghost) is normalised on its own; running statistics, for evaluation, cover the whole batch. N
+workers with batch b and unsynchronised batch norm compute the same as one worker with batch N·b and ghosts of b.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class _Ghost(nn.modules.batchnorm._BatchNorm):
-    """What the three have in common. In eval mode, with running statistics, it is torch's batch norm."""
+    """The base of the three classes. In eval mode, with running statistics, it is torch's batch norm."""
 
     size: int
 
@@ -71,11 +71,11 @@ KINDS: dict[type[nn.Module], type[_Ghost]] = {
 
 
 def ghost(model: M, size: int = SIZE) -> M:
-    """Makes every batch norm of the model a ghost batch norm, in place, and gives the model back.
+    """Turns every batch norm of the model into a ghost batch norm, in place, and returns the model.
 
-    Modules, parameters, running statistics and hooks stay the same objects: an optimizer that holds the parameters goes
-    on. A ghost batch norm gets the new size. Batch norms of other classes (SyncBatchNorm, lazy ones, a library's own)
-    are left alone; where nothing is left, that is an error.
+    Modules, parameters, running statistics and hooks stay the same objects, so an optimizer that holds the parameters
+    stays valid. An existing ghost batch norm gets the new size. Batch norms of other classes (SyncBatchNorm, lazy ones,
+    a library's own) are left alone; a model without any batch norm to change is an error.
     """
     size, changed, others = _checked(size), 0, set()
     for module in model.modules():
@@ -90,13 +90,16 @@ def ghost(model: M, size: int = SIZE) -> M:
     if not changed:
         found = f"only {', '.join(sorted(others))}" if others else "none"
         raise UsageError(
-            f"Asked for ghost batch norm in a {type(model).__name__}, and it has {found} of nn.BatchNorm1d, 2d and 3d.",
-            advice="Leave it out: other norms (layer, group) do not depend on the batch.",
+            f"The {type(model).__name__} has no nn.BatchNorm1d, 2d or 3d for ghost batch norm; found: {found}.",
+            advice="Leave ghost batch norm out: other norms (layer, group) do not depend on the batch.",
         )
     return model
 
 
 def _checked(size: int) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise UsageError(f"Asked for ghosts of {size} samples.", advice=f"A ghost has one at least; {SIZE} is usual.")
+        raise UsageError(
+            f"A ghost of {size!r} samples is not valid: the size must be a whole number, at least 1.",
+            advice=f"Use the usual size: {SIZE}",
+        )
     return size

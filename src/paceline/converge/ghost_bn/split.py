@@ -1,4 +1,4 @@
-"""How a batch is cut into ghosts: stretches of `size` samples, in order, the last one with what is left."""
+"""How a batch is cut into ghosts: runs of `size` consecutive samples, the last one with the remainder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Ghosts:
-    """`count` ghosts of a batch; all but the last have `size` samples, the last all that follow."""
+    """`count` ghosts of a batch; all but the last have `size` samples, the last has the rest."""
 
     batch: int
     size: int
@@ -15,7 +15,7 @@ class Ghosts:
 
     @classmethod
     def of(cls, batch: int, size: int, pixels: int) -> Ghosts:
-        """A last sample that has one value a channel, and so no variance, joins the ghost before it."""
+        """A last ghost with one value per channel would have no variance: it joins the ghost before it."""
         count = -(-batch // size)
         if count > 1 and (batch - (count - 1) * size) * pixels == 1:
             count -= 1
@@ -23,6 +23,6 @@ class Ghosts:
 
     @property
     def samples(self) -> list[int]:
-        """How many each has."""
+        """The number of samples of each ghost."""
         whole = (self.count - 1) * self.size
         return [self.size] * (self.count - 1) + [self.batch - whole]

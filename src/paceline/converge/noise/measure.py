@@ -1,10 +1,10 @@
-"""Measures gradient noise in a run, from gradients that are there anyway: of a small batch, and of the whole one.
+"""Measures gradient noise in a run, from gradients that exist anyway: those of a small batch and of the whole batch.
 
-With several workers: the norm of this worker's own gradients, before they are summed, and of the sum. With one worker:
-the norm after the first of the backwards that a step adds up, and after the last. Each worker writes lines of its own,
-and none waits for another: every line is an unbiased estimate (see `critical`). Steps are left out where measuring
-takes more than its share of the time, and where the gradients are not what they should be: some left from before,
-sparse, micro-batches of several sizes.
+With several workers: the norm of this worker's own gradients before they are summed, and the norm of the sum. With one
+worker: the norm after the first and after the last of the backwards that a step accumulates. Each worker writes its own
+lines and does not wait for others: every line is an unbiased estimate (see `critical_batch`). Steps are skipped if
+measuring takes more than `SHARE` of the time, and if the gradients are unsuitable: not zero at first, sparse, or of
+micro-batches of different sizes.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from paceline.strategies.mirrored import Mirrored
 
 SHARE = 0.005  # of the time, at most
 WARM_UP = 2  # steps that are not measured
-TRIED = 4  # measured steps after which their cost is known
-BANDWIDTH = 1e12  # bytes a second at which a GPU reads gradients, about: what it does cannot be timed without waiting
-# Read past the strategy, for which somebody who looks at a gradient is a reason to sum it.
+TRIED = 4  # measured steps from which their cost is taken
+BANDWIDTH = 1e12  # bytes per second, about, at which a GPU reads gradients: timing a GPU would mean waiting for it
+# Reads a gradient without the strategy's patch, which would sum gradients over the workers first.
 GRAD: Any = torch._C.TensorBase.grad
-MEMORY = 0.97  # of the running estimate that is shown, from one measured step to the next
+MEMORY = 0.97  # weight of the old value in the running estimate, per measured step
 
 
 @dataclass(slots=True)
 class Measured:
-    """One step's norms, on their way."""
+    """The norms of one step, on their way to the host."""
 
     step: int
     small: int
     large: int
     of_small: Ticket
     of_large: Ticket
-    left_over: Ticket | None  # of gradients that were there before: none, or the step does not count
+    left_over: Ticket | None  # of gradients from before the step: the step counts only if they are zero
 
 
 @dataclass(slots=True)
 class Backwards:
-    """What has happened since the last step of an optimizer."""
+    """The backwards since the last optimizer step."""
 
     measuring: bool = False
     rows: list[int] = field(default_factory=list)  # samples of each backward
-    own: int = 0  # of them, this worker's
-    sums: int = 0  # how often gradients were summed
-    sent: list[Tensor] = field(default_factory=list)  # squares of what was sent
+    own: int = 0  # this worker's samples
+    sums: int = 0  # how often gradients were summed over the workers
+    sent: list[Tensor] = field(default_factory=list)  # squared norms of the gradients sent
     small: Tensor | None = None
     large: Tensor | None = None
     left_over: Tensor | None = None
-    whole: bool = True  # nothing was left out
+    whole: bool = True  # all gradients are included
     cost: float = 0.0
 
 
 class NoiseMeter:
-    """One per worker. On a GPU nothing here waits for the device. `mirrored` is the strategy, for several workers."""
+    """The meter of one worker. On a GPU no method waits for the device. `mirrored` is for several workers only."""
 
     def __init__(self, stage: Stage, folder: Path, mirrored: Mirrored) -> None:
         self.stage, self.group = stage, stage.group
@@ -75,10 +75,10 @@ class NoiseMeter:
         self._waiting: deque[Measured] = deque()
         self._now = Backwards()
         self._primary: Any = None
-        self._usual = 1  # backwards of the step before
+        self._usual = 1  # backwards in the previous step
         self._steps = self._lines = 0
         self._delivered = self._rows = 0
-        self._costs: list[tuple[float, float]] = []  # of measured steps: ours, and of all
+        self._costs: list[tuple[float, float]] = []  # seconds of measured steps: for measuring, and in total
         self._since = time.perf_counter()
         self._means = (0.0, 0.0)
         stage.subscribe(self)
@@ -134,26 +134,26 @@ class NoiseMeter:
         self._usual, self._since = len(now.rows), at
 
     def close(self) -> None:
-        """The script has ended, or was ended."""
+        """Called when the script has ended, also after an error."""
         self._write(wait=True)
         self._writer.close()
         if not self._lines and self._steps > WARM_UP and not self.stage.aside:
             self.stage.pulse.notice(
-                "The noise scale was not measured: it takes two workers (-n 2), or several backwards of equal batches "
-                "before each step, with gradients that begin at zero."
+                "The noise scale was not measured: measuring needs two workers (-n 2), or several backwards of equal "
+                "batches before each step, with gradients that start at zero."
             )
 
-    # -- what the strategy shows: several workers ---------------------------------------------------------------------
+    # -- called by the strategy, with several workers -----------------------------------------------------------------
 
     def sending(self, flat: Tensor) -> None:
-        """This worker's own gradients, divided by the number of workers."""
+        """Sees this worker's own gradients, divided by the number of workers."""
         if self._now.measuring:
             began = time.perf_counter()
             self._now.sent.append(self._square([flat]))
             self._now.cost += time.perf_counter() - began
 
     def arrived(self, flats: list[Tensor], whole: bool) -> None:
-        """The same, summed over the workers; `whole` where no gradient went another way."""
+        """Sees the same gradients, summed over the workers; `whole` if no gradient was sent separately."""
         now = self._now
         now.sums += 1
         if now.measuring and now.sent:
@@ -170,8 +170,8 @@ class NoiseMeter:
         return [grad for parameter in self._parameters() if (grad := GRAD.__get__(parameter)) is not None]
 
     def _left_over(self) -> Tensor | None:
-        """How much there is in gradients before the first backward; None where there are none. Of the smallest stands
-        for all: a script clears all of them or none."""
+        """The sum of absolute gradients before the first backward; None without gradients. Reads the smallest tensor
+        only: a script clears all gradients or none."""
         grads = [grad for grad in self._grads() if grad.layout is torch.strided]
         return min(grads, key=Tensor.numel).detach().abs().sum().float() if grads else None
 
@@ -187,12 +187,12 @@ class NoiseMeter:
         return torch.stack([norm.double().square().to(wide[0].device) for norm in norms]).sum()
 
     def _is_sound(self, now: Backwards) -> bool:
-        """Whether both norms are of gradients as they should be."""
+        """Whether both norms come from suitable gradients."""
         if now.small is None or now.large is None or not now.whole:
             return False
         if self.group.world == 1:
             return len(now.rows) == self._usual and len({*now.rows}) == 1
-        # A script's own hooks see global gradients within backward: then this worker's own were never there.
+        # Hooks of the script see global gradients within backward: then this worker's own were never available.
         return now.sums == 1 and not any(parameter._backward_hooks for parameter in self._parameters())
 
     def _take(self, now: Backwards) -> None:
@@ -202,7 +202,7 @@ class NoiseMeter:
         small = now.own if self.group.world > 1 else now.rows[0]
         if not 0 < small < large:
             return
-        # Both were computed as parts of the whole batch's mean: the smaller one becomes the mean over its own samples.
+        # Both are parts of the whole batch's mean: rescale the smaller one to the mean over its own samples.
         of_small = self._values.take(now.small.float() * (large / small) ** 2)
         of_large = self._values.take(now.large.float())
         left_over = None if now.left_over is None else self._values.take(now.left_over)
@@ -212,7 +212,7 @@ class NoiseMeter:
         self._write()
 
     def _weigh(self, cost: float, step: float) -> None:
-        """After some measured steps it is known how many of them may be measured."""
+        """After `TRIED` measured steps, sets how often to measure."""
         if len(self._costs) < TRIED:
             self._costs.append((cost, step))
             if len(self._costs) == TRIED:

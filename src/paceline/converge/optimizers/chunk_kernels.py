@@ -1,9 +1,9 @@
-"""What the kernels of both optimizers share. Imported only where Triton is.
+"""Triton functions shared by the kernels of LARS and LAMB. Imported only if Triton is installed.
 
-A tensor's rows in the table are those of `fused.Table`: 0 length, 1 first chunk, 2 treatment; addresses of 3 the
-gradient, 4 the step count, 5 the parameter, from 6 on the moments. Kernels write these numbers out: a global constant
-of a kernel is compared at every launch, and takes a microsecond each. A chunk that is whole and whose memory begins at
-a multiple of 16 bytes is read in words of 16; others element by element, under a mask.
+A tensor's rows in the table are those of `tensor_tables.Table`: 0 length, 1 first chunk, 2 treatment; addresses of 3
+the gradient, 4 the step count, 5 the parameter, from 6 on the moments. Kernels contain these numbers literally, because
+Triton compares a kernel's global constants at every launch, which takes about a microsecond each. A full chunk whose
+memory begins at a multiple of 16 bytes is read in words of 16 bytes; others element by element, under a mask.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -19,18 +19,18 @@ from torch import Tensor
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 WARPS = 8
-SPAN = 1024  # partial sums that are added up at a time
+SPAN = 1024  # partial sums added up at a time
 
 
 @triton.jit
 def address(rows, row, tensor, tensors, dtype: tl.constexpr):
-    """A pointer to elements of this type, out of the table."""
+    """A pointer to elements of this type, from the table."""
     return tl.load(rows + row * tensors + tensor).to(tl.pointer_type(dtype), bitcast=True)
 
 
 @triton.jit
 def read(pointer, at, left, WHOLE: tl.constexpr):
-    """Elements of a chunk, in float32; zero behind the tensor's end."""
+    """Elements of a chunk, in float32; zero past the tensor's end."""
     if WHOLE:
         found = tl.load(tl.multiple_of(pointer + at, 16))
     else:
@@ -49,7 +49,7 @@ def write(pointer, at, left, values, WHOLE: tl.constexpr):
 
 @triton.jit
 def place(rows, tensor_of_chunk, chunk, tensors, BLOCK: tl.constexpr):
-    """The tensor that a chunk is of, where in it the chunk begins, and how many elements there are from there on."""
+    """The tensor of a chunk, the chunk's offset in it, and the number of elements from there to the tensor's end."""
     tensor = tl.load(tensor_of_chunk + chunk)
     start = (chunk - tl.load(rows + tensors + tensor)) * BLOCK
     return tensor, start, tl.load(rows + tensor) - start
@@ -58,11 +58,11 @@ def place(rows, tensor_of_chunk, chunk, tensors, BLOCK: tl.constexpr):
 @triton.jit
 def add_up_if_last(rows, partial, sums, arrived, left, right, chunk, tensor, tensors, chunks,
                    BLOCK: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
-    """Leaves a chunk's two sums. The program that is the last of its tensor to do so adds all of them up, in the order
-    of the chunks whoever came when, and is told so: all others have read by then what they read of the tensor's row."""
+    """Stores a chunk's two sums. The last program of a tensor to do so adds all of them up, in the order of the chunks
+    whatever the order of arrival, and gets True: by then all other programs have read the tensor's row."""
     tl.store(partial + chunk, left)
     tl.store(partial + chunks + chunk, right)
-    # What any thread of this program has stored comes before the count, for whoever sees the count.
+    # All stores of this program's threads must be visible before the count.
     tl.debug_barrier()
     before = tl.atomic_add(arrived + tensor, 1, sem="acq_rel", scope="gpu")
     mine = tl.cdiv(tl.load(rows + tensor), BLOCK).to(tl.int32)
@@ -74,7 +74,7 @@ def add_up_if_last(rows, partial, sums, arrived, left, right, chunk, tensor, ten
         rights = tl.zeros([SPAN], tl.float32)
         for start in range(0, mine, SPAN):
             inside = start + at < mine
-            # Other programs wrote them a moment ago: read where they arrive, not in a cache of this processor's own.
+            # Other programs have just written these sums: bypass the L1 cache.
             lefts += tl.load(partial + first + start + at, mask=inside, other=0.0, cache_modifier=".cg")
             rights += tl.load(partial + chunks + first + start + at, mask=inside, other=0.0, cache_modifier=".cg")
         tl.store(sums + tensor, tl.sum(lefts))
@@ -84,9 +84,9 @@ def add_up_if_last(rows, partial, sums, arrived, left, right, chunk, tensor, ten
 
 
 def run(kernel: Any, table: Any, kind: str | None, *arguments: Any) -> None:
-    """Launches a kernel, with a program for each chunk. Triton looks at the type and the alignment of all arguments at
-    every call, to find what it compiled for them. Where they cannot have changed since the last call of this `kind`
-    with this table, that is called at once. None: they can, as a tensor of the script's is among them."""
+    """Launches a kernel with one program per chunk. Triton checks the type and alignment of all arguments at every
+    call, to find the compiled kernel. If the arguments cannot have changed since the last call of this `kind` with this
+    table, the compiled kernel is called directly. `kind` is None if they can: a tensor of the script is among them."""
     ready = None if kind is None else table.ready.get(kind)
     if ready is not None:
         ready(*arguments)
@@ -97,7 +97,7 @@ def run(kernel: Any, table: Any, kind: str | None, *arguments: Any) -> None:
 
 
 def add_up_shards(table: Any) -> None:
-    """Over the workers that hold other shards of the same tensors. Each of them calls it, and waits for the others."""
+    """Sums over the workers that hold other shards of the same tensors. Each of them calls it; waits for the others."""
     from paceline.converge.optimizers.layerwise import add_up
 
     if table.sharded:
@@ -105,5 +105,5 @@ def add_up_shards(table: Any) -> None:
 
 
 def on_device(lr: Any, table: Any) -> tuple[float, Tensor | None]:
-    """A learning rate as a kernel takes it: a number, or a tensor that the host need not read."""
+    """A learning rate as kernel arguments: a number, or a tensor that the host need not read."""
     return (0.0, lr.to(device=table.device, dtype=torch.float32)) if isinstance(lr, Tensor) else (float(lr), None)

@@ -1,11 +1,11 @@
-"""LAMB: Adam's direction, and for each layer a length that goes with the layer's own.
+"""LAMB: Adam's direction, with a step length per layer proportional to the layer's weight norm.
 
     m ← β1·m + (1 − β1)·g          m̂ = m / (1 − β1ᵗ)
     v ← β2·v + (1 − β2)·g²         v̂ = v / (1 − β2ᵗ)
     u = m̂ / (√v̂ + ε) + λ·w
     w ← w − lr · ‖w‖ / ‖u‖ · u      (ratio 1 where either norm is zero)
 
-Decay is a part of the update, not of the gradient, and both are a part of the norm.
+Weight decay is added to the update, not to the gradient, and counts in the norm of the update.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Table
 
 
 class LAMB(Layerwise):
-    """LAMB with torch.optim's interface. Biases and parameters of norms (whatever has fewer than two dimensions) are
-    neither adapted nor decayed, unless a group says `adapt=True` or `adapt=False`: then all of it is adapted or none of
-    it, and the group's `weight_decay` holds. `paceline.no_decay(model)` makes such groups by kind of module.
+    """LAMB with torch.optim's interface. Biases and norm parameters (all parameters with fewer than two dimensions) are
+    neither adapted nor decayed, unless a group sets `adapt=True` or `adapt=False`: then all of the group is adapted or
+    none of it, and the group's `weight_decay` applies. `paceline.no_decay(model)` makes such groups by module type.
 
-    `fused`: None takes Triton kernels where they work (CUDA), False never. `lr` may be a tensor; under CUDA graph
-    capture give `capturable=True`. Sparse gradients are refused.
+    `fused`: None uses Triton kernels where they work (CUDA), False never. `lr` may be a tensor; for CUDA graph capture
+    set `capturable=True`. Sparse gradients are refused.
     """
 
     moments = ("exp_avg", "exp_avg_sq")
@@ -87,7 +87,7 @@ class LAMB(Layerwise):
 
 
 def _corrections(steps: list[Tensor], beta1: float, beta2: float, *, on_device: bool) -> tuple[Any, Any]:
-    """Counts the step. 1 − β1ᵗ and √(1 − β2ᵗ) of each tensor: as numbers, or as tensors where nothing may wait."""
+    """Counts the step. Returns 1 − β1ᵗ and √(1 − β2ᵗ) per tensor: as numbers, or as tensors if reading would wait."""
     torch._foreach_add_(steps, 1.0)
     if not on_device:
         counts = [step.item() for step in steps]

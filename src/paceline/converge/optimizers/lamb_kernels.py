@@ -1,6 +1,7 @@
-"""LAMB over all tensors at once: moments and sums of squares in one pass over memory, the update in another.
+"""Triton kernels for LAMB over all tensors at once: one pass over memory for moments and sums of squares, one for the
+update.
 
-Imported only where Triton is. The formulas are in `lamb`.
+Imported only if Triton is installed. The formulas are in `lamb`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -31,7 +32,7 @@ from paceline.converge.optimizers.tensor_tables import Table
 
 @triton.jit
 def one_minus_power(log, count):
-    """1 − βᵗ from log β. For small t·log β by its series: a difference of two numbers near one has few digits."""
+    """1 − βᵗ from log β. Uses the series for small t·log β, where the difference of two numbers near 1 loses digits."""
     x = count * log
     series = 1.0 + x / 8.0
     series = 1.0 + x / 7.0 * series
@@ -60,7 +61,7 @@ def moments_of_chunk(p, g, m, v, left, factor, sign, rest1, root2, keep1, beta2,
     first = read(m, at, left, WHOLE)
     first = first + keep1 * (grad - first)
     second = read(v, at, left, WHOLE) * beta2 + keep2 * grad * grad
-    # As the update will read them: rounded to what is kept.
+    # Rounded to the stored type, because the update reads the rounded values.
     first = first.to(m.dtype.element_ty)
     second = second.to(v.dtype.element_ty)
     write(m, at, left, first, WHOLE)
@@ -122,7 +123,7 @@ def lamb_update(rows, tensor_of_chunk, sums, lr_tensor, found, tensors, chunks, 
     if FOUND:
         skipped = tl.load(found) != 0.0
     if not skipped:
-        # Backwards: what the pass before touched last may still be in the cache.
+        # In reverse order: memory that the previous pass touched last may still be in the cache.
         chunk = chunks - 1 - tl.program_id(0)
         tensor, start, left = place(rows, tensor_of_chunk, chunk, tensors, BLOCK)
         p = address(rows, 5, tensor, tensors, P) + start
@@ -148,10 +149,10 @@ def lamb_update(rows, tensor_of_chunk, sums, lr_tensor, found, tensors, chunks, 
 
 
 def launch(group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-    """One step of a table's tensors. Two launches; the host waits for nothing, unless tensors are sharded."""
+    """One step of a table's tensors, in two launches. The host waits only if tensors are sharded."""
     beta1, beta2 = map(float, group["betas"])
     log1, log2 = (math.log(beta) if beta else -math.inf for beta in (beta1, beta2))
-    # All numbers as floats: a kernel that once was given a whole number is compiled for whole numbers.
+    # All numbers as floats: a kernel that was given an integer once is compiled for integers.
     sign, eps, decay = -1.0 if group["maximize"] else 1.0, float(group["eps"]), float(group["weight_decay"])
     lr, lr_tensor = on_device(group["lr"], table)
     parameter, grad, state = (TYPES[dtype] for dtype in table.dtypes)

@@ -1,10 +1,10 @@
-"""LARS: momentum, and for each layer a rate that goes with the ratio of its weights to its gradient.
+"""LARS: momentum, with a learning rate per layer proportional to the ratio of weight norm to gradient norm.
 
     rate = η · ‖w‖ / (‖g‖ + λ·‖w‖ + ε)      (1 where either norm is zero)
     b ← μ·b + rate · (g + λ·w)
     w ← w − lr · b
 
-The momentum is torch.optim.SGD's: without adaptation, and for what is exempt from it, the steps are the same.
+The momentum is torch.optim.SGD's: for parameters that are not adapted, the steps are the same as SGD's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paceline.errors import UsageError
 
 
 class LARS(Layerwise):
-    """LARS with torch.optim's interface. `trust` is η. Biases and parameters of norms, `adapt`, `fused` and
-    `capturable` are as in `LAMB`."""
+    """LARS with torch.optim's interface. `trust` is η. Biases, norm parameters, `adapt`, `fused` and `capturable` work
+    as in `LAMB`."""
 
     moments = ("momentum_buffer",)
     counts_steps = False
@@ -43,7 +43,10 @@ class LARS(Layerwise):
         fused: bool | None = None,
     ) -> None:
         if nesterov and momentum <= 0:
-            raise UsageError("Asked for nesterov without momentum.", advice="LARS(…, momentum=0.9, nesterov=True)")
+            raise UsageError(
+                f"nesterov=True needs momentum, and momentum is {momentum}.",
+                advice="LARS(…, momentum=0.9, nesterov=True)",
+            )
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -61,7 +64,7 @@ class LARS(Layerwise):
     def _foreach_step(self, group: dict[str, Any], batch: TensorBatch) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]
         weights, buffers = wide(batch.parameters), batch.state("momentum_buffer")
-        # Scaled in place below, and the gradients are the script's: never the same tensors.
+        # Copies, because they are scaled in place below, and the gradients belong to the script.
         updates = list(torch._foreach_mul(wide(batch.grads), -1.0 if group["maximize"] else 1.0))
         if adapted := batch.treated(ADAPTED, updates):
             w, g = norms(batch, batch.treated(ADAPTED, weights), adapted)

@@ -1,6 +1,6 @@
-"""LARS over all tensors at once: sums of squares in one pass over memory, momentum and update in another.
+"""Triton kernels for LARS over all tensors at once: one pass over memory for sums of squares, one for the update.
 
-Imported only where Triton is. The formulas are in `lars`.
+Imported only if Triton is installed. The formulas are in `lars`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -67,7 +67,7 @@ def update_chunk(p, g, b, left, factor, sign, lr, rate, momentum, decay, NESTERO
     if SCALED:
         write(g, at, left, grad, WHOLE)
     update = rate * (sign * grad + decay * weight)
-    # As the next step will read it: rounded to what is kept.
+    # Rounded to the stored type, because the next step reads the rounded value.
     buffer = (momentum * read(b, at, left, WHOLE) + update).to(b.dtype.element_ty)
     write(b, at, left, buffer, WHOLE)
     if NESTEROV:
@@ -85,7 +85,7 @@ def lars_update(rows, tensor_of_chunk, sums, lr_tensor, scale, found, tensors, c
     if FOUND:
         skipped = tl.load(found) != 0.0
     if not skipped:
-        # Backwards: what the pass before touched last may still be in the cache.
+        # In reverse order: memory that the previous pass touched last may still be in the cache.
         chunk = chunks - 1 - tl.program_id(0)
         tensor, start, left = place(rows, tensor_of_chunk, chunk, tensors, BLOCK)
         g = address(rows, 3, tensor, tensors, G) + start
@@ -109,7 +109,7 @@ def lars_update(rows, tensor_of_chunk, sums, lr_tensor, scale, found, tensors, c
 
 
 def launch(group: dict[str, Any], table: Table, scale: Tensor | None, found_inf: Tensor | None) -> None:
-    """One step of a table's tensors. Two launches; the host waits for nothing, unless tensors are sharded."""
+    """One step of a table's tensors, in two launches. The host waits only if tensors are sharded."""
     lr, lr_tensor = on_device(group["lr"], table)
     parameter, grad, state = (TYPES[dtype] for dtype in table.dtypes)
     scaled, found, nesterov = scale is not None, found_inf is not None, bool(group["nesterov"])
@@ -146,7 +146,7 @@ def launch(group: dict[str, Any], table: Table, scale: Tensor | None, found_inf:
         found_inf,
         table.tensors,
         table.chunks,
-        # As floats: a kernel that once was given a whole number is compiled for whole numbers.
+        # As floats: a kernel that was given an integer once is compiled for integers.
         -1.0 if group["maximize"] else 1.0,
         lr,
         float(group["momentum"]),

@@ -1,8 +1,8 @@
-"""What LARS and LAMB share: each tensor's step is scaled by a ratio of norms of its own.
+"""The base of LARS and LAMB: each tensor's step is scaled by a ratio of its own norms.
 
-A step goes over all tensors of a group at once: in a few Triton kernels on a GPU (fused), elsewhere in torch's foreach
-operations. Norms are of whole tensors: where a parameter is a DTensor, sums of squares are added up over the workers
-that hold its shards, in one all-reduce a group.
+A step processes all tensors of a group at once: in a few Triton kernels on a GPU (fused), elsewhere in torch's foreach
+operations. Norms cover whole tensors: for DTensor parameters, sums of squares are summed over the workers that hold the
+shards, in one all-reduce per group.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _grad = attrgetter("grad")
 
 
 class Layerwise(Optimizer):
-    """The base of both. A subclass names the tensors of its state, and makes the step of a batch of tensors."""
+    """The common base. A subclass names the tensors of its state, and computes the step of a batch of tensors."""
 
-    moments: tuple[str, ...]  # tensors of the state that are laid out like the parameter
+    moments: tuple[str, ...]  # state tensors with the parameter's layout
     counts_steps: bool
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
-        self._prepared: dict[int, Prepared] = {}  # by number of the group, where all of it is fused
-        self._states = States({})  # with which they were prepared
+        self._prepared: dict[int, Prepared] = {}  # by group index, for groups that are fused completely
+        self._states = States({})  # the states for which `_prepared` holds
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -50,14 +50,14 @@ class Layerwise(Optimizer):
         for parameter in group["params"]:
             if group["fused"] and not can_fuse(parameter):
                 raise UsageError(
-                    f"Asked {type(self).__name__} for its fused form on a parameter of {parameter.dtype} on "
-                    f"{parameter.device}. That form takes CUDA, Triton, and float32 or bfloat16 without gaps.",
-                    advice="Leave fused out: where it works it is chosen.",
+                    f"{type(self).__name__}(fused=True) cannot handle a parameter of {parameter.dtype} on "
+                    f"{parameter.device}: it needs CUDA, Triton, and contiguous float32 or bfloat16 weights.",
+                    advice="Leave fused out: the fused form is chosen wherever it works.",
                 )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by torch's gradient scaler: the fused form takes scaling and skipping into its kernels."""
+        """Read by torch's gradient scaler: the fused kernels unscale gradients and skip steps themselves."""
         return all(
             number in self._prepared or all(_is_fused(group, parameter) for parameter in group["params"])
             for number, group in enumerate(self.param_groups)
@@ -76,7 +76,7 @@ class Layerwise(Optimizer):
         for number, group in enumerate(self.param_groups):
             if capturing and not group["capturable"]:
                 raise PacelineError(
-                    f"{type(self).__name__} makes a step under CUDA graph capture, and capturable is False.",
+                    f"{type(self).__name__} steps during CUDA graph capture, but was made with capturable=False.",
                     advice=f"{type(self).__name__}(…, capturable=True)",
                 )
             grads = list(map(_grad, group["params"]))
@@ -87,7 +87,7 @@ class Layerwise(Optimizer):
         return loss
 
     def _step_as_before(self, number: int, group: dict[str, Any], grads: list[Tensor | None]) -> bool:
-        """The step of a group whose tensors lie where they lay at the last one: nothing but launches."""
+        """The step of a group whose tensors are at the same addresses as in the last step: only launches kernels."""
         prepared = self._prepared.get(number)
         found = None if prepared is None else prepared.holds(group, grads)
         if prepared is None or found is None:
@@ -101,7 +101,7 @@ class Layerwise(Optimizer):
         return True
 
     def _step_anew(self, number: int, group: dict[str, Any]) -> bool:
-        """The step of a group of which nothing is known. Whether there was anything to do."""
+        """The step of a group without valid tables. Returns whether the group had any gradients."""
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         if not parameters:
             return False
@@ -113,8 +113,8 @@ class Layerwise(Optimizer):
                 continue
             if is_capturing():
                 raise PacelineError(
-                    f"{type(self).__name__} meets tensors for the first time under CUDA graph capture.",
-                    advice="Make a step before the capture, as for every optimizer that keeps state.",
+                    f"{type(self).__name__} sees tensors for the first time during CUDA graph capture.",
+                    advice="Make one step before the capture, as for every optimizer with state.",
                 )
             table = Table(batch, self.moments)
             self._launch(group, table, batch.grads, None)
@@ -131,24 +131,24 @@ class Layerwise(Optimizer):
         here: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with here:
             read = table.take(grads, addresses)
-            # Set by torch's gradient scaler for the time of this step.
+            # Set by torch's gradient scaler for the duration of this step.
             scale, found = (_on(getattr(self, name, None), device) for name in ("grad_scale", "found_inf"))
             self._fused_step(group, table, scale, found)
-            if scale is not None:  # a script that looks at a gradient after the step finds it without the scale
+            if scale is not None:  # a script that reads a gradient after the step must find it unscaled
                 for grad, unscaled in zip(grads, read, strict=True):
                     if unscaled is not grad:
                         grad.copy_(unscaled)
 
     def _batches(self, group: dict[str, Any], parameters: list[Tensor]) -> dict[tuple[Any, ...], TensorBatch]:
-        """Parameters that have gradients, by what has to be alike; their state, made where there is none yet."""
+        """The parameters that have gradients, in batches of equal type and sharding; makes missing state."""
         found: dict[tuple[Any, ...], TensorBatch] = {}
         for number, parameter in enumerate(parameters):
             grad = cast(Tensor, parameter.grad)
             if grad.layout != torch.strided:
                 raise UsageError(
-                    f"{type(self).__name__} was given a sparse gradient, of a parameter of shape "
-                    f"{tuple(parameter.shape)}: the norm of a layer takes all of it.",
-                    advice="Make it dense (nn.Embedding(…, sparse=False)), or leave it to torch.optim.SparseAdam.",
+                    f"{type(self).__name__} cannot handle the sparse gradient of a parameter of shape "
+                    f"{tuple(parameter.shape)}: the norm of a layer needs a dense gradient.",
+                    advice="Make it dense (nn.Embedding(…, sparse=False)), or use torch.optim.SparseAdam for it.",
                 )
             fused = _is_fused(group, parameter)
             mesh, sharded = _sharding(parameter)
@@ -156,7 +156,7 @@ class Layerwise(Optimizer):
             if not fused and own_grad.dtype != own.dtype:
                 own_grad = own_grad.to(own.dtype)
             state = self._ready_state(group, parameter, fused)
-            # A model that was cast after a step has moments of the type that it had.
+            # The moments of a model that was cast after a step keep the old type.
             kept = local(state[self.moments[0]]).dtype
             key = (fused, own.device, own.dtype, own_grad.dtype, kept, mesh, sharded)
             batch = found.setdefault(key, TensorBatch(mesh=mesh, sharded=sharded))
@@ -172,7 +172,7 @@ class Layerwise(Optimizer):
         dtype = state.get(self.moments[0], parameter).dtype
         for name in self.moments:
             moment = state.get(name)
-            # Kernels go over memory: a state that was loaded or put there may be laid out otherwise.
+            # Kernels iterate over memory: a loaded state may have another layout.
             if moment is None or (
                 fused and (local(moment).stride() != local(parameter).stride() or moment.dtype != dtype)
             ):
@@ -180,7 +180,7 @@ class Layerwise(Optimizer):
                 if moment is not None:
                     state[name].copy_(moment)
         if self.counts_steps:
-            # On the device where kernels count for themselves; elsewhere where reading it is free.
+            # On the device if kernels count the steps; else on the host, where reading it is free.
             home = parameter.device if fused or group["capturable"] else torch.device("cpu")
             step = state.get("step")
             if step is None:
@@ -197,32 +197,32 @@ class Layerwise(Optimizer):
 
 
 def check_settings(group: dict[str, Any]) -> None:
-    """Numbers that make no sense are a user's mistake, found before the first step."""
+    """UsageError for a setting out of range, before the first step."""
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise UsageError(f"Asked for a learning rate of {lr.numel()} numbers: it takes one.")
+        raise UsageError(f"lr has {lr.numel()} numbers: it must be one number, or a tensor with one.")
     for name in ("lr", "weight_decay", "eps", "trust"):
         value = group.get(name, 0.0)
-        # A tensor's value is not looked at: it may lie on a device that is busy.
+        # A tensor's value is not checked: reading it could wait for a busy device.
         if not isinstance(value, Tensor) and not value >= 0.0:
-            raise UsageError(f"Asked for {name}={value}: it must not be negative.")
+            raise UsageError(f"{name}={value} is out of range: give a number of at least 0.")
     decays = {"momentum": group.get("momentum", 0.0)} | dict(zip(("β1", "β2"), group.get("betas", ()), strict=False))
     for name, value in decays.items():
         if not 0.0 <= value < 1.0:
-            raise UsageError(f"Asked for {name}={value}: it lies from 0 to below 1.")
+            raise UsageError(f"{name}={value} is out of range: give a number from 0 to below 1.")
 
 
 def refuse_float16(name: str, parameters: Iterable[Tensor]) -> None:
-    """The moments are of the weights' type, and squares of ordinary gradients are zero in float16."""
+    """UsageError for float16 weights: the moments have the weights' type, and squared gradients underflow there."""
     if any(parameter.dtype is torch.float16 for parameter in parameters):
         raise UsageError(
-            f"{name} was given weights in float16, in which squares of gradients underflow to zero.",
+            f"{name} cannot train weights in float16: squared gradients underflow to zero.",
             advice="Keep the weights in float32 (or bfloat16) and compute under torch.autocast.",
         )
 
 
 def norms(batch: TensorBatch, *sides: list[Tensor]) -> list[Tensor]:
-    """The norms of whole tensors, a vector for each side. Waits for the workers that hold other shards."""
+    """The norms of whole tensors, one vector per side. Waits for the workers that hold other shards."""
     found = [torch.stack(torch._foreach_norm(side, 2.0)) for side in sides]
     if not batch.sharded:
         return found
@@ -232,13 +232,13 @@ def norms(batch: TensorBatch, *sides: list[Tensor]) -> list[Tensor]:
 
 
 def add_up(squares: Tensor, mesh: Any, sharded: tuple[int, ...]) -> None:
-    """Sums over the workers that hold shards of the same tensors, in place. Each of them calls it."""
+    """Sums in place over the workers that hold shards of the same tensors. Each of them calls it."""
     for dimension in sharded:
         torch.distributed.all_reduce(squares, group=mesh.get_group(dimension))
 
 
 def wide(tensors: list[Tensor]) -> list[Tensor]:
-    """In float32, where they are of a half type: an update has more digits than the weight that it changes."""
+    """The tensors in float32 if they are of half precision: an update needs more digits than the weight."""
     return [tensor.float() for tensor in tensors] if tensors[0].dtype in HALF else tensors
 
 
@@ -256,7 +256,10 @@ def _sharding(parameter: Any) -> tuple[Any, tuple[int, ...]]:
     if not is_dtensor(parameter):
         return None, ()
     if any(placement.is_partial() for placement in parameter.placements):
-        raise UsageError("A parameter holds partial sums: its norm is not known before they are added up.")
+        raise UsageError(
+            "A DTensor parameter holds partial sums (Partial placement): its norm is unknown.",
+            advice="Redistribute it to Replicate or Shard before the optimizer is made.",
+        )
     sharded = tuple(d for d, placement in enumerate(parameter.placements) if placement.is_shard())
     return parameter.device_mesh, sharded
 

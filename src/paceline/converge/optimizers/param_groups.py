@@ -1,7 +1,7 @@
-"""Which parameters are neither decayed nor adapted: biases, and the gains and shifts of norms.
+"""Parameter groups: excludes biases, and the gains and shifts of norms, from weight decay and adaptation.
 
-Their norms say nothing about a layer's scale (a bias begins at zero, a gain at one), and decay pulls them away from
-what they are for.
+The norm of such a parameter says nothing about a layer's scale (a bias starts at zero, a gain at one), and decay pulls
+it away from its useful values.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def no_decay(model: nn.Module) -> list[dict[str, Any]]:
-    """The model's parameters as two groups for an optimizer: weights, and what is neither decayed nor adapted.
+    """The model's parameters as two groups for an optimizer: weights, and parameters without decay and adaptation.
 
         optimizer = paceline.LAMB(paceline.no_decay(model), lr=0.01, weight_decay=0.01)
 
-    The second group holds every parameter of a norm, every bias, and whatever has fewer than two dimensions. An
-    optimizer that knows no adaptation (AdamW) takes the groups as well. A group without parameters is left out.
+    The second group holds every parameter of a norm, every bias, and all parameters with fewer than two dimensions. The
+    groups also work for an optimizer without adaptation (AdamW). An empty group is left out.
     """
     of_norms = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in module.parameters(False)}
     weights: list[nn.Parameter] = []

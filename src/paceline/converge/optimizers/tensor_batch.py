@@ -12,14 +12,14 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class TensorBatch:
-    """Tensors of one group that make their step together: of one device and dtype, and sharded alike."""
+    """Tensors of one group that step together: of the same device, dtype and sharding."""
 
-    numbers: list[int] = field(default_factory=list)  # among those of the group that have gradients
-    parameters: list[Tensor] = field(default_factory=list)  # this worker's part of each
+    numbers: list[int] = field(default_factory=list)  # indices among the group's parameters that have gradients
+    parameters: list[Tensor] = field(default_factory=list)  # this worker's shard of each
     grads: list[Tensor] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
     treatment: list[int] = field(default_factory=list)  # bits: ADAPTED, DECAYED
-    mesh: Any = None  # of a DTensor, and the dimensions of it over which the tensors are sharded
+    mesh: Any = None  # of DTensors; `sharded` lists its dimensions over which the tensors are sharded
     sharded: tuple[int, ...] = ()
 
     def state(self, name: str) -> list[Tensor]:
@@ -30,12 +30,12 @@ class TensorBatch:
 
 
 def local(tensor: Any) -> Tensor:
-    """This worker's part of a tensor, with real numbers in it."""
+    """This worker's shard of a tensor, as real numbers."""
     own: Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
     return torch.view_as_real(own) if own.is_complex() else own
 
 
 def is_dtensor(tensor: Any) -> bool:
-    # Importing DTensor takes long, and whoever has one has imported it.
+    # Importing DTensor takes long, and code that has a DTensor has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)

@@ -1,8 +1,8 @@
-"""Tables of tensors, for kernels that go over many of them at once.
+"""Tables of tensors, for kernels that process many tensors at once.
 
-A kernel finds a tensor by its number: where its memory lies, how long it is, how it is treated. Tensors are cut into
-chunks of one size, and each program of a kernel takes one. The tables lie on the device and are made again only when a
-tensor has moved; gradients, which torch may allocate anew for every step, have a small table of their own.
+A kernel finds a tensor by its index: its address, length and treatment. Tensors are cut into chunks of one size, and
+each program of a kernel processes one chunk. The tables are on the device and are rebuilt only when a tensor has moved.
+Gradients, which torch may allocate anew for every step, have a small table of their own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paceline.converge.optimizers.tensor_batch import TensorBatch
 
 DEVICES = ("cuda",)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-BLOCK = 4096  # elements of a chunk
-ADAPTED, DECAYED = 1, 2  # bits that say how a tensor is treated
+BLOCK = 4096  # elements per chunk
+ADAPTED, DECAYED = 1, 2  # bits of a tensor's treatment
 
 
 @cache
@@ -31,20 +31,21 @@ def has_triton() -> bool:
 
 
 def can_fuse(parameter: Any) -> bool:
-    """Whether kernels can go over this parameter's memory."""
+    """Whether the fused kernels support this parameter."""
     if parameter.device.type not in DEVICES or parameter.dtype not in DTYPES or not has_triton():
         return False
     return _is_without_gaps(_own(parameter))
 
 
 def is_capturing() -> bool:
-    """Whether what is launched now becomes a part of a CUDA graph."""
+    """Whether a CUDA graph is being captured."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Table:
-    """The tensors of one batch, in its order. `rows` is what kernels read, in int64; a row for each of: length, number
-    of the first chunk, treatment; address of the gradient, of the step count, of the parameter, of each moment."""
+    """The tensors of one batch, in its order. `rows` is the int64 table that kernels read, with one row for each of:
+    length, index of the first chunk, treatment; address of the gradient, of the step count, of the parameter, of each
+    moment."""
 
     def __init__(self, batch: TensorBatch, moments: tuple[str, ...]) -> None:
         parameters = batch.parameters
@@ -53,7 +54,7 @@ class Table:
         self.dtypes = tuple(t[0].dtype for t in (parameters, batch.grads, batch.state(moments[0])))
         self._strides = [parameter.stride() for parameter in parameters]
         lengths = torch.tensor([parameter.numel() for parameter in parameters])
-        # A tensor without elements has a chunk too: the program that takes it counts the step.
+        # A tensor without elements has one chunk too: its program counts the step.
         chunks = ((lengths + self.block - 1) // self.block).clamp_min(1)
         self.chunks = int(chunks.sum())
         rows = [
@@ -67,8 +68,8 @@ class Table:
         self.rows = torch.tensor(rows, dtype=torch.int64).to(self.device)
         of_chunks = torch.arange(self.tensors, dtype=torch.int32).repeat_interleave(chunks)
         self.tensor_of_chunk = of_chunks.to(self.device)
-        # Two sums of squares: of each chunk, then of each tensor. Added up in a fixed order, so that a run can be
-        # made again to the last digit; by the program that finds, counting arrivals, that it is the tensor's last.
+        # Two sums of squares, per chunk and then per tensor. The program that completes a tensor, found by counting
+        # arrivals, adds its chunks up in a fixed order, so that a run is reproducible to the last digit.
         self.partial = torch.empty((2, self.chunks), dtype=torch.float32, device=self.device)
         self.sums = torch.empty((2, self.tensors), dtype=torch.float32, device=self.device)
         self.arrived = torch.zeros(self.tensors, dtype=torch.int32, device=self.device)
@@ -78,13 +79,14 @@ class Table:
         self._told: list[int] = []
 
     def take(self, grads: list[Tensor], addresses: list[int] | None) -> list[Tensor]:
-        """Tells the kernels where this step's gradients lie. Gives those that they will read: they have to live until
-        the launch. Without addresses, gradients may be laid out otherwise than their parameters: then as copies."""
+        """Passes the addresses of this step's gradients to the kernels. Returns the tensors that the kernels will read,
+        which must stay alive until the launch. Without `addresses`, gradients whose layout differs from their
+        parameter's are copied."""
         if addresses is None:
-            grads = [_laid_out(grad, strides) for grad, strides in zip(grads, self._strides, strict=True)]
+            grads = [_with_strides(grad, strides) for grad, strides in zip(grads, self._strides, strict=True)]
             addresses = _addresses(grads)
         if is_capturing():
-            # As arguments of kernels: memory of the host would be read again at each replay.
+            # As kernel arguments: a replay would read host memory again.
             torch._foreach_zero_(self._cells)
             torch._foreach_add_(self._cells, addresses)
             self._told = []
@@ -96,8 +98,8 @@ class Table:
 
 
 class Prepared:
-    """The tables of a parameter group, and what must not have changed for them to hold. Asked at every step, of every
-    tensor, while the device waits: so by functions that loop in C, and nothing is asked twice."""
+    """The tables of a parameter group, and the conditions under which they stay valid. Checked at every step for every
+    tensor while the device waits, so with functions that loop in C, and without repeated checks."""
 
     def __init__(
         self,
@@ -106,35 +108,35 @@ class Prepared:
         names: tuple[str, ...],
         tables: list[tuple[Table, list[int]]],
     ) -> None:
-        self.tables = tables  # each with the numbers of its tensors, among those that have gradients
+        self.tables = tables  # each with the indices of its tensors among those that have gradients
         self._treated = _treated(group)
         self._group = list(group["params"])
         self._absent = [parameter.grad is None for parameter in self._group]
         self._parameters = [parameter for parameter in self._group if parameter.grad is not None]
         self._sharded = any(table.mesh is not None for table, _ in tables)
-        parameters, grads = self._here(self._parameters), self._here([p.grad for p in self._parameters])
+        parameters, grads = self._local_parts(self._parameters), self._local_parts([p.grad for p in self._parameters])
         self._addresses, self._lengths = _addresses(parameters), list(map(Tensor.numel, parameters))
         self._strides, self._dtypes = list(map(Tensor.stride, parameters)), list(map(_dtype, grads))
-        self._alike = [self._strides]  # of gradients that lie as their parameters do
+        self._alike = [self._strides]  # gradient strides that count as the parameters' layout
         self._states = states
         self._kept = [(name, [state[name] for state in states]) for name in names]
-        # Whoever moves a moment's memory, under the same tensor, moves all moments: one is looked at.
-        self._moment = self._here(self._kept[0][1])
+        # Code that moves a moment's memory under the same tensor moves all moments: checking one is enough.
+        self._moment = self._local_parts(self._kept[0][1])
         self._moment_at = _addresses(self._moment)
 
     def holds(self, group: dict[str, Any], grads: list[Any]) -> tuple[list[Tensor], list[int] | None] | None:
-        """What tables are to take, if everything else is as it was. `grads` are of the whole group. That the states
-        are the same dictionaries has been seen already."""
+        """The gradients and addresses for the tables, or None if the tables are no longer valid. `grads` are those of
+        the whole group. The caller has checked that the states are the same dictionaries."""
         if _treated(group) != self._treated or [grad is None for grad in grads] != self._absent:
             return None
-        if not _are(group["params"], self._group):
+        if not _are_same_objects(group["params"], self._group):
             return None
         if len(self._parameters) < len(grads):
             grads = [grad for grad in grads if grad is not None]
-        parameters, grads = self._here(self._parameters), self._here(grads)
+        parameters, grads = self._local_parts(self._parameters), self._local_parts(grads)
         try:
             strides, addresses = list(map(Tensor.stride, grads)), _addresses(grads)
-        except RuntimeError:  # a sparse gradient has no address: there are words for it elsewhere
+        except RuntimeError:  # a sparse gradient has no address: `_batches` raises the error for it
             return None
         alike = strides in self._alike
         if (
@@ -143,27 +145,27 @@ class Prepared:
             and list(map(Tensor.numel, parameters)) == self._lengths
             and all(all(map(is_, map(dict.get, self._states, repeat(name)), kept)) for name, kept in self._kept)
             and _addresses(self._moment) == self._moment_at
-            # Gradients come laid out as their parameters are: if they do not, was it the parameters that changed?
+            # Gradients usually have their parameter's layout: if not, check whether the parameters have changed.
             and (alike or list(map(Tensor.stride, parameters)) == self._strides)
         ):
-            if not alike and (alike := all(map(_lies_as, grads, self._strides))):
-                self._alike[1:] = [strides]  # the next step need not look so closely
+            if not alike and (alike := all(map(_has_strides, grads, self._strides))):
+                self._alike[1:] = [strides]  # skips the detailed check in the next step
             return grads, addresses if alike else None
         return None
 
-    def _here(self, tensors: list[Any]) -> list[Tensor]:
+    def _local_parts(self, tensors: list[Any]) -> list[Tensor]:
         return [_own(tensor) for tensor in tensors] if self._sharded else tensors
 
 
 class States:
-    """The states of an optimizer as they were: the same dictionaries, of the same parameters. Compared by identity and
-    in order, which takes no hash of a tensor."""
+    """A snapshot of an optimizer's states: the same dictionaries of the same parameters. Compared by identity and in
+    order, which avoids hashing tensors."""
 
     def __init__(self, state: dict[Tensor, dict[str, Any]]) -> None:
         self._parameters, self._states = list(state), list(state.values())
 
     def hold(self, state: dict[Tensor, dict[str, Any]]) -> bool:
-        return _are(state, self._parameters) and _are(state.values(), self._states)
+        return _are_same_objects(state, self._parameters) and _are_same_objects(state.values(), self._states)
 
 
 _dtype = attrgetter("dtype")
@@ -173,8 +175,8 @@ def _treated(group: dict[str, Any]) -> tuple[Any, ...]:
     return group["adapt"], group["fused"]
 
 
-def _are(some: Collection[Any], others: Collection[Any]) -> bool:
-    """The same objects: tensors have an equality of their own, that compares numbers."""
+def _are_same_objects(some: Collection[Any], others: Collection[Any]) -> bool:
+    """Whether both hold the same objects: `==` of tensors would compare numbers."""
     return len(some) == len(others) and all(map(is_, some, others))
 
 
@@ -186,20 +188,20 @@ def _own(tensor: Any) -> Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def _lies_as(tensor: Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether these are its strides in memory. Those of a dimension of one element mean nothing."""
+def _has_strides(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether the tensor has these strides. The stride of a dimension with one element does not matter."""
     return all(a == b for a, b, size in zip(tensor.stride(), strides, tensor.shape, strict=True) if size > 1)
 
 
-def _laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """With these strides in memory: a copy where it has others."""
-    if _lies_as(tensor, strides):
+def _with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The tensor with these strides: a copy if it has others."""
+    if _has_strides(tensor, strides):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _is_without_gaps(tensor: Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, each once, in whatever order."""
+    """Whether the elements fill one block of memory, each once, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

@@ -1,1 +1,1 @@
-"""How sharp a minimum is."""
+"""Sharpness of the minimum that a run ended in."""

@@ -1,10 +1,10 @@
-"""How sharp a minimum is: the largest eigenvalue of the loss's Hessian, the loss under a small change of the weights,
-and the loss on the way between two solutions.
+"""Sharpness of a minimum: the largest eigenvalue of the loss's Hessian, the loss under small changes of the weights,
+and the loss on the line between two solutions.
 
-Large batches end in sharper minima, and sharper minima are worse on data that was not trained on. All of these take
-`loss_of(batch)`, which gives the mean loss of a batch, and batches that can be gone over several times (a list); losses
-are weighed by the batches' sizes. Put the model into eval mode first: a batch norm that learns would change under the
-measurement. The weights are as they were when a function returns, also when it fails.
+Large batches end in sharper minima, and sharper minima generalise worse. All functions take `loss_of(batch)`, which
+returns the mean loss of a batch, and batches that can be iterated several times (a list); losses are weighted by batch
+size. Put the model into eval mode first: batch norm in training mode would change during the measurement. The weights
+are restored when a function returns, also after an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LossOf = Callable[[Any], Tensor]
 
 
 class Sharpness(msgspec.Struct, kw_only=True):
-    """The largest eigenvalue of the Hessian; `settled` where the last iterations agreed."""
+    """The largest eigenvalue of the Hessian; `settled` if the last iterations agreed."""
 
     eigenvalue: float
     iterations: int
@@ -31,7 +31,7 @@ class Sharpness(msgspec.Struct, kw_only=True):
 
 
 class Perturbed(msgspec.Struct, kw_only=True):
-    """The loss as it is, and after random changes of the weights by `radius` of each tensor's norm."""
+    """The loss at the solution, and after random changes of the weights by `radius` times each tensor's norm."""
 
     radius: float
     loss: float
@@ -50,12 +50,12 @@ def largest_eigenvalue(
     seed: int = 0,
     seconds: float = math.inf,
 ) -> Sharpness:
-    """By power iteration: each takes a Hessian-vector product, about two backwards a batch. After so many `seconds` no
-    further one is begun.
+    """The largest eigenvalue, by power iteration: each iteration takes a Hessian-vector product, about two backwards
+    per batch. No iteration starts after `seconds`.
 
-    Power iteration finds the eigenvalue of the largest size. Where that one is negative (a saddle), or another of the
-    same size and the other sign keeps it from settling, a second one is made on the Hessian plus that size times the
-    identity, which has no negative eigenvalue.
+    Power iteration finds the eigenvalue with the largest absolute value. If that one is negative (a saddle), or does
+    not converge because of another one of equal size and opposite sign, a second iteration uses the Hessian plus that
+    size times the identity, which has no negative eigenvalue.
     """
     weights = [parameter for parameter in parameters if parameter.requires_grad]
     end = time.monotonic() + seconds
@@ -79,7 +79,7 @@ def largest_eigenvalue(
 def hessian_vector(
     loss_of: LossOf, batches: Sequence[Any], weights: Sequence[Tensor], vector: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The Hessian of the loss over all batches, times a vector, without ever having the Hessian."""
+    """The Hessian of the loss over all batches, times a vector, without storing the Hessian."""
     total = [torch.zeros_like(weight) for weight in weights]
     samples = 0
     with torch.enable_grad():
@@ -107,7 +107,7 @@ def perturbed_loss(
     directions: int = 10,
     seed: int = 0,
 ) -> Perturbed:
-    """The loss where each tensor is moved by `radius` times its norm, in so many random directions."""
+    """The loss after each tensor is moved by `radius` times its norm, in `directions` random directions."""
     weights = list(parameters)
     loss = mean_loss(loss_of, batches)
     losses = []
@@ -131,7 +131,7 @@ def loss_along_line(
     at: Sequence[float],
 ) -> list[float]:
     """The loss at points of the line between two solutions, given as state_dicts: 0 is the start, 1 the end, and
-    numbers beyond are allowed. Floating-point buffers (running statistics) go along; others are the start's."""
+    numbers beyond are allowed. Floating-point buffers (running statistics) are interpolated; others are the start's."""
     own = model.state_dict(keep_vars=True)
     losses = []
     with _put_back(list(own.values())), torch.no_grad():
@@ -145,7 +145,7 @@ def loss_along_line(
 
 @torch.no_grad()
 def mean_loss(loss_of: LossOf, batches: Sequence[Any]) -> float:
-    """Over all samples."""
+    """The mean loss over all samples."""
     sizes = [_size(batch) for batch in batches]
     total = math.fsum(float(loss_of(batch)) * size for batch, size in zip(batches, sizes, strict=True))
     return total / max(1, sum(sizes))
@@ -158,7 +158,7 @@ def _power(
     tolerance: float,
     end: float,
 ) -> tuple[Sharpness, float]:
-    """The eigenvalue of the largest size, and that size."""
+    """The eigenvalue with the largest absolute value, and that absolute value."""
     vector = _divide(vector, _norm(vector))
     before, size, alike = math.inf, 0.0, 0
     for iteration in range(1, iterations + 1):
@@ -168,7 +168,7 @@ def _power(
         if not size > 0 or not math.isfinite(size):
             return Sharpness(eigenvalue=eigenvalue, iterations=iteration, settled=size == 0), size
         alike = alike + 1 if abs(eigenvalue - before) <= tolerance * size else 0
-        # Three times: once may be chance. Its size: an eigenvalue that it is not is met on the way between two.
+        # Three times, because once may be chance. The size check rules out a plateau between two eigenvalues.
         if alike >= 3 and abs(eigenvalue) > (1 - 10 * tolerance) * size:
             return Sharpness(eigenvalue=eigenvalue, iterations=iteration, settled=True), size
         before, vector = eigenvalue, _divide(image, size)
@@ -189,7 +189,7 @@ def _put_back(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _random_like(weights: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Drawn on the host, so that the directions do not depend on the device; the script's own stream is not touched."""
+    """Drawn on the host, so that the directions do not depend on the device, and without the script's own stream."""
     generator = torch.Generator().manual_seed(seed)
     return [
         torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device, weight.dtype)
@@ -206,7 +206,7 @@ def _divide(tensors: list[Tensor], by: float) -> list[Tensor]:
 
 
 def _size(batch: Any) -> int:
-    """Samples of a batch: what it says, or the length of its first tensor."""
+    """The number of samples of a batch: its `samples` attribute, or the length of its first tensor."""
     if (samples := getattr(batch, "samples", None)) is not None:
         return int(samples)
     while not isinstance(batch, Tensor):

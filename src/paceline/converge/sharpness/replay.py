@@ -1,13 +1,12 @@
-"""Steps whose loss can be computed again: what an unmodified script called between its model and its backward.
+"""Records a step of an unmodified script so that its loss can be computed again under other weights.
 
 From a training call of a model to the optimizer's step, the calls that gradients pass through are noted: outermost
-module calls as a whole, torch's functions outside of them one by one. Everything else is a number by then and stays
-one: inputs, labels, masks, random numbers, what was detached. Computed again under other weights, the notes give the
-loss that the script would have had.
+module calls as a whole, torch functions outside of them one by one. Everything else is constant: inputs, labels, masks,
+random numbers, detached tensors. Replaying the notes under other weights gives the loss that the script would have had.
 
-What is not a function of the weights in this way is found and said: a loss with parts from before the model's call,
-several optimizers, closures, scaled losses, compiled code. The first step is computed again at once, and must
-give the script's own loss.
+Scripts for which this does not work are detected and reported: a loss with parts from before the model's call, several
+optimizers, closures, scaled losses, compiled code. The first step is replayed at once, and must give the script's own
+loss.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from paceline.script import rng, tree
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.dry_run import undisturbed
 
-MOST_CALLS = 10_000  # noted in a step: more are a loop that never comes to a backward
-EXACT = 1e-3  # how far the loss may be off when it is computed again …
-NEARLY = 0.25  # … and where precision, dropout or the cutting of batches make it another one
+MOST_CALLS = 10_000  # noted per step: more are a loop without a backward
+EXACT = 1e-3  # largest relative error of a replayed loss …
+NEARLY = 0.25  # … and with low precision, dropout or split batches, which change the loss
 
 
 class Slot:
-    """Stands for a tensor that is made when the notes are computed again."""
+    """Stands for a tensor that is computed during a replay."""
 
     __slots__ = ("number",)
 
@@ -44,13 +43,13 @@ class Slot:
 
 @dataclass(slots=True)
 class Call:
-    """One call, with slots in the place of what calls before it made."""
+    """One call, with slots in place of the results of earlier calls."""
 
     function: Callable[..., Any]
     args: Any
     kwargs: Any
     made: list[int | None]  # the slot of each leaf of its result
-    returns: bool = True  # False: it changes its first argument
+    returns: bool = True  # False: the call changes its first argument in place
 
 
 @dataclass(slots=True)
@@ -58,18 +57,18 @@ class Step:
     """One step of a script, as notes."""
 
     calls: list[Call] = field(default_factory=list)
-    losses: list[int] = field(default_factory=list)  # slots: the step went along the gradient of their sum
+    losses: list[int] = field(default_factory=list)  # slots; the step follows the gradient of their sum
     models: list[nn.Module] = field(default_factory=list)
-    versions: list[tuple[Tensor, int]] = field(default_factory=list)  # of what was given, when it was
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)  # of the inputs, at the time of the call
     samples: int = 0
 
     @property
     def is_intact(self) -> bool:
-        """Nothing of what was given has been written over since."""
+        """Whether no input has been overwritten since."""
         return all(tensor._version == version for tensor, version in self.versions)
 
     def loss(self) -> Tensor:
-        """Under the weights, and in the modes, that the models have now."""
+        """The loss under the models' current weights and modes."""
         values: dict[int, Any] = {}
 
         def put(leaf: Any) -> Any:
@@ -80,13 +79,13 @@ class Step:
             result = call.function(*args, **tree.replace(call.kwargs, put))
             made = tree.leaves(result if call.returns else args[0])
             if len(made) != len(call.made):
-                raise TypeError("in eval mode the model returns something else than in training")
+                raise TypeError("the model returns another structure in eval mode than in training mode")
             values.update((slot, leaf) for slot, leaf in zip(call.made, made, strict=True) if slot is not None)
         return torch.stack([values[slot].double() for slot in self.losses]).sum()
 
 
 class Notes(TorchFunctionMode):
-    """Shows the functions that a script calls outside of its models to `note`."""
+    """Passes the functions that a script calls outside of its models to `note`."""
 
     def __init__(self, note: Callable[..., None]) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class Notes(TorchFunctionMode):
 
 class Replay:
     """Keeps the last steps of one worker's script: at least one, and more up to `samples`. `trouble` says why there are
-    none. Install it after the seams: it sees what the script sees, not what a worker computes of it."""
+    none. Install it after the seams: it must see the script's calls, not a worker's slices."""
 
     def __init__(self, stage: Stage, samples: int) -> None:
         self.stage, self.samples = stage, samples
@@ -110,15 +109,15 @@ class Replay:
         self.trouble = ""
         self._now = Step()
         self._slots: dict[int, int] = {}  # id → slot
-        self._alive: list[Any] = []  # so that an id stays one tensor's
+        self._alive: list[Any] = []  # keeps tensors alive so that ids stay unique
         self._values: list[Tensor] = []  # of the losses
-        self._open = self._stepping = self._proven = False
+        self._open = self._stepping = self._checked = False
         self._mode = Notes(self._note)
         self._streams: Any = None
         stage.subscribe(self)
 
     def install(self) -> Callable[[], None]:
-        """Gives back what takes it out again."""
+        """Patches module calls. Returns a function that removes the patch."""
         plain = nn.Module.__call__
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +141,7 @@ class Replay:
         for loss in losses:
             slot = self._slots.get(id(loss))
             if slot is None or loss.dim():
-                self._give_up("what its backward begins at is not one number that was made from the model's output")
+                self._give_up("its backward does not start at a single number computed from the model's output")
                 return
             self._now.losses.append(slot)
             self._values.append(loss.detach())
@@ -151,12 +150,12 @@ class Replay:
         self._stepping = True
         self.optimizer = self.optimizer or optimizer
         if optimizer is not self.optimizer:
-            self._give_up("the script has several optimizers: it does not go down one loss")
+            self._give_up("the script has several optimizers, so there is no single loss")
         if _is_called_from("torch.amp.grad_scaler"):
-            self._give_up("its loss is scaled (a GradScaler), by a factor that changes")
+            self._give_up("its loss is scaled by a changing factor (GradScaler)")
         if self._open and not self.trouble and self._now.losses:
-            if not self._proven:
-                self._prove()
+            if not self._checked:
+                self._check_replay()
             if not self.trouble:
                 self._keep()
         self._close()
@@ -171,10 +170,10 @@ class Replay:
             if not (torch.is_grad_enabled() and module.training):
                 return plain(module, *args, **kwargs)
             if self._stepping:
-                self._give_up("the optimizer calls for the loss by itself (a closure)")
+                self._give_up("the optimizer computes the loss itself (a closure)")
                 return plain(module, *args, **kwargs)
             self._open = True
-            self._streams = None if self._proven else rng.snapshot()
+            self._streams = None if self._checked else rng.snapshot()
             self._mode.__enter__()
         if "call" in vars(self.stage) or module._compiled_call_impl is not None:
             self._give_up("the model is compiled, and compiled code has no second derivative")
@@ -201,7 +200,7 @@ class Replay:
         if len(now.calls) >= MOST_CALLS:
             self._give_up(f"it makes more than {MOST_CALLS:,} calls between two steps")
             return
-        # Slots of arguments before those of results: a call in place returns what it was given.
+        # Slots of arguments before those of results: an in-place call returns its argument.
         call = Call(function, tree.replace(args, self._slot_of), tree.replace(kwargs, self._slot_of), [], returns)
         for leaf in leaves:
             call.made.append(self._new_slot(leaf) if isinstance(leaf, Tensor) else None)
@@ -218,29 +217,29 @@ class Replay:
         if (slot := self._slots.get(id(leaf))) is not None:
             return Slot(slot)
         if leaf.grad_fn is not None:
-            self._give_up("a part of its loss was made before the model was called")
+            self._give_up("a part of its loss was computed before the model was called")
         elif not isinstance(leaf, nn.Parameter):
             self._now.versions.append((leaf, leaf._version))
         return leaf
 
-    def _prove(self) -> None:
-        """The notes of this step, computed again before its weights change, must give its loss."""
-        self._proven = True
+    def _check_replay(self) -> None:
+        """Replays this step before its weights change: the replay must give its loss."""
+        self._checked = True
         expected = math.fsum(float(value) for value in self._values)
-        soft = self.stage.group.world > 1 or self._is_lowered() or rng.drawn_since(self._streams)
+        soft = self.stage.group.world > 1 or self._has_low_precision() or rng.drawn_since(self._streams)
         try:
             with self._without_mode(), self.aside(), _as_it_was(self._now.models):
                 found = float(self._now.loss().detach())
         except Exception as error:
-            self._give_up(f"its loss cannot be computed again: {first_line(error)}")
+            self._give_up(f"its loss cannot be replayed: {first_line(error)}")
             return
         finally:
             self._streams = None
         off = abs(found - expected)
         if math.isfinite(expected) and not off <= (NEARLY if soft else EXACT) * max(abs(expected), 1e-3):
-            self._give_up(f"its loss computed again is {found:.4g}, and was {expected:.4g}")
+            self._give_up(f"its replayed loss is {found:.4g}, and the original was {expected:.4g}")
 
-    def _is_lowered(self) -> bool:
+    def _has_low_precision(self) -> bool:
         halves = (torch.float16, torch.bfloat16)
         lowered = any(mod.startswith(("precision=", "accumulate=")) for mod in self.stage.run.mods)
         return lowered or any(tensor.dtype in halves for tensor in self._alive)
@@ -256,7 +255,7 @@ class Replay:
             self.steps.clear()
 
     def _close(self) -> None:
-        """Also takes the mode off, where it lies on top: a script may have put one of its own there."""
+        """Ends the step. Also removes the mode if it is on top: a script may have pushed a mode of its own."""
         if self._open and _get_current_function_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._open = False
@@ -264,7 +263,7 @@ class Replay:
 
     @contextmanager
     def _without_mode(self) -> Iterator[None]:
-        """Inside a model nothing is noted, and nothing is slower than it was."""
+        """Notes nothing inside a model, and adds no overhead there."""
         on_top = _get_current_function_mode() is self._mode
         if on_top:
             self._mode.__exit__(None, None, None)
@@ -276,7 +275,7 @@ class Replay:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Calls of modules are plain ones: whole, on this worker alone, and no seams."""
+        """Makes module calls plain: whole, on this worker only, without seams."""
         self.stage.depth += 1
         try:
             yield
@@ -286,7 +285,7 @@ class Replay:
 
 @contextmanager
 def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
-    """In training mode, as the script called them; buffers, attributes and streams are put back after."""
+    """Training mode, as the script called the models; restores buffers, attributes and streams afterwards."""
     if not models:
         yield
         return

@@ -1,8 +1,8 @@
-"""How sharp the solution is that a script ended in: measured in worker 0 when the script is over, on its last steps.
+"""Measures the sharpness of a script's solution: in worker 0, after the script, on its last steps.
 
-Largest eigenvalue, loss under a change of the weights, and the loss along the line from another run's solution. In eval
-mode, in the precision of the weights, with kernels that have a second derivative. What fails is said in words: it is a
-measurement beside the run, and never ends it.
+Largest eigenvalue, loss under changes of the weights, and loss along the line from another run's solution. In eval
+mode, in the precision of the weights, with kernels that have a second derivative. A failure is reported as a text and
+never ends the run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ RADIUS = 0.05  # of each tensor's norm
 DIRECTIONS = 10
 ITERATIONS = 30
 TOLERANCE = 1e-2
-LEAST = 10.0  # seconds that the eigenvalue may take in any case: else, as long as the run
-PLACES = [-0.25 + 0.0625 * k for k in range(25)]  # from a quarter before the one solution to a quarter behind the other
+LEAST = 10.0  # seconds allowed for the eigenvalue at least; else, as long as the run took
+PLACES = [-0.25 + 0.0625 * k for k in range(25)]  # positions on the line: 0 and 1 are the solutions
 
 
 class SolutionMeter:
-    """One per worker; the others only pass by. Make it after the recorder, so that the record is whole by then."""
+    """The meter of one worker; only worker 0 measures. Make it after the recorder, so that the record is complete."""
 
     def __init__(self, stage: Stage, folder: Path, asked: SharpnessSettings) -> None:
         self.stage, self.folder, self.asked = stage, folder, asked
@@ -44,7 +44,7 @@ class SolutionMeter:
         stage.subscribe(self)
 
     def install(self) -> Callable[[], None]:
-        """After the seams have been found. Gives back what takes it out again."""
+        """Call it after the seams are installed. Returns a function that undoes it."""
         return self.replay.install() if self.replay is not None else lambda: None
 
     def on_end(self) -> None:
@@ -57,19 +57,19 @@ class SolutionMeter:
         steps = [step for step in replay.steps if step.is_intact]
         found = RunSharpness(samples=sum(step.samples for step in steps), radius=RADIUS)
         if not steps:
-            changed = "the batches were written over" if replay.steps else "no backward was seen before a step"
+            changed = "the batches were overwritten" if replay.steps else "no backward was seen before a step"
             found.trouble = f"not measured: {replay.trouble or changed}"
             return found
         models = list(dict.fromkeys(model for step in steps for model in step.models))
         weights = [w for group in replay.optimizer.param_groups for w in group["params"] if w.requires_grad]
         if any(weight.dtype not in (torch.float32, torch.float64) for weight in weights):
-            found.trouble = "not measured: it takes weights in float32 or float64"
+            found.trouble = "not measured: the weights must be in float32 or float64"
             return found
         with replay.aside(), _measurable(models):
             for part in (self._perturb, self._curve, self._line):
                 try:
                     part(found, steps, weights, models)
-                except Exception as error:  # out of memory, no second derivative, whatever a model does in eval mode
+                except Exception as error:  # out of memory, no second derivative, or anything from a model in eval mode
                     found.trouble = found.trouble or f"{WHAT[part.__name__]}: {first_line(error)}"
         return found
 
@@ -77,13 +77,13 @@ class SolutionMeter:
         moved = perturbed_loss(_loss_of, steps, weights, radius=RADIUS, directions=DIRECTIONS)
         found.loss, found.moved, found.worst = map(finite, (moved.loss, moved.mean, moved.worst))
         if found.loss is None:
-            raise ArithmeticError("the loss is no number")
+            raise ArithmeticError("the loss is not a finite number")
 
     def _curve(self, found: RunSharpness, steps: list[Step], weights: list[Tensor], models: Any) -> None:
         if found.loss is None:
             return
         if _has_dead_end(torch.autograd.grad(_loss_of(steps[0]), weights, create_graph=True, allow_unused=True)):
-            raise NotImplementedError("a function of the script's can be differentiated only once")
+            raise NotImplementedError("a function of the script can be differentiated only once")
         top = largest_eigenvalue(
             _loss_of, steps, weights, iterations=ITERATIONS, tolerance=TOLERANCE, seconds=self._limit
         )
@@ -93,20 +93,20 @@ class SolutionMeter:
         whole = nn.ModuleList(models)
         here = {name: value.detach().clone() for name, value in whole.state_dict().items()}
         if self.asked.keep:
-            os.close(create(solution_path(self.folder)))  # with the rights of the record; torch only fills it
+            os.close(create(solution_path(self.folder)))  # with the record's permissions; torch only fills the file
             torch.save({name: value.cpu() for name, value in here.items()}, solution_path(self.folder))
         if not self.asked.line_from or found.loss is None:
             return
         there = torch.load(solution_path(Path(self.asked.line_from)), map_location="cpu", weights_only=True)
         if {n: v.shape for n, v in there.items()} != {n: v.shape for n, v in here.items()}:
-            raise ValueError("the two solutions have other weights")
+            raise ValueError("the weights of the two solutions have different names or shapes")
         losses = loss_along_line(whole, _loss_of, steps, there, here, PLACES)
         found.line = [(place, finite(loss)) for place, loss in zip(PLACES, losses, strict=True)]
 
 
 def _has_dead_end(grads: tuple[Tensor | None, ...]) -> bool:
-    """Whether gradients lead into a function that is marked as differentiable only once. Asked for the weights alone,
-    autograd would not go there, and leave it out without a word."""
+    """Whether gradients lead into a function marked as differentiable only once. Autograd, asked for the weights only,
+    would silently leave it out."""
     todo, seen = [grad.grad_fn for grad in grads if grad is not None], set()
     while todo:
         node = todo.pop()
@@ -127,7 +127,7 @@ WHAT = {
 
 
 def _loss_of(step: Step) -> Tensor:
-    """The same random numbers every time, where a model draws some in eval mode too."""
+    """The loss with the same random numbers every time, because some models are random in eval mode too."""
     torch.manual_seed(0)
     return step.loss()
 
@@ -138,7 +138,7 @@ def finite(value: float) -> float | None:
 
 @contextmanager
 def _measurable(models: list[nn.Module]) -> Iterator[None]:
-    """Eval mode; attention and recurrent layers by kernels that can be differentiated twice; streams put back."""
+    """Eval mode, and kernels for attention and recurrent layers that can be differentiated twice; restores streams."""
     modules = [module for model in models for module in model.modules()]
     kept, before = [module.training for module in modules], rng.snapshot()
     with ExitStack() as stack:

@@ -1,1 +1,1 @@
-"""Whose output is seen: rank 0 writes, the other ranks' files are private."""
+"""Output of a script: rank 0 writes the real files, every other rank writes to a scratch folder."""

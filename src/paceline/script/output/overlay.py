@@ -1,8 +1,8 @@
-"""A worker's own layer over the real files: what it writes, renames and deletes happens in a folder of its own.
+"""A worker's private layer over the real files: its writes, renames and deletions happen in a scratch folder.
 
-Whoever looks through the layer sees the real files as if that had happened to them. The real files may change under it
-at any moment, because rank 0 runs the same lines on them: what is there and was not when the run began was made by
-rank 0 and is no obstacle, and what is not there any more was deleted by it. (If it never was there, rank 0 fails, and
+Through the layer, the real files look as if those changes had been made to them. The real files may change at any
+moment, because rank 0 runs the same lines on them. A file that did not exist when the run began was made by rank 0 and
+does not count as existing; a file that no longer exists was deleted by rank 0. (If it never existed, rank 0 fails, and
 that ends the run.)
 """
 
@@ -18,18 +18,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-HOPS = 40  # symbolic links followed before it is a circle
+HOPS = 40  # symbolic links followed before they count as a loop
 PATIENCE = 10.0  # seconds that rank 0 may take to make a folder that this worker has made in its layer
 
 
 class Overlay:
-    """The layer. Paths come in as the script wrote them; `own` ones lie in the layer's folder."""
+    """The layer. Paths are given as the script wrote them; an `own` path lies in the layer's folder."""
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.began = process_start()  # rank 0 begins its script when all workers are there: later
-        self.gone: set[str] = set()  # real paths that are not seen any more, with all below them
-        # As they were before anybody put this layer in front of them.
+        self.began = process_start()  # earlier than rank 0's script, which begins once all workers are ready
+        self.gone: set[str] = set()  # real paths that are hidden, with all paths below them
+        # The functions as they were before this layer was installed.
         self._open, self._os = builtins.open, {name: getattr(os, name) for name in dir(os)}
         self._rmtree = shutil.rmtree
 
@@ -39,13 +39,13 @@ class Overlay:
         return self.root + full
 
     def where(self, full: str) -> str | None:
-        """Where that which the script sees under this path really is; None where it sees nothing."""
-        if self._there(self.own(full)):
+        """The path that holds what the script sees under this path; None if the script sees nothing there."""
+        if self._exists(self.own(full)):
             return self.own(full)
-        return full if not self._hidden(full) and self._there(full) else None
+        return full if not self._hidden(full) and self._exists(full) else None
 
     def followed(self, path: Any) -> str:
-        """The full path behind the layer's own symbolic links; those of the real files are followed by the system."""
+        """The full path behind the layer's own symbolic links; the system follows those of the real files."""
         full = _full(path)
         for _ in range(HOPS):
             try:
@@ -68,10 +68,10 @@ class Overlay:
         return True
 
     def _is_old(self, full: str) -> bool:
-        """Whether a real thing has been there, unchanged, since before the run."""
-        return not self._hidden(full) and self._there(full) and self._os["lstat"](full).st_ctime < self.began
+        """Whether a real file has existed, unchanged, since before the run."""
+        return not self._hidden(full) and self._exists(full) and self._os["lstat"](full).st_ctime < self.began
 
-    def _there(self, path: str) -> bool:
+    def _exists(self, path: str) -> bool:
         try:
             self._os["lstat"](path)
         except OSError:
@@ -91,7 +91,7 @@ class Overlay:
         return _error(errno.ENOENT if self.is_dir(above) else errno.ENOTDIR, path)
 
     def _was_deleted_by_rank_0(self, path: Any, full: str) -> bool:
-        """Whether there is nothing to act on, and that is no mistake of the script's as far as can be told."""
+        """Whether the path does not exist because rank 0 may have deleted it, and not by a mistake of the script."""
         if self.where(full) is not None:
             return False
         nothing = self._nothing_at(path, full)
@@ -99,10 +99,10 @@ class Overlay:
             raise nothing
         return True
 
-    # -- making room in the layer ----------------------------------------------------------------------------------
+    # -- creating paths in the layer -------------------------------------------------------------------------------
 
     def ready(self, path: Any, full: str) -> str:
-        """The own path, in a folder that exists there, too."""
+        """The own path, in a folder that exists in the layer."""
         folder = os.path.dirname(full)
         if not self.is_dir(self.followed(folder)):
             raise self._nothing_at(path, full)
@@ -110,19 +110,19 @@ class Overlay:
         return self.own(full)
 
     def _make_folders(self, folder: str) -> None:
-        if not self._there(folder):
+        if not self._exists(folder):
             self._make_folders(os.path.dirname(folder))
-            with contextlib.suppress(FileExistsError):  # above its root the layers of several workers meet
+            with contextlib.suppress(FileExistsError):  # the workers' layers share the folders above their roots
                 self._os["mkdir"](folder)
 
     def bring_up(self, path: Any, full: str, *, only_old: bool = False) -> str:
-        """The own copy of a file, or of a folder with all that is seen in it, for what changes it."""
+        """The own copy of a file, or of a folder with all entries seen in it, for a call that changes it."""
         own = self.ready(path, full)
         if self.is_dir(full):
             self._make_folders(own)
             for name in [entry.name for entry in self.entries(full, full)]:
                 self.bring_up(path, os.path.join(full, name))
-        elif not self._there(own) and (self._is_old(full) if only_old else not self._hidden(full)):
+        elif not self._exists(own) and (self._is_old(full) if only_old else not self._hidden(full)):
             try:
                 with self._open(full, "rb") as source, self._open(own, "wb") as target:
                     shutil.copyfileobj(source, target)
@@ -144,8 +144,8 @@ class Overlay:
         return self._open(own, mode, *args, **kwargs)
 
     def for_writing(self, path: Any, full: str, *, keep: bool = False, new: bool = False) -> str:
-        """The own path of a file that is about to be written: with `keep` after what is in it, with `new` for the first
-        time."""
+        """The own path of a file that is about to be written. `keep`: with its present content. `new`: the file must
+        not exist."""
         if self.is_dir(full):
             raise _error(errno.EISDIR, path)
         if new and self._is_old(full):
@@ -169,7 +169,7 @@ class Overlay:
             return
         if stat.S_ISDIR(self._os["lstat"](self._found(path, full)).st_mode):
             raise _error(errno.EISDIR, path)
-        if self._there(self.own(full)):
+        if self._exists(self.own(full)):
             self._os["unlink"](self.own(full))
         self.gone.add(full)
 
@@ -177,10 +177,10 @@ class Overlay:
         self._os["truncate"](self.bring_up(path, self.followed(path)), length)
 
     def change(self, name: str, path: Any, *args: Any, **kwargs: Any) -> None:
-        """chmod, chown, utime …: of the own copy; a real folder's are rank 0's business."""
+        """chmod, chown, utime …: changes the own copy; a real folder is changed by rank 0 only."""
         full = self.followed(path)
         self._found(path, full)
-        if self._there(self.own(full)) or not self.is_dir(full):
+        if self._exists(self.own(full)) or not self.is_dir(full):
             self._os[name](self.bring_up(path, full), *args, **kwargs)
 
     # -- links -----------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Overlay:
 
     def link(self, source: Any, path: Any) -> None:
         own, where = self.ready(path, _full(path)), self._found(source, self.followed(source))
-        if self._there(own) or self._is_old(_full(path)):
+        if self._exists(own) or self._is_old(_full(path)):
             raise _error(errno.EEXIST, path)
         with self._open(where, "rb") as content, self._open(own, "wb") as target:
             shutil.copyfileobj(content, target)
@@ -205,7 +205,7 @@ class Overlay:
 
     def mkdir(self, path: Any, mode: int) -> None:
         full = _full(path)
-        if self._there(self.own(full)) or self._is_old(full):
+        if self._exists(self.own(full)) or self._is_old(full):
             raise _error(errno.EEXIST, path)
         self._os["mkdir"](self.ready(path, full), mode)
 
@@ -217,7 +217,7 @@ class Overlay:
             raise _error(errno.ENOTDIR, path)
         if self.entries(full, full):
             raise _error(errno.ENOTEMPTY, path)
-        if self._there(self.own(full)):
+        if self._exists(self.own(full)):
             self._os["rmdir"](self.own(full))
         self.gone.add(full)
 
@@ -231,22 +231,22 @@ class Overlay:
         self.gone.add(full)
 
     def chdir(self, path: Any) -> None:
-        """The working folder is a real one: rank 0 runs the same lines, and has made it or is about to."""
+        """Changes to the real folder, which rank 0 has made or will make soon: waits for it."""
         end = time.monotonic() + PATIENCE
-        while self.is_dir(_full(path)) and not self._there(_full(path)) and time.monotonic() < end:
+        while self.is_dir(_full(path)) and not self._exists(_full(path)) and time.monotonic() < end:
             time.sleep(0.005)
         self._os["chdir"](path)
 
     def entries(self, path: Any, full: str) -> list[Any]:
-        """What is in a folder, in the order of the disk, which is the one that rank 0 sees; own things come last."""
+        """The entries of a folder in the order of the disk, which rank 0 sees too; own entries come last."""
         self._found(path, full)
         found: dict[str, Any] = {}
         own = self.own(full)
-        if not self._hidden(full) and (not self._there(own) or os.path.isdir(full)) and self._there(full):
+        if not self._hidden(full) and (not self._exists(own) or os.path.isdir(full)) and self._exists(full):
             with self._os["scandir"](path) as entries:
                 inside = [(os.fsdecode(entry.name), entry) for entry in entries]
                 found = {name: entry for name, entry in inside if os.path.join(full, name) not in self.gone}
-        if self._there(own):
+        if self._exists(own):
             with self._os["scandir"](own) as entries:
                 found |= {entry.name: Entry(path, entry) for entry in entries}
         return list(found.values())
@@ -273,7 +273,7 @@ class Overlay:
         self.gone |= {full, new}
 
     def move_in(self, path: Any, target: Any) -> None:
-        """From a place that is this process's own anyway."""
+        """Renames a file of this process's own (not in the layer) into the layer."""
         own = self.ready(target, _full(target))
         try:
             self._os["rename"](path, own)
@@ -286,7 +286,7 @@ class Overlay:
         self.gone.add(_full(target))
 
     def move_out(self, path: Any, target: Any) -> None:
-        """To such a place."""
+        """Renames a file of the layer to a path of this process's own (not in the layer)."""
         full = _full(path)
         if self.is_dir(full):
             raise _error(errno.EXDEV, path)
@@ -302,7 +302,7 @@ class Overlay:
         return self._os["lstat"](self._found(path, _full(path)))
 
     def look(self, name: str, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """listxattr, getxattr, statvfs …: of whatever is seen there."""
+        """listxattr, getxattr, statvfs …: of the file that the script sees there."""
         return self._os[name](self._found(path, self.followed(path)), *args, **kwargs)
 
     def access(self, path: Any, *args: Any, **kwargs: Any) -> bool:
@@ -311,7 +311,7 @@ class Overlay:
 
 
 class Entry:
-    """What os.scandir gives for a file of the layer: it has the path that the script knows."""
+    """An entry of os.scandir for a file of the layer, with the path that the script knows."""
 
     def __init__(self, folder: Any, entry: os.DirEntry[str]) -> None:
         as_bytes = isinstance(folder, bytes)
@@ -325,7 +325,7 @@ class Entry:
 
 
 class Listing:
-    """What os.scandir returns: an iterator that can be closed."""
+    """The return value of os.scandir: an iterator that can be closed."""
 
     def __init__(self, entries: list[Any]) -> None:
         self._entries = iter(entries)
@@ -347,7 +347,7 @@ class Listing:
 
 
 def process_start() -> float:
-    """When this process was forked, in seconds since the epoch, a little early rather than late."""
+    """When this process was forked, in seconds since the epoch; rounded down."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

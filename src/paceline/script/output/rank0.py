@@ -1,11 +1,12 @@
-"""One voice: only rank 0 writes to the script's files. Another rank's go to a scratch folder of its own.
+"""Only rank 0 writes to the script's files. Every other rank writes to a scratch folder of its own.
 
-To the script on such a rank the disk looks as if its own writes had happened: what it wrote it can read, rename, list
-and delete again, and what it deleted is gone (see `overlay`); the real files are rank 0's business. So `torch.save`
-followed by `torch.load`, or `if os.path.exists(checkpoint)`, go the same way on every worker, whoever is first.
+On such a rank the disk looks to the script as if its own writes had happened: it can read, rename, list and delete the
+files that it wrote, and the files that it deleted are gone (see `overlay`). Only rank 0 changes the real files. So
+`torch.save` followed by `torch.load`, or `if os.path.exists(checkpoint)`, takes the same branch on every worker,
+whichever worker is first.
 
-Covers what goes through Python's `open`, `os`, `shutil` and `sqlite3`, and `torch.save`. Libraries that write by
-themselves (HDF5, Parquet, safetensors) and child processes are not seen.
+Covers Python's `open`, `os`, `shutil` and `sqlite3`, and `torch.save`. Writes of libraries in native code (HDF5,
+Parquet, safetensors) and of child processes are not covered.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from typing import Any
 from paceline.script.output.overlay import Listing, Overlay
 from paceline.script.seams.stage import Stage
 
-# Not the script's: devices, and the compilers' caches, whose files are handed to other processes.
+# Not the script's files: devices, and the compilers' caches, which are shared with other processes.
 SYSTEM = ("/dev/", "/proc/", "/sys/")
 CACHES = ("torchinductor_", "triton", "torch_extensions")
 HANDLES = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 
 
 class Voice:
-    """The files of a rank that does not speak."""
+    """The files of a rank other than 0."""
 
     def __init__(self, stage: Stage, scratch: Path) -> None:
         self.stage = stage
@@ -42,10 +43,10 @@ class Voice:
         self._making_private = False
 
     def install(self) -> None:
-        """Every later open, save, rename, … of this process goes through here."""
+        """Patches open, save, rename, … for the rest of this process."""
         layer = self.overlay
-        self._take_place_of_open(
-            self._or_plain(builtins.open, lambda file, mode="r", *a, **k: layer.open(file, mode, *a, **k))
+        self._replace_open(
+            self._for_script_paths(builtins.open, lambda file, mode="r", *a, **k: layer.open(file, mode, *a, **k))
         )
         self._replace("open", lambda path, flags, *a, mode=0o777: layer.descriptor(path, flags, *(a or (mode,))))
         self._replace("stat", lambda path, follow_symlinks=True: layer.stat(path, follow=follow_symlinks))
@@ -75,7 +76,7 @@ class Voice:
         self.stage.voice = self.save_path
 
     def ours(self, path: Any) -> bool:
-        """Whether a path is the script's, and neither a descriptor nor somebody else's."""
+        """Whether this is a path of the script's files: not a file descriptor, not a system or cache path."""
         if self.stage.aside or self._making_private or not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = os.path.abspath(os.fsdecode(path))
@@ -84,15 +85,15 @@ class Voice:
         return not (full.startswith(self._temporary) and full[len(self._temporary) :].startswith(CACHES))
 
     def save_path(self, target: Any) -> Any:
-        """Where `torch.save` is to write."""
+        """The path to which `torch.save` must write."""
         if not self.ours(target):
             return target
         return self.overlay.for_writing(target, self.overlay.followed(target))
 
-    # -- what takes the place of what the script calls ---------------------------------------------------------------
+    # -- replacements for the functions that the script calls --------------------------------------------------------
 
-    def _or_plain(self, plain: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
-        """`new` for the script's paths; `plain` for descriptors, directory handles, openers and others' paths."""
+    def _for_script_paths(self, plain: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
+        """Calls `new` for the script's paths; `plain` for descriptors, directory handles, openers and other paths."""
 
         @functools.wraps(plain)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -107,10 +108,10 @@ class Voice:
         return call
 
     def _replace(self, name: str, new: Callable[..., Any]) -> None:
-        setattr(os, name, self._or_plain(getattr(os, name), new))
+        setattr(os, name, self._for_script_paths(getattr(os, name), new))
 
-    def _take_place_of_open(self, new: Callable[..., Any]) -> None:
-        """Also where a module has kept `open` under a name of its own."""
+    def _replace_open(self, new: Callable[..., Any]) -> None:
+        """Replaces `open` also in modules that keep it under another name."""
         plain = builtins.open
         for module in list(sys.modules.values()):
             for name, value in list(getattr(module, "__dict__", {}).items()):
@@ -122,7 +123,7 @@ class Voice:
             numpys._file_openers._file_openers[None] = new
         for method in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
             if (kept := getattr(method, "__defaults__", None)) and os.unlink in kept:
-                unlink = lambda path: os.unlink(path)  # noqa: E731 - the one that is there by then
+                unlink = lambda path: os.unlink(path)  # noqa: E731 - looks os.unlink up at call time
                 method.__defaults__ = tuple(unlink if value is os.unlink else value for value in kept)
 
     def _names(self, path: Any) -> list[Any]:
@@ -157,7 +158,7 @@ class Voice:
         return link
 
     def _connects(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """SQLite writes by itself, but says where."""
+        """SQLite writes in native code, but takes the path in this call."""
 
         @functools.wraps(plain)
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +184,7 @@ class Voice:
         return rmtree
 
     def _makes_private(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """A folder under a random name is this process's own: it is made for real, and child processes find it."""
+        """A folder with a random name is private already: make the real one, so that child processes find it."""
 
         @functools.wraps(plain)
         def mkdtemp(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The same seams, attached to objects that a script hands over instead of found in it."""
+"""The Python API's way to the seams: attaches them to objects that a script hands over."""
 
 from __future__ import annotations
 
@@ -18,49 +18,50 @@ from paceline.script.seams import instrument
 from paceline.script.seams.stage import Stage
 from paceline.settings import from_environment
 
-_stage: Stage | None = None  # of this process, whoever made it
+_stage: Stage | None = None  # of this process: made by the worker's start-up or by `attach`
 _folder: Path | None = None  # of its record
-_pid = 0  # of the process that writes there: one that it forks does not
+_pid = 0  # of the process that writes the record: its forks do not write
 _writer: StepWriter | None = None
-_leaving: list[Callable[[], None]] = []  # what is to be done before the stage is taken down
+_leaving: list[Callable[[], None]] = []  # callbacks to run before the stage is taken down
 
 
 def take_stage(stage: Stage, folder: Path | None = None) -> None:
-    """The stage of this process is this one: `attach` finds it instead of making its own."""
+    """Makes this the stage of the process: `attach` uses it instead of making its own."""
     global _stage, _folder, _writer, _pid
     _stage, _folder, _writer, _pid = stage, folder, None, os.getpid()
     _leaving.clear()
 
 
 def current() -> Stage | None:
-    """The stage of this process, where there is one."""
+    """The stage of this process; None without one."""
     return _stage
 
 
 def in_own_process() -> bool:
-    """Whether this is the process that the stage is of, and not one that it forked."""
+    """Whether this is the process that owns the stage, and not a fork of it."""
     return os.getpid() == _pid
 
 
 def folder() -> Path | None:
-    """Of the record that this process writes to, where there is one."""
+    """The folder of the record that this process writes to; None without one."""
     return _folder if _stage is not None and in_own_process() else None
 
 
 def before_leaving(callback: Callable[[], None]) -> None:
-    """Called when the script has ended, however it did: for what a worker still has to write."""
+    """Registers a callback for the end of the script, also after an error: for files that a worker still has to
+    write."""
     _leaving.append(callback)
 
 
 def leave() -> None:
-    """The script has ended. Called once, by whoever took the stage."""
+    """Runs the callbacks of `before_leaving`. Called once after the script, by the caller of `take_stage`."""
     while _leaving:
         _leaving.pop()()
 
 
 def log(**numbers: float) -> None:
-    """Keeps numbers by name in the run's record: `paceline.log(accuracy=0.71, loss=1.2)`, once an epoch, say. Every
-    worker may call it, rank 0 writes, nobody waits. In a script that runs without Paceline it does nothing."""
+    """Writes numbers by name to the run's record, for example once per epoch: `paceline.log(accuracy=0.71, loss=1.2)`.
+    Every worker may call it; only rank 0 writes, and no worker waits. Without Paceline it does nothing."""
     global _writer
     if _stage is None or _folder is None or _stage.group.rank:
         return

@@ -1,14 +1,14 @@
-"""Finds the seams of an unmodified script: torch's public hooks where there are any, one patch a seam where not.
+"""Finds the seams of an unmodified script: by torch's public hooks, and by one patch per seam where torch has no hook.
 
 before_step, after_step                   torch's global optimizer step hooks
 on_optimizer                              patch of Optimizer.__init__
 on_model, before_forward, after_forward   patch of nn.Module.__call__ (a global forward hook would slow inner calls)
 before_backward, after_backward           patch of torch.autograd.backward, which Tensor.backward calls
-(parts computed again in backward)        patch of torch.utils.checkpoint.checkpoint
-(gradients asked for by name)             patch of torch.autograd.grad
+(recomputation in backward)               patch of torch.utils.checkpoint.checkpoint
+(torch.autograd.grad)                     patch of torch.autograd.grad
 on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
 on_save                                   patch of torch.save
-(gradients seen inside a sliced call)     patches of Tensor.register_hook and Function.apply: see `true_gradients`
+(gradients seen inside a sliced call)     patches of Tensor.register_hook and Function.apply: see `gradient_rescaling`
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.script.slicing import gradient_rescaling
 
 
 def find(stage: Stage) -> Callable[[], None]:
-    """Installs the seams. Gives back what takes them out again."""
+    """Installs the seams. Returns a function that removes them."""
     undo = [
         _patch(nn.Module, "__call__", _calls(stage, nn.Module.__call__)),
         _patch(torch.autograd, "backward", _backwards(stage, torch.autograd.backward)),
@@ -44,17 +44,17 @@ def find(stage: Stage) -> Callable[[], None]:
         register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
     ]
 
-    def lose() -> None:
+    def remove_all() -> None:
         for remove in reversed(undo):
             remove()
         if "torch._dynamo" in sys.modules:
-            _trace_no_calls()
+            _set_call_known_to_dynamo()
 
-    return lose
+    return remove_all
 
 
 def _between_workers(stage: Stage) -> list[Callable[[], None]]:
-    """What only matters where work is split. One worker does not pay for it."""
+    """The patches that are needed only if work is split: a run with one worker does not pay for them."""
     return [
         _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         *_slice_view_readings(stage),
@@ -80,8 +80,8 @@ def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def compile(*args: Any, **kwargs: Any) -> Any:
-        # What is compiled is what runs inside an outermost call; the call itself is left to Python. Done only when a
-        # script compiles: the compiler takes long to import.
+        # The compiled code runs inside an outermost call; the call itself stays in Python. Set up only when a script
+        # compiles, because torch._dynamo takes long to import.
         if "call" not in vars(stage):
             _keep_out_of_graphs(stage)
             stage.call = torch._dynamo.disable(stage.call, recursive=False)  # type: ignore[method-assign]
@@ -91,14 +91,14 @@ def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _keep_out_of_graphs(stage: Stage) -> None:
-    """No graph begins in a frame of ours, nor in what a collective calls; inside one, the patched call is inlined as
-    torch's own is."""
+    """Keeps torch.compile from starting a graph in Paceline's own functions or in a collective. Inside a graph, the
+    patched module call is inlined like torch's own."""
     for name, method in vars(type(stage.group)).items():
         if not name.startswith("_") and inspect.isfunction(method):
             setattr(stage.group, name, torch._dynamo.disable(getattr(stage.group, name)))
     torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
     if _is_ours(nn.Module.__call__):
-        _trace_no_calls()
+        _set_call_known_to_dynamo()
     for name, module in list(sys.modules.items()):
         if name.startswith("paceline."):
             owners = [
@@ -110,16 +110,19 @@ def _keep_out_of_graphs(stage: Stage) -> None:
                 torch._dynamo.eval_frame.skip_code(inspect.unwrap(function).__code__)
 
 
-def _trace_no_calls() -> None:
-    """The compiler goes from an inner module's call straight to its forward where it knows the call, which it looks at
-    when it is imported. A zygote that has served before imports it before our patch: there it would trace our lines and
-    watch the stage at every module, and a trial would compile something else than a run does."""
+def _set_call_known_to_dynamo() -> None:
+    """Tells torch.compile that the current module call is torch's own, so that it inlines `forward` directly.
+
+    torch._dynamo looks up that call when it is imported. A reused zygote imports torch._dynamo before the patch:
+    without this, the compiler would trace Paceline's lines and guard on the stage at every module, and a trial would
+    compile other code than a run.
+    """
     for module in (torch._dynamo.utils, torch._dynamo.variables.nn_module):
         module.unpatched_nn_module_call = nn.Module.__call__  # type: ignore[attr-defined]
 
 
 def _is_ours(thing: Any) -> bool:
-    """And not torch's, under a name that a module of ours has imported."""
+    """Whether Paceline defines it: a module also holds torch's objects under imported names."""
     return str(getattr(thing, "__module__", "")).startswith("paceline.")
 
 
@@ -130,7 +133,7 @@ def _is_root(stage: Stage, module: nn.Module) -> bool:
 
 
 def _is_tracing() -> bool:
-    """The call is only looked at, to make a graph of it."""
+    """Whether the call is only traced, to make a graph of it."""
     return not torch.compiler.is_dynamo_compiling() and (
         torch._C._is_tracing()
         or getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
@@ -140,7 +143,7 @@ def _is_tracing() -> bool:
 
 def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What is computed again in backward is computed as it was in forward: inside the sliced call, or outside."""
+        """Recomputes in backward as in forward: inside the sliced call, or outside."""
         where = stage.where()
 
         def again(*inner: Any, **named: Any) -> Any:
@@ -154,7 +157,7 @@ def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-        # Inside a sliced call, or inside another backward (reentrant checkpointing), it is the script's own business.
+        # Inside a sliced call or another backward (reentrant checkpointing), a backward is local: leave it unchanged.
         if stage.depth or stage.backward_depth or stage.aside:
             plain(tensors, grad_tensors, *args, **kwargs)
             return
@@ -182,7 +185,7 @@ def _saves(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _slice_view_readings(stage: Stage) -> list[Callable[[], None]]:
-    """In the slice view a loss that is read before its backward is first made the global one."""
+    """In the slice view, a loss that is read before its backward is first made global."""
 
     def reading(plain: Callable[..., Any]) -> Callable[..., Any]:
         def read(self: torch.Tensor) -> Any:
@@ -207,7 +210,7 @@ def _optimizers(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _before_step(stage: Stage, optimizer: Any) -> None:
     stage.emit("before_step", optimizer)
-    if stage.watch.phase == "optimizer":  # a step before this one raised, and the script went on
+    if stage.watch.phase == "optimizer":  # the previous step raised, and the script continued
         stage.watch.leave()
     stage.watch.enter("optimizer")
 

@@ -1,7 +1,7 @@
-"""Stepping aside: a script that distributes itself is left alone.
+"""Steps aside for a script that distributes itself.
 
-One that makes its own process group (by hand, or through DDP, FSDP, Fabric, Accelerate or Lightning, which all do)
-knows what it wants: Paceline is then its launcher and recorder, and touches no number and no file.
+A script that makes its own process group (by hand, or through DDP, FSDP, Fabric, Accelerate or Lightning) splits its
+own work: Paceline then launches and records the workers, and changes no number and no file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.script.seams.stage import Stage
 
 
 def watch(stage: Stage) -> None:
-    """From now on a process group of the script's own makes the stage step aside."""
+    """From now on the stage steps aside when the script makes a process group of its own."""
     modules: list[Any] = [dist, dist.distributed_c10d]
     for module in modules:
         module.init_process_group = _aside(stage, module.init_process_group)
@@ -29,15 +29,15 @@ def _aside(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
             stage.aside, stage.pulse.view = True, ""
             if stage.group.world > 1:
                 stage.pulse.notice(
-                    "The script makes its own process group: Paceline steps aside. It starts, watches and records the "
-                    "workers, and leaves splitting and averaging to the script."
+                    "The script makes its own process group: Paceline steps aside. Paceline starts, watches and "
+                    "records the workers, and leaves splitting and averaging to the script."
                 )
         given = signature.bind(*args, **kwargs).arguments
         link = link_of_this_process()
         if link is None or given.get("store") or given.get("init_method") not in (None, "env://"):
             plain(*args, **kwargs)
             return
-        # The workers of the run meet in their launcher's store instead of at a port, where anybody could join them.
+        # The workers meet in the launcher's store, not at a network port that any process could connect to.
         given["rank"] = stage.group.rank if given.get("rank", -1) < 0 else given["rank"]
         given["world_size"] = stage.group.world if given.get("world_size", -1) < 0 else given["world_size"]
         plain(**given | {"init_method": None, "store": LinkStore(link, "script/")})

@@ -1,25 +1,25 @@
 """The stage that a script runs on: it owns the seams, and nothing else.
 
-A seam is a place in a running script where something may be seen or changed. Mods and strategies subscribe to seams by
-having a method of its name; `finding` makes the seams of an unmodified script call in here.
+A seam is a place in a running script where a listener may look or change something. Mods and strategies subscribe to a
+seam by having a method of its name; `instrument` connects the seams of an unmodified script to this file.
 
     on_optimizer(optimizer)      an optimizer was met for the first time
     on_model(module)             a root module is about to be called for the first time
     on_loader(loader)            a DataLoader is about to be iterated for the first time
     on_batch(batch)              a loader hands out a batch
-    before_forward(module), after_forward(module)       round the outermost call of a module that has parameters
-    before_backward(losses), after_backward(losses)     round an outermost backward
-    backward_raised()            in the place of after_backward: the backward raised, on every worker
-    before_step(optimizer), after_step(optimizer)       round an optimizer's step
+    before_forward(module), after_forward(module)       around the outermost call of a module that has parameters
+    before_backward(losses), after_backward(losses)     around an outermost backward
+    backward_raised()            instead of after_backward: the backward raised, on every worker
+    before_step(optimizer), after_step(optimizer)       around an optimizer's step
     on_save(target)              torch.save is about to write
     on_end()                     the script has ended
 
-Five seams change what is done there: each gives back what is called in the place of `plain`.
+Five more seams replace a call: each takes `plain` and returns the function to call instead.
 
-    around_forward(plain)        plain(module, …): an outermost call, on the slice where it is sliced
+    around_forward(plain)        plain(module, …): an outermost call, on the slice if it is sliced
     around_backward(plain)       plain(losses, their gradients, …): an outermost backward
-    around_iteration(plain)      plain(loader): a DataLoader begins to be iterated
-    around_batch(plain)          plain(iterator): the next batch that a DataLoader puts together
+    around_iteration(plain)      plain(loader): the start of a DataLoader's iteration
+    around_batch(plain)          plain(iterator): the next batch that a DataLoader collates
     around_length(plain)         plain(loader): a DataLoader's length
 
 Every worker passes every seam, in the same order: listeners may use collectives.
@@ -64,39 +64,39 @@ SEAMS = (
 AROUND = ("around_forward", "around_backward", "around_iteration", "around_batch", "around_length")
 UNSPLIT_ADVICE = (
     "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
-    "`model.forward(x)`, not bare tensors, not inside a function under torch.compile: compile the model), or run it on "
-    "one worker: -n 1."
+    "`model.forward(x)`, not bare tensors, not inside a function under torch.compile: compile the model), or run the "
+    "script on one worker: -n 1."
 )
 
 
 class Stage:
-    """One per worker. `only`, where given, holds the root modules to distribute (the API); else all are found."""
+    """The stage of one worker. `only` lists the root modules to distribute (the API); None means all modules."""
 
     def __init__(self, run: RunSettings, group: Group, *, only: Sequence[nn.Module] | None = None) -> None:
         self.run, self.group = run, group
         self.watch, self.pulse = group.watch, group.pulse
         self.only = None if only is None else weakref.WeakSet(only)
-        self.aside = False  # the script distributes itself: look, don't touch
-        self.voice: Callable[[Any], Any] = lambda target: target  # where a file is really written: see `voice`
-        # What ends the run leaves the script as `Fatal` where it is stern: an `except Exception` does not catch that.
+        self.aside = False  # the script distributes itself: observe only
+        self.voice: Callable[[Any], Any] = lambda target: target  # the real path of a written file: see `rank0`
+        # A stern error that ends the run leaves the script as `Fatal`, which an `except Exception` does not catch.
         self.ending = group.ending = Ending(group.pulse)
         self.together = Together(group)
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
-        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # met by a call
+        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called so far
         self.trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # … with gradients, in training mode
-        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # met, and still there
-        self.has_loader = False  # one was met: `for x in DataLoader(…)` keeps none
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated so far, and still alive
+        self.has_loader = False  # one was iterated: `for x in DataLoader(…)` keeps no reference to it
         self.has_optimizer = False
         self.views = Views(self)
         self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}
         self._around: dict[str, list[Callable[..., Any]]] = {seam: [] for seam in AROUND}
-        self._wrapped: dict[str, Callable[..., Any]] = {}  # the plain call inside all of them
+        self._wrapped: dict[str, Callable[..., Any]] = {}  # per seam, the plain call inside all its wrappers
         self.subscribe(self.views)
-        self._split = self._unsplit = 0  # backwards that crossed a sliced call, and that did not
+        self._split = self._unsplit = 0  # backwards that crossed a sliced call, and backwards that did not
 
     def subscribe(self, listener: object) -> None:
-        """Listeners are called in the order of subscription, at each seam that they have a method for."""
+        """Listeners are called in the order of subscription, at each seam for which they have a method."""
         for seam in SEAMS:
             if hasattr(listener, seam):
                 self._listeners[seam].append(getattr(listener, seam))
@@ -114,8 +114,8 @@ class Stage:
             raise self.ending.carry(error) from None
 
     def guarded(self, seam: Callable[..., Any]) -> Callable[..., Any]:
-        """A seam that a script can reach, so that what ends the run leaves it as `Fatal`, and again at each later
-        call."""
+        """Wraps a seam that the script calls: an error that ends the run leaves the seam as `Fatal`, at this call and
+        at each later one."""
 
         @wraps(seam)
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +127,7 @@ class Stage:
 
         return guarded
 
-    # -- where a running script comes in: called by `finding` -------------------------------------------------------
+    # -- entry points for a running script: called by `instrument` --------------------------------------------------
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module that has parameters."""
@@ -157,7 +157,7 @@ class Stage:
             self.depth -= 1
 
     def around(self, seam: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called at this seam in the place of `plain`, which is the same at every call."""
+        """The function to call at this seam instead of `plain`, which must be the same at every call."""
         if not self._around[seam]:
             return plain
         if seam not in self._wrapped:
@@ -201,19 +201,19 @@ class Stage:
         self.emit("backward_raised")
 
     def gradients(self, plain: Callable[..., Any], outputs: Any, inputs: Any, args: Any, kwargs: Any) -> Any:
-        """An outermost `torch.autograd.grad`. Only for several workers."""
+        """An outermost `torch.autograd.grad`. Only with several workers."""
         crossed = self.group.crossed
         self.views.refuse_gradients()
         asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         found = self.together.do(self._ask_for, plain, outputs, inputs, asked, args, kwargs)
         if any(tensor.is_leaf for tensor in asked):
-            self._count(self.group.crossed > crossed)  # like a backward, for the question whether work was split
+            self._count(self.group.crossed > crossed)  # counts like a backward in the check that work was split
         return found
 
     def _ask_for(self, plain: Callable[..., Any], outputs: Any, inputs: Any, asked: Any, args: Any, kwargs: Any) -> Any:
         found = plain(outputs, inputs, *args, **kwargs)
         met = self.pulse.collectives
-        # What reaches a leaf from inside a sliced call is local; what is whole already stays so under averaging.
+        # A gradient that reaches a leaf from inside a sliced call is local; averaging leaves a whole one unchanged.
         averaged = tuple(
             crossings.average(g, self.group) if g is not None and tensor.is_leaf else g
             for g, tensor in zip(found, asked, strict=True)
@@ -222,7 +222,7 @@ class Stage:
         return averaged
 
     def where(self) -> Any:
-        """Where the script is, in a sliced call or outside; `back_at` goes back there for a while."""
+        """The script's position: inside a sliced call or outside. `back_at` returns to it temporarily."""
         return self.depth, self.views.split_of_call
 
     @contextmanager
@@ -236,7 +236,7 @@ class Stage:
 
     def end(self) -> None:
         """The script has ended by itself."""
-        if self.ending.first is not None:  # it went on all the same
+        if self.ending.first is not None:  # the script caught the error and continued
             raise self.ending.first
         if self._unsplit and not self._split and not self.aside:
             raise self._not_split()
@@ -246,25 +246,25 @@ class Stage:
         if split:
             self._split += 1
         elif self.group.world > 1 and not self.run.whole:
-            # One such backward may be a penalty of its own; two, with none that was split, are the whole script.
+            # One unsplit backward may be a separate penalty; two, without any split one, are the whole script.
             self._unsplit += 1
             if self._unsplit > 1 and not self._split:
                 raise self._not_split()
 
     def _not_split(self) -> NotSplitError:
         return NotSplitError(
-            f"Asked for {self.group.world} workers, but the backward at {script_line()} went through no module call "
-            f"that could be split: every worker would do all of the work.",
+            f"The backward at {script_line()} crossed no module call that could be split: each of the "
+            f"{self.group.world} workers would do all of the work.",
             advice=UNSPLIT_ADVICE,
         )
 
 
 def call_site() -> int:
-    """A number for the stack of lines that led here: equal for two calls from the same place."""
+    """A number for the stack of lines that led here: equal for two calls from the same call site."""
     frame: Any = sys._getframe(1)
     site = 0
     while frame is not None:
-        # The instruction, not the line: looking up lines takes longer than the rest.
+        # The instruction, not the line number: looking up line numbers is slow.
         site = hash((site, id(frame.f_code), frame.f_lasti))
         if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
             break

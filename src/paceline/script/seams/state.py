@@ -1,4 +1,4 @@
-"""What a stage tells the parts that it is made of. A protocol, so that the parts need not import the stage."""
+"""The part of a stage that other files use. A protocol, so that those files need not import the stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.settings import RunSettings
 
 
 class StageState(Protocol):
-    """See `Stage.__init__` for each of them."""
+    """See `Stage.__init__` for each attribute."""
 
     run: RunSettings
     group: Group

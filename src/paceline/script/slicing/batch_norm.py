@@ -1,7 +1,7 @@
-"""Batch norm over the whole batch (`--sync-bn`), also where a worker holds a slice of it.
+"""Batch norm over the whole batch (`--sync-bn`), also where a worker holds only a slice.
 
-Without it batch norm sees the worker's slice, as under DDP. With it mean and variance are summed over the workers, in
-two passes for accuracy, and so are their gradients: the numbers agree with one process.
+Without it, batch norm sees the worker's slice, as under DDP. With it, mean and variance and their gradients are summed
+over the workers, in two passes for accuracy: the numbers agree with one process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.script.slicing.crossings import Split
 
 
 def synchronise(stage: Stage) -> None:
-    """From now on every batch norm that normalises by its batch sees all of it."""
+    """From now on every batch norm that uses batch statistics sees the whole batch."""
     plain = _BatchNorm.forward
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    counted = float(split.mine > 0)  # a borrowed row has no part in the statistics
+    counted = float(split.mine > 0)  # a borrowed row must not enter the statistics
     count = wide.new_full((1,), counted * x.numel() / x.shape[1])
     sums = crossings.reduce_inside(torch.cat([wide.sum(dims) * counted, count]), split.group)
     total = sums[-1].detach()

@@ -1,4 +1,4 @@
-"""When two values are equal up to rounding, and what an output of a slice is of the output of the whole batch."""
+"""Decides whether two values are equal up to rounding, and how a slice's output relates to the whole batch's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from paceline.script import tree
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.sliced import Role
 
-# Rounding of the same sum in another order, relative to the largest value; far below what mixed samples change.
+# Rounding of the same sum in another order, relative to the largest value; mixing samples changes values far more.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-CLEAR = 2e-5  # in float32: what is between this and the tolerance is rounding, or a little of another sample
-IN_DOUBLE = 1e-5  # rounding that float64 leaves where a module computes some of it in float32 all the same
-TIES = 1e-2  # of integers (an argmax) may flip by rounding
+CLEAR = 2e-5  # in float32: a difference between this and the tolerance is rounding, or a small part of another sample
+IN_DOUBLE = 1e-5  # rounding in a float64 run of a module that computes some parts in float32
+TIES = 1e-2  # fraction of integers (an argmax) that may differ by rounding
 COMPARABLE: tuple[Any, ...] = (bool, int, float, str, bytes)
 
 
 def close(a: Any, b: torch.Tensor, tolerance: float | None = None) -> bool:
-    """Equal up to rounding; `tolerance`, relative to the largest value, is by default that of the type."""
+    """Equal up to rounding; `tolerance` is relative to the largest value, and defaults to the data type's."""
     if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.numel():
@@ -33,18 +33,18 @@ def close(a: Any, b: torch.Tensor, tolerance: float | None = None) -> bool:
 
 
 def _is_coarse(tensor: torch.Tensor) -> bool:
-    """Computed in a half type, or in TF32, whatever its own type is."""
+    """Whether the tensor was computed in half precision or in TF32, whatever its own data type is."""
     return torch.is_autocast_enabled(tensor.device.type) or (tensor.is_cuda and torch.backends.cuda.matmul.allow_tf32)
 
 
 def is_float32(output: Any) -> bool:
-    """Nothing in it is of a coarser type, so that what is not rounding can be told from rounding."""
+    """Whether all of it was computed in float32, so that rounding can be told from a real difference."""
     floats = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     return all(leaf.dtype is torch.float32 and not _is_coarse(leaf) for leaf in floats)
 
 
 def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
-    """The dimension along which a piece is a slice of the whole. It has a row for each sample, or several (time)."""
+    """The dimension along which a piece is a slice of the whole, with one row per sample or several (time steps)."""
     if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
         return None
     differing = [d for d in range(whole.dim()) if piece.shape[d] != whole.shape[d]]
@@ -57,11 +57,11 @@ def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
 
 
 def on_host(value: Any) -> Any:
-    """The value for a comparison elsewhere; of what cannot be compared, its type."""
+    """The value for a comparison on another worker; the type's name if the value cannot be compared."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         return value if value.layout is torch.strided else value.to_dense()
-    for kind in COMPARABLE:  # a subclass (an enum's member, numpy's numbers) as the number or text that it is
+    for kind in COMPARABLE:  # converts a subclass (an enum member, a numpy number) to the plain number or text
         if isinstance(value, kind):
             return str.__str__(value) if kind is str else kind(value)
     return None if value is None else [type(value).__name__]
@@ -77,7 +77,7 @@ def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -
         return Role("same")
     if isinstance(target, (int, float)):
         whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
-        tolerance = tolerance or (CLEAR if isinstance(target, float) else None)  # it may have been computed in float32
+        tolerance = tolerance or (CLEAR if isinstance(target, float) else None)  # the value may come from float32
     elif isinstance(target, torch.Tensor):
         whole, pieces = on_host(target), list(values)
     else:
@@ -89,7 +89,7 @@ def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -
     exact = torch.float64 if not whole.is_floating_point() else whole.dtype
     pieces = [piece.to(exact) for piece in pieces]
     if None not in divisors and not sum(divisors) and whole.isnan().all():
-        return Role("average")  # over nothing, on one process as well
+        return Role("average")  # over no targets: NaN in one process as well
     if None not in divisors and sum(divisors):
         average = sum(piece * d for piece, d in zip(pieces, divisors, strict=True) if d) / sum(divisors)
         if close(average, whole.to(exact), tolerance):

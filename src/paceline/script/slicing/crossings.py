@@ -1,16 +1,16 @@
 """The four crossings between the whole batch and a worker's slice, and what each does to a gradient.
 
-Above a sliced call every worker holds the same tensors ("whole"); inside it, those of its slice ("local"). Gradients of
-local tensors are kept N times too large, so that averaging over the N workers, which is what happens to every
-parameter's gradient, sums what was computed in slices and leaves what was computed whole as it is.
+Above a sliced call every worker holds the same tensors ("whole"); inside it, each holds those of its slice ("local").
+Gradients of local tensors are kept N times too large. Every parameter's gradient is averaged over the N workers, so the
+average sums the gradients computed in slices and leaves those computed whole unchanged.
 
     crossing          forward                          backward
     cut     w → l     own rows                         gather the rows' gradients, ÷ N
     gather  l → w     all workers' rows side by side   own rows of the gradient, × N
-    blend   l → w     Σ weight·value                   gradient × own weight × N
+    blend   l → w     Σ weight·value                   gradient × this worker's weight × N
     share   w → l     the same tensor                  average over the workers
 
-Each backward is written with the other crossings, so that gradients of gradients cross as well. The derivation is in
+Each backward is written with the other crossings, so that gradients of gradients work as well. The derivation is in
 docs/same-numbers.md. Every worker calls each crossing, forward and backward, in the same order.
 """
 
@@ -27,7 +27,7 @@ from paceline.comm.group import Group
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How B rows are dealt out: `sizes[r]` rows to worker r, in order."""
+    """How the B rows of a batch are split: `sizes[r]` rows for worker r, in order."""
 
     group: Group
     sizes: tuple[int, ...]
@@ -38,7 +38,7 @@ class Split:
         return cls(group, tuple(batch * (r + 1) // n - batch * r // n for r in range(n)))
 
     def times(self, many: int) -> Split:
-        """The same, where each row has become several (batch × time)."""
+        """The same split for tensors with `many` rows per sample (batch × time)."""
         return self if many == 1 else Split(self.group, tuple(size * many for size in self.sizes))
 
     @property
@@ -55,19 +55,19 @@ class Split:
 
     @property
     def share(self) -> float:
-        """This worker's part of the batch."""
+        """The fraction of the batch that this worker holds."""
         return self.mine / self.batch if self.batch else 0.0
 
 
 def cut(whole: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
-    """Own rows of a whole tensor. A worker without rows gets one borrowed row, whose gradient is dropped."""
+    """This worker's rows of a whole tensor. A worker without rows gets one borrowed row, whose gradient is dropped."""
     if whole.requires_grad and torch.is_grad_enabled():
         rows = _Cut.apply(whole, dim, split)
     else:
         rows = whole.narrow(dim, split.start, split.mine)
     if split.mine or not split.batch:
         return rows
-    # The empty piece stays in the graph: the others' backward gathers from this worker, too.
+    # The empty piece stays in the graph: the other workers' backward gathers from this worker too.
     return torch.cat([rows, whole.detach().narrow(dim, 0, 1)], dim)
 
 
@@ -77,24 +77,24 @@ def gather(rows: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
 
 
 def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
-    """The sum over workers of `weight · value`; a worker of weight 0.0 adds nothing, whatever its value."""
+    """The sum over workers of `weight · value`; a worker with weight 0.0 adds nothing, even if its value is NaN."""
     return _Blend.apply(value, weight, group)
 
 
 def share(whole: torch.Tensor, group: Group) -> torch.Tensor:
-    """A whole tensor without a batch, for use inside a sliced call."""
+    """A whole tensor without a batch dimension, for use inside a sliced call."""
     if whole.requires_grad and torch.is_grad_enabled():
         return _Share.apply(whole, group)
     return whole
 
 
 def average(local: torch.Tensor, group: Group) -> torch.Tensor:
-    """A parameter's local gradient, averaged: what one process would have."""
+    """A parameter's local gradient, averaged over the workers: equal to the gradient in one process."""
     return _Average.apply(local, group)
 
 
 def reduce_inside(value: torch.Tensor, group: Group) -> torch.Tensor:
-    """A sum over workers for use inside a sliced call (batch statistics): local in, local out."""
+    """A sum over workers for use inside a sliced call (batch statistics): local input, local output."""
     return _ReduceInside.apply(value, group)
 
 

@@ -1,8 +1,8 @@
-"""Calls that leave no trace, for the proof: what a module puts out, changes and draws, without the script's notice.
+"""Dry runs for the proof: calls a module to see its outputs, changes and random draws, without lasting effects.
 
-A module may also be rehearsed otherwise than it is: `woken`, with numbers in the place of weights that are all zero,
-which hide what lies behind them (a head that starts at zero puts out zeros whatever it is given); or `in_double`, where
-rounding is too small to be taken for anything else.
+A dry run may also change the module temporarily. `woken` replaces weights that are all zero by noise, because zeros
+hide whatever comes before them (a head initialised to zero returns zeros for any input). `in_double` computes in
+float64, where rounding is too small to be mistaken for a real difference.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from paceline.script import rng, tree
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.side_effects import Place
 
-FAILED = object()  # in the place of an output
+FAILED = object()  # stands for the output of a call that raised
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one call was seen to do."""
+    """The observed effects of one call."""
 
     output: Any
-    states: dict[Place, Any]  # tensors and numbers that it left in attributes
-    buffers: dict[tuple[str, str], torch.Tensor]  # those that it changed, and by how much
+    states: dict[Place, Any]  # tensors and numbers that the call left in attributes
+    buffers: dict[tuple[str, str], torch.Tensor]  # the changed buffers: new value minus old
     drew: bool  # random numbers
     error: str = ""
 
@@ -41,8 +41,8 @@ class Seen:
 def rehearse(
     plain: Callable[..., Any], module: nn.Module, given: Any, *, all_eval: bool, graph: bool, shift: bool = False
 ) -> Seen:
-    """One call that leaves no trace. `graph`: with gradients on, for modules that cannot do without. `shift` makes it
-    draw other random numbers than an unshifted one."""
+    """One call without lasting effects. `graph`: with gradients on, for modules that need a graph. `shift`: draws other
+    random numbers than a call without it."""
     with _on_a_copy(module), undisturbed(module, all_eval=all_eval), torch.set_grad_enabled(graph):
         if shift:
             torch.rand(1)
@@ -64,7 +64,7 @@ def rehearse(
 
 @contextlib.contextmanager
 def _on_a_copy(module: nn.Module) -> Iterator[None]:
-    """The weights are copies for a while: a call may change them, too (a teacher that follows its student)."""
+    """Replaces the weights by copies temporarily: a call may change weights (a teacher that follows its student)."""
     kept = [(p, p.data) for p in module.parameters() if not is_lazy(p)]
     for p, value in kept:
         p.data = value.clone()
@@ -77,20 +77,20 @@ def _on_a_copy(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
-    """Eval mode (or batch norm and dropout alone in it), no gradients, no output; afterwards everything of the script's
-    is as it was."""
+    """Sets eval mode (for all modules, or for batch norm and dropout only), no gradients and no output; restores the
+    script's state afterwards."""
     modules = list(module.modules())
     attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
     put_back = side_effects.keep(module)
     before = rng.snapshot()
-    # Weights are others for a while: autocast must neither take what it has cast before, nor keep what it casts now.
+    # The weights change temporarily: autocast must neither use weights that it cast before, nor keep new casts.
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     for m in modules:
         if all_eval or isinstance(m, (_BatchNorm, _DropoutNd)):
             m.__dict__["training"] = False
-        m.__dict__["_compiled_call_impl"] = None  # no compilation for calls that nobody will make again
+        m.__dict__["_compiled_call_impl"] = None  # do not compile for a dry run
     try:
         with (
             torch.no_grad(),
@@ -111,7 +111,7 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
 
 
 def asleep(module: nn.Module) -> list[nn.Parameter]:
-    """Weights that are all zero. Biases hide nothing: they are added."""
+    """Weights that are all zero. Zero biases hide nothing, because they are added."""
     return [
         p
         for name, p in module.named_parameters()
@@ -121,8 +121,8 @@ def asleep(module: nn.Module) -> list[nn.Parameter]:
 
 @contextlib.contextmanager
 def woken(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Gives them numbers, the same on every worker, for a while. In their place, not in their memory: a graph that is
-    still to go backward must not see it."""
+    """Temporarily rebinds `p.data` to seeded noise, the same on every worker. Never in place, so pending backwards are
+    unaffected."""
     kept = [p.data for p in parameters]
     for seed, p in enumerate(parameters):
         noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), device="cpu", dtype=torch.float32)
@@ -136,10 +136,10 @@ def woken(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def in_double(module: nn.Module, given: Any) -> tuple[nn.Module, Any] | None:
-    """A copy of the module and of its arguments in float64; None where none can be made."""
+    """A copy of the module and of its arguments in float64; None if it cannot be made."""
     try:
         return copy.deepcopy(module).double(), tree.replace(given, _doubled)
-    except Exception:  # whatever a script's own class makes of being copied
+    except Exception:  # copying a script's own class may raise anything
         return None
 
 
@@ -153,7 +153,7 @@ def _is_zero(tensor: torch.Tensor) -> bool:
 
 
 def own_buffers(module: nn.Module) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
-    """Buffers that hold numbers, by module's path and name; but batch norm's, which are known to be of the slice."""
+    """Numeric buffers by module path and name; without batch norm's, which always depend on the slice."""
     for path, m in module.named_modules():
         for name, buffer in m._buffers.items() if not isinstance(m, _BatchNorm) else ():
             if buffer is not None and buffer.dtype is not torch.bool and buffer.layout is torch.strided:

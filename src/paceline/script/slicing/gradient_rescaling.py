@@ -1,15 +1,15 @@
-"""What a script looks at inside a sliced call's backward is of the true size.
+"""Gives a script that looks at gradients inside a sliced call's backward values of the true size.
 
-Gradients of local tensors are kept N times too large (see `algebra`). Nobody notices, for everything that autograd does
-is linear in them. Two things that a script may bring into a model are not:
+Gradients of local tensors are kept N times too large (see `crossings`). That has no effect in autograd, which is linear
+in gradients. Two things that a script may bring into a model are not linear:
 
-    a hook on a tensor           sees the gradient of the whole batch, as on one process, where the tensor has a row for
-                                 each sample; where it works on other tensors of its slice (an implicit layer), its
-                                 slice's, divided by N; where the tensor has no rows that too, with a notice
-    a Function with a backward   sees its slice's gradient, divided by N; what it makes of it is multiplied by N
+    a hook on a tensor           gets the gradient of the whole batch, as in one process, if the tensor has one row per
+                                 sample; the slice's gradient divided by N if the hook uses other tensors of its slice
+                                 (an implicit layer), or, with a notice, if the tensor has no rows
+    a Function with a backward   gets its slice's gradient divided by N; its result is multiplied by N
 
-Every worker registers the same hooks and makes the same calls, in the same order: the rows of a hook's gradient are
-gathered in backward.
+Every worker registers the same hooks and makes the same calls in the same order, because the rows of a hook's gradient
+are gathered in backward.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_THE_SCRIPTS = ("torch.", "paceline.")
 
 
 def find(stage: Stage) -> Callable[[], None]:
-    """Installs it; gives back what takes it out. Only for several workers."""
+    """Installs the patches; returns a function that removes them. Only with several workers."""
     register, apply = torch.Tensor.register_hook, Function.__dict__["apply"]
     changed: list[tuple[Any, dict[str, Any]]] = []
 
@@ -40,28 +40,28 @@ def find(stage: Stage) -> Callable[[], None]:
         split = stage.views.split_of_call
         if split is None or self.is_leaf:
             return register(self, hook)
-        return register(self, _seen_whole(stage, self, hook, split))
+        return register(self, _rescaled_hook(stage, self, hook, split))
 
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
         inside = stage.views.split_of_call is not None and not torch.compiler.is_compiling()
         if inside and not cls.__module__.startswith(NOT_THE_SCRIPTS) and all(cls is not known for known, _ in changed):
-            changed.append((cls, _make_true(cls, stage)))
-        return apply.__get__(None, cls)(*args, **kwargs)  # Python in torch 2.13, C in 2.15
+            changed.append((cls, _wrap_function(cls, stage)))
+        return apply.__get__(None, cls)(*args, **kwargs)  # `apply` is Python in torch 2.13 and C in torch 2.15
 
     torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
     Function.apply = classmethod(apply_with_mark)  # type: ignore[assignment]
 
-    def lose() -> None:
+    def remove() -> None:
         torch.Tensor.register_hook = register  # type: ignore[method-assign]
         Function.apply = apply  # type: ignore[method-assign]
         for cls, methods in changed:
             for name, method in methods.items():
                 setattr(cls, name, method)
 
-    return lose
+    return remove
 
 
-def _seen_whole(
+def _rescaled_hook(
     stage: Stage, tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any], split: Split
 ) -> Callable[[torch.Tensor], Any]:
     world = split.group.world
@@ -74,7 +74,7 @@ def _seen_whole(
         whole = crossings.gather(grad, 0, split) / world
         try:
             found = hook(whole)
-        except RuntimeError:  # it works on tensors of the slice, where they could not be seen: else it raises again
+        except RuntimeError:  # probably shapes: the hook may use tensors of its slice. Any other error is raised again
             return of_slice(grad)
         if found is None:
             return None
@@ -93,14 +93,14 @@ def _seen_whole(
 
 
 def _holds_tensors(hook: Any) -> bool:
-    """Whether a function holds tensors that were computed in the call it was made in."""
+    """Whether a function holds tensors that were computed in the call in which it was defined."""
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or () if cell != types.CellType()]
     held = [*cells, *(getattr(hook, "__defaults__", None) or ()), *getattr(hook, "args", ())]
     return any(isinstance(thing, torch.Tensor) and not isinstance(thing, nn.Parameter) for thing in held)
 
 
-def _make_true(cls: Any, stage: Stage) -> dict[str, Any]:
-    """Wraps a Function's methods; gives back the plain ones."""
+def _wrap_function(cls: Any, stage: Stage) -> dict[str, Any]:
+    """Wraps a Function's methods; returns the plain ones."""
     name = "vjp" if cls.vjp is not Function.vjp else "backward"
     marking = "setup_context" if cls.setup_context is not Function.setup_context else "forward"
     plain, plain_marking = getattr(cls, name), getattr(cls, marking)

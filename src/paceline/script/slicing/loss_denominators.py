@@ -1,7 +1,8 @@
-"""What a loss inside a sliced call is an average over: not always rows.
+"""Denominators of losses computed inside a sliced call, which need not be numbers of rows.
 
-A model that returns its own cross-entropy averages it over the targets that count: padding is ignored, classes have
-weights. Such means are put together by what each was divided by. A sum of one and something else cannot be.
+A model that returns its own cross-entropy averages over the targets that count: padding is ignored, classes have
+weights. Such means from several workers are combined by their denominators. The sum of such a mean and another term
+cannot be combined.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from paceline.script.slicing import crossings
 
 
 class Averages:
-    """The averages that the sliced call under way has taken. `watching` is on inside sliced calls."""
+    """The averages taken by the current sliced call. `watching` is on inside sliced calls."""
 
     def __init__(self) -> None:
         self.watching = False
@@ -32,20 +33,20 @@ class Averages:
         self.watching = False
 
     def divisor_of(self, value: Any) -> torch.Tensor | None:
-        """What a returned value was divided by, if it is one of the averages taken."""
+        """The denominator of a returned value; None if the value is not one of the averages taken."""
         return next((divisor for taken, divisor in self._taken if taken is value), None)
 
     def check_mean_over_rows(self) -> None:
-        """A returned value that holds an average, and more, is about to be put together as a mean over rows."""
+        """Refuses a returned value that contains an average plus another term: it would be combined over rows."""
         if self._uneven:
             raise ScriptError(
-                "The model returns a loss that averages over targets of which some are ignored or weighted, together "
-                "with something else: its parts from several workers cannot be put together.",
+                "The model's loss averages over targets of which some are ignored or weighted, and adds another term: "
+                "the losses of several workers' slices cannot be combined.",
                 advice="Return the logits and compute the loss in the script, or run the model whole: --whole NAME",
             )
 
     def watch(self, plain: Callable[..., Any], default_ignored: int = -100) -> Callable[..., Any]:
-        """A loss function of torch's that notes what it divides by."""
+        """Wraps a loss function of torch so that its denominator is noted."""
 
         def loss(input: torch.Tensor, target: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
             value = plain(input, target, weight, *args, **kwargs)
@@ -60,18 +61,18 @@ class Averages:
         return loss
 
     def find(self) -> Callable[[], None]:
-        """Installs the watch on torch's losses; gives back what takes it out."""
+        """Wraps torch's losses; returns a function that removes the wrappers."""
         cross_entropy, nll_loss = F.cross_entropy, F.nll_loss
         F.cross_entropy, F.nll_loss = self.watch(cross_entropy), self.watch(nll_loss)
 
-        def lose() -> None:
+        def remove() -> None:
             F.cross_entropy, F.nll_loss = cross_entropy, nll_loss
 
-        return lose
+        return remove
 
 
 def blend_average(value: torch.Tensor, divisor: torch.Tensor, counts: bool, group: Group) -> torch.Tensor:
-    """The average over all workers' targets; a worker whose row is borrowed does not count."""
+    """The average over all workers' targets; a worker with a borrowed row does not count."""
     own = divisor if counts else torch.zeros_like(divisor)
     total = own.clone()
     group.all_reduce(total, "what a loss is divided by")

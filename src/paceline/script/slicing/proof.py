@@ -1,12 +1,12 @@
-"""Proves that a module may be computed in slices, and learns how its outputs are put together.
+"""Proves that a module may be computed in slices, and finds out how its outputs are combined.
 
-At the first call of its kind the module is run twice without gradients, with batch norm and dropout in eval mode (or
-all of it, where it draws random numbers): on the whole batch, and on the worker's slice. Where they agree, the
-comparison says what each output is (rows of the batch, a mean, a sum, the same everywhere). Where no way of cutting
-the arguments makes them agree, samples are mixed or the batch is not where it was looked for, and the run stops before
-a wrong number is printed.
+At the first call of its kind the module runs twice without gradients: on the whole batch, and on the worker's slice.
+Batch norm and dropout are in eval mode (or all modules, if the module draws random numbers). If the results agree, the
+comparison says what each output is (rows of the batch, a mean, a sum, the same everywhere). If they agree for no way of
+cutting the arguments, the module mixes samples or the batch dimension is another one, and the run stops before a wrong
+number is printed.
 
-Nothing of the script's state is changed by it: random streams, buffers, attributes and training flags are put back.
+The proof changes nothing in the script's state: random streams, buffers, attributes and training flags are restored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from paceline.script.slicing.sliced import Plan, Role, cut_leaves, role_by_shape
 
 
 class Proof:
-    """Learns plans. Every worker calls it at the same call, and all come to the same plan or the same error."""
+    """Finds plans. Every worker calls it at the same call, and all workers get the same plan or the same error."""
 
     def __init__(
         self,
@@ -50,35 +50,35 @@ class Proof:
         split_for_norms: Callable[[Split], AbstractContextManager[None]],
         averages: Averages,
     ) -> None:
-        """`split_for_norms` tells synchronised batch norms, for a while, that they see a slice."""
+        """`split_for_norms` tells synchronised batch norms, temporarily, that they see a slice."""
         self.group, self.batch_dim, self._split_for_norms = group, batch_dim, split_for_norms
-        self._all_eval, self._graph = True, False  # how modules are rehearsed
+        self._all_eval, self._graph = True, False  # mode of the dry runs
         self._averages = averages
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Plan | None:
-        """The plan for calls like this one; None where every worker is to compute it whole: no argument has a batch, or
-        it cannot be sliced and is no place where the script's work is (evaluation, or a head behind a sliced call)."""
+        """The plan for calls like this one. None if every worker must compute the whole call: no argument has a batch,
+        or the call cannot be sliced and is not the training work (evaluation, or a head behind a sliced call)."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotSplitError(
-                f"{describe(module)} is called inside a torch.func transform, which cannot be split over workers.",
+                f"{describe(module)} is called inside a torch.func transform, which cannot be split between workers.",
                 advice=f"Run it whole on every worker: --whole {type(module).__name__}",
             )
         hypotheses = list(ways_to_cut(leaves, self.batch_dim))
         if not hypotheses:
             return None
         subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
-        # As it was called, but for batch norm and dropout; where it draws random numbers all the same, in eval mode.
+        # As the script called it, except for batch norm and dropout; all in eval mode if it still draws random numbers.
         self._all_eval, self._graph = not module.training, False
         whole = self._observe(plain, subject, given)
         if any(self._agree(torch.is_grad_enabled() and whole.output is FAILED)):
-            self._graph = True  # it looks at its own graph: a hook on a tensor, a gradient inside
+            self._graph = True  # the module uses its own graph: a hook on a tensor, a gradient inside
             whole = self._observe(plain, subject, given)
         if any(self._agree(not self._all_eval and (whole.drew or whole.output is FAILED))):
             self._all_eval = True
             whole = self._observe(plain, subject, given)
         if any(self._agree(whole.output is FAILED)):
             batch_leaf, cuts = hypotheses[0]
-            return Plan(batch_leaf, cuts, None)  # it runs in training mode only: its outputs are judged by shape
+            return Plan(batch_leaf, cuts, None)  # the module runs in training mode only: roles follow from shapes
         random = self._random_leaves(plain, subject, given, whole)
         trouble = ""
         hidden = asleep(subject)
@@ -98,7 +98,7 @@ class Proof:
                 if any(self._agree(doubt)) and all(self._agree(proven)):
                     proven = self._holds_in_double(plain, subject, given, cuts, split, random, hidden)
             if all(self._agree(proven)):
-                common = tuple(filter(None, self._rank_0s(roles or [])))
+                common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
                 return Plan(
                     batch_leaf,
                     cuts,
@@ -108,7 +108,7 @@ class Proof:
                     rows=split.batch,
                     shaky=any(map(_is_shaky, common, tree.leaves(whole.output))),
                 )
-            why = "" if proven else self._why(piece, whole)
+            why = "" if proven else self._reason(piece, whole)
             trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
         refusal = self._refusal(module, given, leaves, hypotheses[0], trouble)
         behind = any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in leaves)
@@ -125,12 +125,12 @@ class Proof:
             self._averages.end()
 
     def _observe_all(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> Seen:
-        """Of slices, between which batch norms may exchange something: where one worker fails, all have failed."""
+        """Observes the call on every worker's slice. Batch norms may use collectives: if one worker fails, all fail."""
         try:
             seen = self._observe(plain, module, given)
             self.group.agree(failed=seen.output is FAILED)
         except CalledOff:
-            seen = Seen(FAILED, {}, {}, False)  # the other worker says why
+            seen = Seen(FAILED, {}, {}, False)  # the worker that failed reports the reason
         if self.group.off:
             self.group.begin_again()
         return seen
@@ -146,7 +146,7 @@ class Proof:
         random: set[int],
         tolerance: float | None = None,
     ) -> tuple[Seen, list[Role | None] | None, bool]:
-        """The call on this worker's slice, the roles that follow, and whether some comparison was too close to call."""
+        """The call on this worker's slice, the resulting roles, and whether a comparison was too close to decide."""
         leaves = tree.leaves(given)
         with torch.no_grad(), self._split_for_norms(split):
             piece = self._observe_all(plain, module, cut_leaves(given, leaves, cuts, split))
@@ -168,7 +168,7 @@ class Proof:
         random: set[int],
         hidden: list[nn.Parameter],
     ) -> bool:
-        """Whether the slices agree with the whole where rounding is out of the question; also True where that cannot be
+        """Whether slices and whole batch agree in float64, where rounding is negligible; also True if float64 cannot be
         tried."""
         with woken(hidden):
             copied = in_double(module, given)
@@ -184,8 +184,8 @@ class Proof:
     def _roles(
         self, piece: Any, whole: Any, random: set[int], split: Split, tolerance: float | None = None
     ) -> list[Role | None] | None:
-        """The role of each output, None where there is none; None altogether where the outputs are of another make.
-        Every worker calls this, also one whose slice failed: what is not rows is compared collectively."""
+        """The role of each output (None if it has none); None if the output structures differ. Every worker calls this,
+        also one whose slice failed: outputs that are not rows are compared collectively."""
         wholes, pieces = tree.leaves(whole), tree.leaves(piece)
         fine = tree.structure(piece) == tree.structure(whole) and piece is not FAILED
         roles: list[Role | None] = []
@@ -202,56 +202,56 @@ class Proof:
                 rows = target.narrow(dim, part.start, part.mine) if part.mine else borrowed
                 role = Role("rows", dim) if close(own, rows, tolerance) else None
             roles.append(role)
-            divisor = self._averages.divisor_of(own)  # of the last call observed: this worker's piece
+            divisor = self._averages.divisor_of(own)  # of the last observed call: this worker's piece
             counted = None if divisor is None else float(divisor) * (split.mine > 0)
             values.append((on_host(own), split.share, split.mine, counted) if dim is None else None)
-        # What is not rows is the same on all workers, a mean or a sum: one exchange of the values tells.
+        # An output that is not rows is the same on all workers, a mean or a sum: one exchange of the values tells.
         for i, column in enumerate(zip(*self.group.gather_objects(values, "the proof"), strict=True)):
             if roles[i] is None and None not in column:
                 roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
 
     def _states(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[Place, Role], ...]:
-        """What the call leaves in attributes, with the roles: they are outputs, too."""
+        """The values that the call leaves in attributes, with their roles: they are outputs too."""
         places = sorted(whole.states, key=repr)
         pieces = tuple(piece.states.get(place) for place in places)
         roles = self._roles(pieces, tuple(whole.states[place] for place in places), set(), split) or []
-        # A list that is shorter on a slice holds something for each row: its items are not to be put together.
+        # A list that is shorter on a slice has an item per row: its items cannot be combined.
         here = {place[:2] for place in whole.states.keys() ^ piece.states.keys()}
         uneven = {tuple(place) for some in self.group.gather_objects(here, "the proof") for place in some}
         roles = [None if place[:2] in uneven else role for place, role in zip(places, roles, strict=True)]
-        roles = self._rank_0s(roles)
+        roles = self._roles_of_rank_0(roles)
         for (path, name, *_), role in zip(places, roles, strict=True):
             if role is None:
                 where = f"its attribute {f'{path}.{name}'.lstrip('.')}" if path is not None else f"the variable {name}"
                 self.group.pulse.notice(
-                    f"{describe(module)} leaves what it computes in {where}: it is of worker 0's slice. Return it from "
-                    "the model to have it of the whole batch."
+                    f"{describe(module)} stores a result in {where}: it covers worker 0's slice only. To get it for "
+                    "the whole batch, return it from the model."
                 )
         return tuple((place, role) for place, role in zip(places, roles, strict=True) if role is not None)
 
     def _buffers(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
-        """The buffers that the call changes by the rows it sees, with the roles of what it adds to them."""
-        keys = [key for key, change in sorted(whole.buffers.items()) if not self._is_everywhere(piece, key, change)]
+        """The buffers that the call changes depending on its rows, with the roles of the changes."""
+        keys = [key for key, change in sorted(whole.buffers.items()) if not self._changes_equally(piece, key, change)]
         pieces = tuple(piece.buffers.get(key) for key in keys)
         roles = self._roles(pieces, tuple(whole.buffers[key] for key in keys), set(), split) or []
-        roles = self._rank_0s(roles)
+        roles = self._roles_of_rank_0(roles)
         for (path, name), role in zip(keys, roles, strict=True):
             if role is None and torch.is_grad_enabled() and module.training:
                 raise NotSplitError(
-                    f"{describe(module)} changes its buffer {f'{path}.{name}'.lstrip('.')} by the rows that it sees, "
-                    "and the changes that slices make don't add up to the one that the whole batch makes.",
+                    f"{describe(module)} changes its buffer {f'{path}.{name}'.lstrip('.')} depending on the rows that "
+                    "it sees, and the changes on slices do not add up to the change on the whole batch.",
                     advice="To run this module whole on every worker: "
                     f"--whole {type(getattr(module, '_orig_mod', module)).__name__}",
                 )
         return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role and role.kind != "same")
 
-    def _is_everywhere(self, piece: Seen, key: tuple[str, str], change: torch.Tensor) -> bool:
-        """Whether a buffer changes alike on the whole batch and on every slice: it counts calls."""
+    def _changes_equally(self, piece: Seen, key: tuple[str, str], change: torch.Tensor) -> bool:
+        """Whether a buffer changes equally on the whole batch and on every slice: it counts calls."""
         return all(self._agree(close(piece.buffers.get(key), change)))
 
     def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: Seen) -> set[int]:
-        """Outputs that are drawn anew at each call even in eval mode (a sampled latent): they cannot be compared."""
+        """Outputs that are random even in eval mode (a sampled latent): they cannot be compared."""
         if not whole.drew:
             return set()
         again = self._observe(plain, module, given, shift=True)
@@ -261,20 +261,20 @@ class Proof:
     def _agree(self, value: bool) -> list[bool]:
         return self.group.gather_objects(value, "the proof")
 
-    def _rank_0s(self, roles: list[Role | None]) -> list[Role | None]:
-        """Rank 0's roles; a worker may see another dimension only where sizes coincide."""
+    def _roles_of_rank_0(self, roles: list[Role | None]) -> list[Role | None]:
+        """Rank 0's roles; other workers may find another dimension if sizes coincide."""
         told = [None if role is None else (role.kind, role.dim) for role in roles]
         first = self.group.gather_objects(told, "the proof")[0]
         return [None if role is None else Role(*role) for role in first]
 
-    def _why(self, seen: Seen, seen_whole: Seen) -> str:
+    def _reason(self, seen: Seen, seen_whole: Seen) -> str:
         if seen.output is FAILED:
             return f"on a slice {seen.error}" if seen.error else ""
         piece, whole = seen.output, seen_whole.output
         names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
         opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, type(None), *COMPARABLE))]
         if opaque:
-            return f"it returns a {type(opaque[0]).__name__}, whose tensors cannot be seen from outside"
+            return f"it returns a {type(opaque[0]).__name__}, whose tensors are not accessible from outside"
         if len(wholes) != len(pieces):
             return f"it returns {len(wholes)} values on the batch but {len(pieces)} on a slice"
         for name, a, b in zip(names, wholes, pieces, strict=True):
@@ -295,8 +295,8 @@ class Proof:
         shape, dim = tuple(leaves[batch_leaf].shape), cuts[batch_leaf]
         return NotSplitError(
             f"{describe(module)} gives other results in slices than on the whole batch: {why or 'the values differ'}.\n"
-            f"It was cut along dimension {dim} of {names[batch_leaf]}, shape {shape}: either the batch is another "
-            f"dimension, or the module mixes samples.",
+            f"The module was cut along dimension {dim} of {names[batch_leaf]}, shape {shape}: either the batch is "
+            f"another dimension, or the module mixes samples.",
             advice="If the batch is dimension 1 (sequence first), add --batch-dim 1. To let every worker see only its "
             f"own slice, as under DDP: --view slice. To run this module whole on every worker: "
             f"--whole {type(module).__name__}",
@@ -304,7 +304,7 @@ class Proof:
 
 
 def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
-    """Lazy parameters take their shapes, and their first values from the script's stream, at the first call."""
+    """Initialises lazy parameters with one call: their shapes, and their values from the script's random stream."""
     if any(is_lazy(p) for p in module.parameters()):
         flags = [(m, m.training) for m in module.modules()]
         module.eval()
@@ -319,12 +319,12 @@ def describe(module: nn.Module) -> str:
 
 
 def _is_shaky(role: Role, output: Any) -> bool:
-    """What held for one batch may not for the next: a mean (a mask), or what was the same on all workers."""
+    """Whether the role may not hold for the next batch: a mean or a sum (a mask), or a tensor equal on all workers."""
     return role.kind in ("mean", "sum") or (role.kind == "same" and isinstance(output, torch.Tensor))
 
 
 def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:
-    """Ways to cut the arguments, likeliest first: (the leaf that says the batch, {leaf: dimension})."""
+    """Ways to cut the arguments, likeliest first: (the leaf whose size is the batch, {leaf: dimension})."""
     tensors = {i: leaf for i, leaf in enumerate(leaves) if _can_be_cut(leaf)}
     seen: list[dict[int, int]] = []
 

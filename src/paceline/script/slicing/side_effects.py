@@ -1,8 +1,8 @@
-"""What a call leaves past its outputs, in the attributes of its modules and in the script's variables: tensors and
-numbers, also in lists and dictionaries (`self.attention`, `self.stats["accuracy"]`, `history.append(…)`).
+"""Side effects of a call: tensors and numbers left in attributes of its modules and in the script's variables, also in
+lists and dictionaries (`self.attention`, `self.stats["accuracy"]`, `history.append(…)`).
 
-A place is a tuple: the path of the module (None: the script), the name, and the keys below it. A list's items count
-from its end, so that what is appended at each call has the same place each time.
+A place is a tuple: the path of the module (None: the script), the name, and the keys below it. A list's items are
+counted from its end, so that an item appended at each call has the same place each time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 Place = tuple[Any, ...]
-OWN = frozenset(nn.Module().__dict__)  # attributes that torch keeps its own things in
-LAST = 16  # items of a list that are looked at
-DEPTH = 3  # of containers in containers
-MANY, MOST = 1000, 100_000  # items of a dictionary that is looked at, and of a container that is put back
+OWN = frozenset(nn.Module().__dict__)  # attributes that every torch module has
+LAST = 16  # items at the end of a list that are compared
+DEPTH = 3  # levels of nested containers
+MANY, MOST = 1000, 100_000  # items: largest dictionary that is compared, largest container that is restored
 
 
 def look(module: nn.Module) -> dict[Place, tuple[Place, Any]]:
-    """All tensors and numbers there: by a place that counts from the start, the place and the value."""
+    """All tensors and numbers, by a place that counts from the start of lists: the place and the value."""
     return {
         absolute: (place, value)
         for path, name, held in _held(module)
@@ -32,13 +32,13 @@ def look(module: nn.Module) -> dict[Place, tuple[Place, Any]]:
 
 
 def changed(module: nn.Module, before: dict[Place, tuple[Place, Any]]) -> dict[Place, Any]:
-    """What is new there, or another object than it was."""
+    """The values that are new, or another object than before."""
     now = look(module).items()
     return {place: value for absolute, (place, value) in now if value is not before.get(absolute, (None, before))[1]}
 
 
 def get(module: nn.Module, place: Place) -> Any:
-    """What lies there; None where nothing does."""
+    """The value at a place; None if there is none."""
     held: Any = _owner(module, place[0]).get(place[1])
     for key in place[2:]:
         try:
@@ -49,7 +49,7 @@ def get(module: nn.Module, place: Place) -> Any:
 
 
 def put(module: nn.Module, place: Place, value: Any) -> None:
-    """Lays a value where one lies."""
+    """Replaces the value at a place."""
     if len(place) > 2:
         get(module, place[:-1])[place[-1]] = value
     elif place[0] is None:
@@ -59,9 +59,9 @@ def put(module: nn.Module, place: Place, value: Any) -> None:
 
 
 def keep(module: nn.Module) -> Callable[[], None]:
-    """Gives back what makes all containers there hold again what they hold now, and the script's variables their
-    numbers."""
-    copies = [(container, container.copy()) for _, _, held in _held(module) for container in _all(held)]
+    """Returns a function that restores the present content of all containers, and the numbers in the script's
+    variables."""
+    copies = [(container, container.copy()) for _, _, held in _held(module) for container in _containers(held)]
     numbers = {name: held for path, name, held in _held(module) if path is None and isinstance(held, (int, float))}
 
     def put_back() -> None:
@@ -75,7 +75,7 @@ def keep(module: nn.Module) -> Callable[[], None]:
 
 
 def _owner(module: nn.Module, path: str | None) -> dict[str, Any]:
-    """Where the names of a place are looked up."""
+    """The namespace that holds the name of a place."""
     return vars(sys.modules["__main__"]) if path is None else module.get_submodule(path).__dict__
 
 
@@ -98,15 +98,15 @@ def _below(absolute: Place, place: Place, held: Any, depth: int) -> Iterator[tup
             yield from _below((*absolute, key), (*place, key), value, depth - 1)
 
 
-def _all(held: Any, depth: int = DEPTH) -> Iterator[Any]:
-    """A container and those in it; subclasses of a script's own are left alone, but for collections'."""
+def _containers(held: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """A container and the containers in it; without the script's own subclasses, except those of `collections`."""
     if not isinstance(held, (list, dict, set, deque)) or not depth or not _is_known(type(held)):
         return
     if len(held) > MOST:
         return
     yield held
     for value in list(held.values() if isinstance(held, dict) else held)[-MANY:]:
-        yield from _all(value, depth - 1)
+        yield from _containers(value, depth - 1)
 
 
 def _is_known(kind: type) -> bool:

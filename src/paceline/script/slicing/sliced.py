@@ -1,6 +1,7 @@
-"""A sliced call: each worker computes the rows of its slice, and every worker returns the whole.
+"""A sliced call: each worker computes the rows of its slice, and every worker returns the output for the whole batch.
 
-What to cut and how to put outputs together is a `Plan`, learnt and proven at the first call of its kind (`proof`).
+A `Plan` says which arguments to cut and how to combine outputs. `proof` finds and checks it at the first call of its
+kind.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from paceline.script.slicing.unfinished import (
     sizes_of,
 )
 
-MANY = 16  # plans of one module: from there on, calls that differ by a value only are taken to be alike
+MANY = 16  # plans per module: with more, calls that differ only in a value share a plan
 VALUES = (str, bool, int, enum.Enum)
 SWITCHES = (str, bool, enum.Enum, type(None))
-MOST_SWITCHES = 1000  # to look at in each call
+MOST_SWITCHES = 1000  # attributes to compare in each call
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """How an output is put together: from rows along `dim`, as a mean over rows, as an average over what it was divided
-    by, as a sum, or as it is."""
+    """How the workers' pieces of an output are combined: rows along `dim`, a mean over rows, an average over the loss's
+    denominators, a sum, or the same value on every worker."""
 
     kind: Literal["rows", "mean", "average", "sum", "same"]
     dim: int = 0
@@ -51,19 +52,19 @@ class Role:
 
 @dataclass(slots=True)
 class Plan:
-    """What is known of one kind of call: which arguments are cut, along which dimension, and each output's role.
+    """The plan for one kind of call: the arguments to cut, along which dimension, and each output's role.
 
-    `outputs` is None where the roles could not be learnt ahead: then they follow from the shapes.
+    `outputs` is None if the roles are not known: then they follow from the shapes.
     """
 
     batch_leaf: int  # the argument whose size is the batch
     cuts: dict[int, int]  # leaf → dim
     outputs: tuple[Role, ...] | None
-    states: tuple[tuple[Place, Role], ...] = ()  # what the call leaves in attributes
-    buffers: tuple[tuple[str, str, Role], ...] = ()  # that the call adds something to, which has this role
-    rows: int = 0  # it was proven with
-    shaky: bool = False
-    calls: int = 1  # made by it
+    states: tuple[tuple[Place, Role], ...] = ()  # values that the call leaves in attributes
+    buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call adds to; the role is that of the addend
+    rows: int = 0  # of the batch in the proof
+    shaky: bool = False  # the roles may depend on the values of a batch: see `_is_due`
+    calls: int = 1  # made with this plan
 
     def batch(self, leaves: list[Any]) -> int:
         return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
@@ -75,13 +76,13 @@ class Plan:
 
 @dataclass(slots=True)
 class _Begun:
-    """A call under way, and the plan that calls of its kind had before it."""
+    """The current call, and the plan that calls of its kind had before."""
 
     module: nn.Module
     plans: dict[Hashable, Plan | None]
     kind: Hashable
     before: Plan | None
-    calls: int  # made by that one
+    calls: int  # made with the plan before
     plan: Plan | None = None
     split: Split | None = None
     unfinished: Unfinished | None = None
@@ -101,17 +102,17 @@ class SlicedCalls:
         sync_bn: bool,
     ) -> None:
         self.group, self._together, self._sync_bn = group, together, sync_bn
-        self.gathered, self.seconds = 0, 0.0  # bytes, and time taken, since the counters were last reset
-        self.proving = 0.0  # seconds, likewise
-        self.split: Split | None = None  # of the call under way
+        self.gathered, self.seconds = 0, 0.0  # bytes and seconds of gathering since the last reset
+        self.proving = 0.0  # seconds spent on proofs since the last reset
+        self.split: Split | None = None  # of the current call
         self.averages = averages
         self._prove, self._inside = prove, inside
         self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Plan | None]] = weakref.WeakKeyDictionary()
-        self._begun: _Begun | None = None  # the call under way
+        self._begun: _Begun | None = None  # the current call
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Where it raises on one worker, it raises on all of them."""
+        """Calls the module in slices. If the call raises on one worker, it raises on all workers."""
         try:
             return self._together.do(self._call, plain, module, args, kwargs, tell=self._tell, undo=self._undo)
         finally:
@@ -123,7 +124,7 @@ class SlicedCalls:
         plans = self._plans.setdefault(module, {})
         few = len(plans) < MANY
         flags = self._flags(module) if few else ()
-        kind = (module.training, flags, tree.structure(given), *_kinds(leaves, values=few))
+        kind = (module.training, flags, tree.structure(given), *_kinds_of_arguments(leaves, values=few))
         plan = plans.get(kind)
         self._begun = begun = _Begun(module, plans, kind, plan, 0 if plan is None else plan.calls)
         if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan, leaves))):
@@ -135,8 +136,8 @@ class SlicedCalls:
             self.proving += time.perf_counter() - began
         unproven = plan is not None and plan.outputs is None and plan is not begun.before
         known = begun.before is not None and begun.before.outputs is None
-        # Every worker computes it whole, with the script's own random numbers: what cannot be sliced, and for once what
-        # raised in its proof, most likely because it raises.
+        # Every worker computes the whole call, with the script's own random numbers, if it cannot be sliced, and once
+        # if its proof raised: the call itself most likely raises too.
         if plan is None or (unproven and not known):
             output = plain(module, *args, **kwargs)
             self.group.agree()
@@ -148,7 +149,7 @@ class SlicedCalls:
         begun.unfinished = left = Unfinished(subject, attributes, [(b, b.clone()) for b in _buffers(subject, plan)])
         begun.plan, begun.split = plan, split
         for attribute, (place, role) in zip(attributes, plan.states, strict=True):
-            value = attribute.value  # left by an earlier call, whole: this one may go on from it
+            value = attribute.value  # left by an earlier call, for the whole batch: this call may continue from it
             goes_on = role.kind == "rows" and len(place) == 2 and isinstance(value, torch.Tensor)
             if goes_on and value.shape[role.dim : role.dim + 1] == (split.batch,):
                 attribute.lent = crossings.cut(value, role.dim, split)
@@ -169,7 +170,7 @@ class SlicedCalls:
         return whole
 
     def _join_left(self, left: Unfinished, number: int, plan: Plan, split: Split) -> None:
-        """Puts together what the call has left in an attribute or has added to a buffer."""
+        """Combines the workers' pieces of a value left in an attribute, or of a change to a buffer."""
         if number < len(plan.states):
             place, role = plan.states[number]
             value = side_effects.get(left.module, place)
@@ -190,9 +191,9 @@ class SlicedCalls:
         return [sizes_of(self._equal_buffers()), list(numbers_in(subject, but=known))]
 
     def _undo(self, first: int, told: list[Any]) -> None:
-        """The call has raised, on every worker: what it leaves is what worker `first` would have left alone."""
+        """After the call raised on every worker: leaves the state that worker `first` would have left alone."""
         begun = self._begun
-        if begun is None:  # it raised before anything was done
+        if begun is None:  # the call raised before it changed anything
             return
         left, plan, split = begun.unfinished, begun.plan, begun.split
         if left is not None and plan is not None and split is not None:
@@ -205,7 +206,7 @@ class SlicedCalls:
         set_numbers(getattr(begun.module, "_orig_mod", begun.module), numbers)
         follow(self._equal_buffers(), first, sizes, self.group)
         if begun.plans.get(begun.kind) is not begun.before and (plan is None or plan.outputs is None):
-            # The proof met the same exception, and proved nothing: the next call is to make it.
+            # The proof met the same exception and proved nothing: the next call must make the proof.
             if begun.before is None:
                 begun.plans.pop(begun.kind, None)
             else:
@@ -221,8 +222,8 @@ class SlicedCalls:
         return equal_buffers(self._begun.module, norms=self._sync_bn, but=but)
 
     def _flags(self, module: nn.Module) -> Hashable:
-        """What a script may switch a model by: the texts and flags in its modules' attributes. Torch's own modules have
-        none that is switched. What there is to look at is listed at the first call."""
+        """The values by which a script may switch a model's behaviour: texts and flags in its modules' attributes.
+        Torch's own modules have no such attributes. The attributes are listed once, at the first call."""
         if module not in self._switches:
             modules = [m for m in module.modules() if not type(m).__module__.startswith("torch.")]
             switches = [(m.__dict__, n) for m in modules for n, v in m.__dict__.items() if isinstance(v, SWITCHES)]
@@ -231,9 +232,10 @@ class SlicedCalls:
         return tuple(value if isinstance(value, SWITCHES) else type(value) for value in values)
 
     def _is_due(self, plan: Plan, leaves: list[Any]) -> bool:
-        """What held for one batch may not for the next. Everything is proven twice: the first batch may have been made
-        up, to see shapes. A mean or a sum (of what a mask leaves) is proven at the 2nd, 4th, 8th … call, and anything
-        again that was proven with fewer rows than there are workers."""
+        """Whether the plan must be proven again, because it may not hold for another batch. Every plan is proven at its
+        2nd call: the first batch may have been a dummy, to see shapes. A mean or a sum (of what a mask leaves) is
+        proven at the 2nd, 4th, 8th … call. A plan proven with fewer rows than workers is proven again on a larger
+        batch."""
         plan.calls += 1
         again = plan.calls == 2 or (plan.shaky and plan.calls & (plan.calls - 1) == 0)
         return again or plan.rows < self.group.world <= plan.batch(leaves)
@@ -255,12 +257,12 @@ class SlicedCalls:
         except PacelineError:
             raise
         except Exception as error:
-            if self.group.pulse.collectives == met:  # the others wait in the collective, and hear of it there
+            if self.group.pulse.collectives == met:  # the other workers wait in the collective, and learn of it there
                 raise
             told = PartedError(
-                f"Worker {self.group.rank} failed when the workers' outputs were put together, and the others did not: "
+                f"Worker {self.group.rank} failed while combining the workers' outputs, and the other workers did not: "
                 f"{type(error).__name__}: {error}",
-                advice="If memory ran out: use a smaller batch, or see only a slice of it: --view slice",
+                advice="If memory ran out: use a smaller batch, or let each worker see only its slice: --view slice",
             )
             raise self.group.ending.carry(told) from error
 
@@ -286,7 +288,7 @@ class SlicedCalls:
 
 
 def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) -> None:
-    """The model asked for this tensor's gradient: it is looked for in the whole one, through which none may flow."""
+    """The model retains this tensor's gradient: the script looks for it on the whole tensor, which may get none."""
     whole.retain_grad()
 
     def keep(grad: torch.Tensor) -> None:
@@ -296,15 +298,15 @@ def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) ->
 
 
 def _buffers(module: nn.Module, plan: Plan) -> Iterator[torch.Tensor]:
-    """The buffers that a call changes by the rows that it sees."""
+    """The buffers that a call changes depending on its rows."""
     for path, name, _ in plan.buffers:
         yield module.get_submodule(path).get_buffer(name)
 
 
 @contextmanager
 def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
-    """Tensors that lie in a module but were computed outside it (generated weights, MAML's fast ones) come in like
-    arguments: by a crossing."""
+    """Passes tensors that a module holds but that were computed outside it (generated weights, MAML's fast weights)
+    through a crossing, like arguments."""
     subject = getattr(module, "_orig_mod", module)
     own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in plan.states if place[0] is not None}
     lent: list[tuple[dict[str, Any], str, Any, Any]] = []
@@ -324,7 +326,7 @@ def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
 
 
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
-    """The arguments for this worker: own rows of what has a batch, the rest shared."""
+    """The arguments for this worker: its own rows of those with a batch dimension, the others shared."""
     local = [
         crossings.cut(leaf, cuts[i], split)
         if i in cuts
@@ -337,7 +339,7 @@ def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split
 
 
 def role_by_shape(piece: Any, split: Split) -> Role:
-    """The role of an output that could not be compared: rows if its first dimension is the slice, else a mean."""
+    """The role of an output that cannot be compared: rows if its first dimension is the slice, else a mean."""
     if not isinstance(piece, torch.Tensor):
         return Role("same")
     if piece.dim() and piece.shape[0] == max(split.mine, 1):
@@ -345,10 +347,10 @@ def role_by_shape(piece: Any, split: Split) -> Role:
     return Role("mean") if piece.dim() == 0 and piece.is_floating_point() else Role("same")
 
 
-def _kinds(leaves: list[Any], *, values: bool) -> Iterator[Any]:
-    """What calls must have in common to be made by one plan: of tensors, which dimensions are as large as the first
-    one's batch may be; of other arguments (a task's name, a flag, the number of a head) the value, as long as there are
-    few."""
+def _kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
+    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have the size of the
+    first tensor's first dimension. For other arguments (a task's name, a flag, the number of a head): the type, and the
+    value as long as there are few plans."""
     sizes = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):

@@ -1,12 +1,12 @@
-"""Work that every worker does its part of: an exception in one worker's part is raised by all workers, or by none.
+"""Work that every worker does a part of: an exception in one worker's part is raised by all workers, or by none.
 
-In plain Python a model that raises for one row raises for the batch. Here one worker holds that row. It answers its
-peers' next collective with its failure (`comm.called_off`), so that in the good case nothing extra is exchanged, unless
-the work ends without a collective. Then all learn the exception of the lowest rank that failed, put back what the work
-has changed, and raise the exception.
+In plain Python a model that raises for one row raises for the whole batch. Here one worker holds that row. It answers
+its peers' next collective with its failure (`comm.called_off`), so the case without an exception needs no extra
+exchange, unless the work ends without a collective. Then all workers receive the exception of the lowest rank that
+failed, undo the changes of the work, and raise the exception.
 
-Exceptions travel as plain values: the type's name, and those arguments and attributes that are numbers and texts. A
-peer looks the type up among those that exist in its own process; nothing is unpickled.
+Exceptions travel as plain values: the type's name, and those arguments and attributes that are numbers or texts. A
+peer looks the type up in its own process; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PLAIN = (str, bytes, bool, int, float, type(None))
 
 
 class Raised(msgspec.Struct, array_like=True):
-    """What one worker's part came to: an exception, the random streams at that point, and what the work has to tell."""
+    """The failure of one worker's part: the exception, the random streams at that point, and the result of `tell`."""
 
     module: str
     name: str
     text: str
-    args: list[Any] | None  # None: not all of them are plain values
+    args: list[Any] | None  # None: at least one argument is not a plain value
     attributes: dict[str, Any]
     trace: str
     told: list[Any]
@@ -42,7 +42,7 @@ class Raised(msgspec.Struct, array_like=True):
 
 
 class Together:
-    """Of one worker. Every worker does the same work at the same time."""
+    """Runs shared work on one worker. Every worker does the same work at the same time."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -55,8 +55,8 @@ class Together:
         tell: Callable[[], list[Any]] = list,
         undo: Callable[[int, list[Any]], None] | None = None,
     ) -> Any:
-        """`work(*args)`. Where it raises on any worker, each that failed calls `tell`, all call `undo` with the lowest
-        rank that failed and what that one told, and all raise its exception. `undo` may use collectives."""
+        """Runs `work(*args)`. If it raises on any worker, each worker that failed calls `tell`, all workers call `undo`
+        with the lowest rank that failed and its `tell`, and all raise its exception. `undo` may use collectives."""
         own: Exception | None = None
         self.group.guarded += 1
         try:
@@ -66,7 +66,7 @@ class Together:
         except PacelineError:
             raise
         except Exception as error:
-            if not self.group.off:  # else this one came of being called off
+            if not self.group.off:  # else the exception is a consequence of a peer's failure
                 own = error
                 self.group.agree(failed=True)
         finally:
@@ -79,13 +79,13 @@ class Together:
         raise self._rebuilt(own, first, raised)
 
     def meet_since(self, collectives: int) -> None:
-        """Ends work: whoever comes past this knows that all have come through. `collectives` is the pulse's count when
-        the script's own part ended; one that was made since has told already."""
+        """Ends the work: a worker that passes here knows that no worker failed. `collectives` is the pulse's count at
+        the end of the script's own part; a collective made since then has shown it already."""
         if self.group.pulse.collectives == collectives:
             self.group.agree()
 
     def _first(self, own: Exception | None, tell: Callable[[], list[Any]]) -> tuple[int, Raised]:
-        """The lowest rank that failed, and how. Every worker; waits for all."""
+        """The lowest rank that failed, and its failure. Called by every worker; waits for all of them."""
         raw = b"" if own is None else msgspec.msgpack.encode(_describe(own, tell()))
         mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
         what = "an exception that a worker raised"
@@ -96,7 +96,7 @@ class Together:
         return first, msgspec.msgpack.decode(sent.numpy().tobytes(), type=Raised)
 
     def _rebuilt(self, own: Exception | None, first: int, raised: Raised) -> Exception:
-        if own is not None and (first == self.group.rank or _alike(own, raised)):
+        if own is not None and (first == self.group.rank or _is_same(own, raised)):
             return own
         error = rebuild(raised)
         if error is None:
@@ -112,13 +112,13 @@ class Together:
 
 
 def rebuild(raised: Raised) -> Exception | None:
-    """The exception, made of the same type here; None where that cannot be."""
+    """The exception, rebuilt with the same type in this process; None if that is not possible."""
     kind = next((k for k in _kinds(Exception) if (k.__module__, k.__qualname__) == (raised.module, raised.name)), None)
     if kind is None:
         return None
     args = [raised.text] if raised.args is None else raised.args
     try:
-        # A script's own __init__ may want other arguments than it passes on, and may do anything.
+        # Skips a script's own __init__, which may need other arguments than it stores, and may have side effects.
         own_init = hasattr(kind.__init__, "__code__")
         error = kind.__new__(kind, *args) if own_init else kind(*args)
         vars(error).update(raised.attributes)
@@ -132,7 +132,7 @@ def _describe(error: Exception, told: list[Any]) -> Raised:
     kind = type(error)
     state: Any = np.random.get_state()
     filename = (error.filename,) if isinstance(error, OSError) and error.filename is not None else ()
-    args = [*error.args, *filename]  # Python keeps the name apart
+    args = [*error.args, *filename]  # Python keeps the file name out of `args`
     return Raised(
         module=kind.__module__,
         name=kind.__qualname__,
@@ -160,20 +160,20 @@ def _text(error: Exception) -> str:
         return type(error).__name__
 
 
-def _alike(own: Exception, raised: Raised) -> bool:
+def _is_same(own: Exception, raised: Raised) -> bool:
     kind = type(own)
     return (kind.__module__, kind.__qualname__, _text(own)) == (raised.module, raised.name, raised.text)
 
 
 def _kinds(kind: type[Exception]) -> Iterator[type[Exception]]:
-    """All types below this one that exist in this process, the newest of a name first."""
+    """All subclasses of this type in this process, and the type; of equal names, the newest first."""
     for below in reversed(type.__subclasses__(kind)):
         yield from _kinds(below)
     yield kind
 
 
 def _set_streams(raised: Raised) -> None:
-    """Python's and numpy's streams are the script's, also inside a call: all take those of the worker that failed."""
+    """Python's and numpy's streams belong to the script also inside a call: all workers take the failed worker's."""
     version, inner, gauss = raised.python
     random.setstate((version, tuple(inner), gauss))
     name, keys, position, has_gauss, gauss = raised.numpy

@@ -1,8 +1,8 @@
-"""What a call that raised leaves behind: on every worker what plain Python would have left there.
+"""The state after a call that raised: on every worker the state that plain Python would have left.
 
-The worker that raised stopped where plain Python would have stopped; its peers came further. What that worker had
-changed by then stays changed, put together from all workers' rows; what it had not is put back. Where no call raises,
-this costs a look at the attributes and buffers that the proof found to change.
+The worker that raised stopped where plain Python would have stopped; its peers went further. Changes that this worker
+had made are kept, combined from all workers' rows; changes that it had not made are undone. If no call raises, the cost
+is one look at the attributes and buffers that the proof found to change.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from paceline.script.slicing.together import PLAIN, is_plain
 
 @dataclass(slots=True)
 class Attribute:
-    """A place before a call. `lent` is what lies there for the call: the value, or this worker's rows of it."""
+    """A place before a call. `lent` is the value there during the call: the same value, or this worker's rows of it."""
 
     place: Place
     value: Any
     lent: Any
-    length: int | None  # of the list that it is an item of
+    length: int | None  # of the list that holds the place, if a list does
 
     @classmethod
     def of(cls, module: nn.Module, place: Place) -> Attribute:
@@ -50,15 +50,15 @@ class Attribute:
 
 @dataclass(slots=True)
 class Unfinished:
-    """A sliced call under way: its leftovers before it began. `joined` counts those that were put together since."""
+    """The state before the current sliced call. `joined` counts the entries that were combined since then."""
 
     module: nn.Module  # not its compiled form
     attributes: list[Attribute]
-    buffers: list[tuple[torch.Tensor, torch.Tensor]]  # that the plan puts together, each with a copy
+    buffers: list[tuple[torch.Tensor, torch.Tensor]]  # that the plan combines, each with a copy
     joined: int = 0
 
     def changed_by_all(self, group: Group) -> list[bool]:
-        """Of each attribute, then of each buffer. Every worker; waits for all."""
+        """Whether all workers changed each attribute, then each buffer. Called by every worker; waits for all."""
         mine = [
             *(attribute.has_changed(self.module) for attribute in self.attributes),
             *(not torch.equal(buffer, old) for buffer, old in self.buffers),
@@ -70,7 +70,7 @@ class Unfinished:
 
     @torch.no_grad()
     def put_back(self, number: int) -> None:
-        """An attribute or a buffer, by its place in `changed_by_all`."""
+        """Restores an attribute or a buffer, given by its index in `changed_by_all`."""
         if number < len(self.attributes):
             self.attributes[number].put_back(self.module)
         else:
@@ -79,8 +79,8 @@ class Unfinished:
 
 
 def equal_buffers(module: nn.Module, *, norms: bool, floats: bool = True, but: Any = ()) -> list[torch.Tensor]:
-    """The buffers that are the same on all workers between calls: counts; batch norm's statistics where `norms` see the
-    whole batch; other numbers where `floats`. Without those in `but`."""
+    """The buffers that are equal on all workers between calls: integers; batch norm's statistics if `norms` see the
+    whole batch; other floating-point buffers if `floats`. Without the buffers in `but`."""
     left_out = {id(buffer) for buffer in but}
     return [
         buffer
@@ -92,8 +92,8 @@ def equal_buffers(module: nn.Module, *, norms: bool, floats: bool = True, but: A
 
 
 def numbers_in(module: nn.Module, *, but: Any = ()) -> Iterator[list[Any]]:
-    """The numbers, texts and flags in the attributes of its modules: path, name and value. Without the places in
-    `but`."""
+    """The numbers, texts and flags in attributes of the module and its children: path, name and value. Without the
+    places in `but`."""
     for path, m in module.named_modules():
         for name, value in m.__dict__.items():
             if name not in side_effects.OWN and type(value) in PLAIN and is_plain(value) and (path, name) not in but:
@@ -108,13 +108,14 @@ def set_numbers(module: nn.Module, numbers: list[Any]) -> None:
 
 
 def sizes_of(buffers: list[torch.Tensor]) -> list[int]:
-    """In bytes."""
+    """The buffers' sizes in bytes."""
     return [buffer.numel() * buffer.element_size() for buffer in buffers]
 
 
 @torch.no_grad()
 def follow(buffers: list[torch.Tensor], first: int, sizes: list[int], group: Group) -> None:
-    """Gives every worker the buffers of worker `first`, whose sizes these are. Every worker; waits for all."""
+    """Copies worker `first`'s buffers, of these sizes in bytes, to every worker. Every worker calls it; waits for
+    all of them."""
     if not sum(sizes):
         return
     mine = torch.cat([as_bytes(buffer) for buffer in buffers]) if group.rank == first else torch.empty(0).byte()

@@ -1,1 +1,1 @@
-"""A torch trace, read into columns: what the tables are made of."""
+"""Reads a torch trace into columns: the basis of all tables."""

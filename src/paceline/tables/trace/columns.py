@@ -1,8 +1,8 @@
-"""One rank's trace as columns: what every table is made of.
+"""One rank's trace as columns: the input of every table.
 
-`read_trace` takes what torch.profiler wrote, here or elsewhere. Strings that repeat (names, shapes) are numbers into a
-list; times are whole nanoseconds, as torch has them; what is absent is -1. Of an event of some 400 bytes of JSON, some
-80 bytes of memory remain.
+`read_trace` reads files that torch.profiler wrote, here or elsewhere. Repeated strings (names, shapes) are stored as
+numbers into a list; times are whole nanoseconds, as in torch; absent values are -1. An event of about 400 bytes of JSON
+takes about 80 bytes of memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.tables.trace.intervals import Integers
 from paceline.tables.trace.json_reader import NOTHING, Args, Event, Head, Number, Stream
 from paceline.tables.trace.nesting import calls
 
-# What torch calls the kinds of events, today and in older versions.
+# Torch's names for the kinds of events, current and older.
 KINDS = {
     "cpu_op": "op",
     "Operator": "op",
@@ -45,11 +45,11 @@ KINDS = {
 KIND = pl.Enum(list(dict.fromkeys(KINDS.values())))
 ON_DEVICE = ("kernel", "copy", "set")
 ON_HOST = ("op", "mark", "runtime")
-LONGEST_NAME = 2000  # characters: templates of C++ may have more, which no one reads
+LONGEST_NAME = 2000  # characters: names of C++ templates may be longer, and the rest is never read
 LATEST = 4 * 10**15  # microseconds: the year 2096
-MOST_EVENTS = 100_000_000  # in one file: 8 GB of columns
-MOST_NAMES = 500_000  # different ones; likewise shapes, and types
-MOST_TEXT = 256 << 20  # characters of all different ones together
+MOST_EVENTS = 100_000_000  # per file: 8 GB of columns
+MOST_NAMES = 500_000  # different names per file; the same limit for shapes and for types
+MOST_TEXT = 256 << 20  # characters of all different names together
 
 _WIDTHS = {"long": 8, "double": 8, "int": 4, "float": 4, "half": 2, "bfloat16": 2, "byte": 1, "char": 1, "bool": 1}
 _NO_ARGS = Args()
@@ -77,17 +77,17 @@ class Trace:
 
     @cached_property
     def host(self) -> pl.DataFrame:
-        """Ops, marks and calls of the device's runtime."""
+        """Ops, marks and runtime calls."""
         return self.events.filter(pl.col("kind").is_in(ON_HOST))
 
     @cached_property
     def device(self) -> pl.DataFrame:
-        """Kernels, copies and sets, in the order in which they began."""
+        """Kernels, copies and sets, in order of their start."""
         return self.events.filter(pl.col("kind").is_in(ON_DEVICE)).sort("start")
 
     @cached_property
     def calls(self) -> pl.DataFrame:
-        """Every call on the host, with its caller and what the device did for it: see `nesting`."""
+        """Every call on the host, with its caller and its device work: see `nesting`."""
         return calls(self.host, self.device)
 
     @property
@@ -100,13 +100,13 @@ class Trace:
 
 
 class TooManyNames(Exception):
-    """Told to the reader of the file, who knows its name."""
+    """Caught by `read_trace`, which knows the file's name."""
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers keys as they are first asked for."""
+    """Numbers keys in the order of their first use."""
 
-    length = 0  # of all keys
+    length = 0  # characters of all keys
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
@@ -117,7 +117,7 @@ class _Numbers(dict[Any, int]):
 
 
 class _Codes:
-    """Strings, numbered as they come. Number 0 is the empty one."""
+    """Strings, numbered in the order of their first use. Number 0 is the empty string."""
 
     def __init__(self) -> None:
         self.numbers = _Numbers({"": 0})
@@ -126,7 +126,7 @@ class _Codes:
         return _narrow(list(map(self.numbers.__getitem__, values)))
 
     def of_raw(self, values: Iterable[Any]) -> np.ndarray[Any, Any]:
-        """Of pieces of JSON, most of which are absent."""
+        """Numbers of raw JSON values, most of which are absent."""
         numbers = self.numbers
         return _narrow([0 if value is NOTHING else numbers[bytes(value)] for value in values])
 
@@ -134,7 +134,7 @@ class _Codes:
         codes = np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
         texts = [bytes(v).decode(errors="replace") if not isinstance(v, str) else v for v in self.numbers]
         shortened = pl.Series([text[:LONGEST_NAME] for text in texts], dtype=pl.String)
-        # Two long names may be one when shortened, and a category is there once.
+        # Two long names may become equal when shortened, and categories must be unique.
         return shortened.cast(pl.Enum(shortened.unique(maintain_order=True))).gather(codes).alias(name)
 
 
@@ -148,7 +148,7 @@ class _Columns:
         self.names, self.shapes, self.types = _Codes(), _Codes(), _Codes()
         self.parts: dict[str, list[np.ndarray[Any, Any]]] = {}
         self.memory: list[tuple[int, int, int, int, int, int]] = []
-        self.zero = 0  # whole microseconds, taken off before times become nanoseconds: a float has 53 bits
+        self.zero = 0  # whole microseconds, subtracted before times become nanoseconds: a float has 53 bits
 
     def add(self, events: list[Event]) -> None:
         if not self.count and not self.memory:
@@ -178,13 +178,13 @@ class _Columns:
         if (external < 0).all():
             external = _integers([a.external_before for a in args])
         self._put("external", external)
-        # What only some kinds have is only asked of them: looking is most of the work here.
+        # Arguments that only some kinds have are read for those only: reading attributes is most of the work here.
         called, rest = kind <= _LAST_CALLED, np.flatnonzero(kind > _LAST_CALLED)
         self._put_of_calls(np.flatnonzero(called), args)
         self._put_of_others(rest, args)
 
     def _put_of_calls(self, rows: Integers, args: list[Args]) -> None:
-        """Ops and marks."""
+        """Columns of ops and marks."""
         some, count = [args[row] for row in rows.tolist()], len(args)
         self._put("sequence", _spread(_integers([a.sequence for a in some]), rows, count))
         self._put("forward_thread", _spread(_integers([a.forward_thread for a in some]), rows, count))
@@ -192,7 +192,7 @@ class _Columns:
         self._put("types", _spread(self.types.of_raw([a.types for a in some]), rows, count, nothing=0))
 
     def _put_of_others(self, rows: Integers, args: list[Args]) -> None:
-        """Launches, and what they launched."""
+        """Columns of launches, and of the events they launched."""
         some, count = [args[row] for row in rows.tolist()], len(args)
         self._put("device", _spread(_integers([a.device for a in some], np.int32), rows, count))
         self._put("stream", _spread(_integers([a.stream for a in some], np.int32), rows, count))
@@ -246,8 +246,8 @@ _LAST_CALLED = _KIND_CODES["user_annotation"]  # ops and marks come first
 
 
 def read_trace(path: Path | File, rank: int | None = None, *, most: int = MOST_EVENTS, more: str = "") -> Trace:
-    """Reads a trace. TraceError where it is none, or has more than so many events; `more` says how to ask for more. Its
-    rank: as asked for, as it says, as its name says, or 0."""
+    """Reads a trace. TraceError if the file is no trace, or has more than `most` events; `more` is added to the advice.
+    The rank is the given one, the one in the file, the one in its name, or 0."""
     stream, columns = Stream(path), _Columns(path, most, more)
     try:
         for events in stream:
@@ -256,7 +256,7 @@ def read_trace(path: Path | File, rank: int | None = None, *, most: int = MOST_E
         raise TraceError(
             f"{path} has more than {MOST_NAMES:,} different names, shapes or types, or {MOST_TEXT >> 20} Mi characters "
             "of them.",
-            advice="Names that count something (a step, an address) make no tables: take the number out of them.",
+            advice="Remove numbers (a step, an address) from the names of your marks.",
         ) from error
     head = stream.head
     told = head.paceline.get("rank", head.distributed.get("rank"))
@@ -275,14 +275,14 @@ def read_trace(path: Path | File, rank: int | None = None, *, most: int = MOST_E
 
 
 def arrange(traces: list[Trace]) -> list[Trace]:
-    """Several ranks, in the order of their numbers; those that say nothing, or the same, are numbered as given."""
+    """The traces in order of their ranks; if ranks are missing or equal, traces are numbered as given."""
     if len({trace.rank for trace in traces}) < len(traces):
         traces = [Trace(**{**_fields(trace), "rank": number}) for number, trace in enumerate(traces)]
     return sorted(traces, key=lambda trace: trace.rank)
 
 
 def rank_in(name: str) -> int | None:
-    """The rank that a file's name speaks of."""
+    """The rank in a file's name; None if there is none."""
     found = re.search(r"rank[^0-9a-z]?(\d{1,6})(?!\d)", name)
     return int(found.group(1)) if found else None
 
@@ -292,7 +292,7 @@ def _fields(trace: Trace) -> dict[str, Any]:
 
 
 def _nanoseconds(microseconds: list[int | float], zero: int) -> np.ndarray[Any, Any]:
-    """Since `zero`. A time that no clock shows (1e300) is moved to the end of all times, and does no other harm."""
+    """Nanoseconds since `zero`. An impossible time (1e300) is clipped to `LATEST`."""
     values = np.array(microseconds)
     if values.dtype.kind == "i":
         return (np.clip(values, -LATEST, LATEST) - zero) * 1000
@@ -300,21 +300,21 @@ def _nanoseconds(microseconds: list[int | float], zero: int) -> np.ndarray[Any, 
 
 
 def _spread(values: Any, rows: Integers, count: int, nothing: int = -1) -> np.ndarray[Any, Any]:
-    """These values in these rows, and nothing in the others."""
+    """An array with these values in these rows, and `nothing` in the others."""
     found = np.full(count, nothing, dtype=values.dtype)
     found[rows] = values
     return found
 
 
 def _narrow(values: list[int]) -> np.ndarray[Any, Any]:
-    """As 32 bits. Through 64, which takes numpy a third of the time of the straight way."""
+    """As 32 bits, by way of 64 bits, which takes numpy a third of the time of the direct conversion."""
     return np.array(values, np.int64).astype(np.uint32)
 
 
 def _integers(values: list[Number], dtype: Any = np.int64) -> np.ndarray[Any, Any]:
-    """Mostly whole numbers and nothings; whatever else comes is -1."""
+    """Integers from mostly integers and None; anything else becomes -1."""
     try:
-        # Whole numbers only: numpy would make something of texts, too, and looks at each twice to find what they are.
+        # `array` accepts integers only; numpy would also convert texts, and scans all values twice for their type.
         found = np.asarray(array("q", values))  # type: ignore[type-var]
         if dtype is np.int64 or (found == found.astype(dtype)).all():
             return found.astype(dtype, copy=False)
@@ -332,7 +332,7 @@ def _integer(value: Number, most: int) -> int:
 
 
 def _message(args: Args) -> int:
-    """Bytes of a collective's message."""
+    """The size in bytes of a collective's message."""
     name = str(args.element).lower()
     width = next((width for kind, width in _WIDTHS.items() if kind in name), 4)
     return _integer(args.elements, 2**50) * width

@@ -1,8 +1,8 @@
-"""Sets of moments as sorted intervals that do not touch, in whole nanoseconds, and their arithmetic.
+"""Sets of times as sorted disjoint intervals, in whole nanoseconds, and their arithmetic.
 
-All the questions about time lines (how long was the device busy, how much of that was hidden under something else, what
-did the host do in the gaps) are unions, intersections and differences of such sets. Everything is vectorised: a trace
-has millions of intervals.
+All questions about time lines (how long the device was busy, how much of that was hidden under other work, what the
+host did in the gaps) are unions, intersections and differences of such sets. Everything is vectorised: a trace has
+millions of intervals.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _NONE: Integers = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The moments from each of `starts` up to, and without, each of `ends`. Sorted; there is a gap between any two."""
+    """The times from each of `starts` to each of `ends`, ends excluded. Sorted, with a gap between any two."""
 
     starts: Integers
     ends: Integers
 
     @classmethod
     def of(cls, starts: Any, ends: Any) -> Spans:
-        """The union of intervals in any order, overlapping or not; those that end before they begin are empty."""
+        """The union of intervals in any order, overlapping or not; an interval that ends before it begins is empty."""
         begin, end = np.asarray(starts, dtype=np.int64), np.asarray(ends, dtype=np.int64)
         real = end > begin
         if not real.all():
@@ -48,7 +48,7 @@ class Spans:
 
     @property
     def length(self) -> int:
-        """How long all of them are together."""
+        """The total length of all intervals."""
         return int((self.ends - self.starts).sum())
 
     def __or__(self, other: Spans) -> Spans:
@@ -65,24 +65,24 @@ class Spans:
         return _where_both(self, other.gaps(low, high))
 
     def gaps(self, start: int, end: int) -> Spans:
-        """What is not covered, from `start` to `end`."""
+        """The times between `start` and `end` that are not covered."""
         return Spans.of(
             np.maximum(np.concatenate([[start], self.ends]), start), np.minimum(np.append(self.starts, end), end)
         )
 
     def covered(self, moments: Integers) -> NDArray[np.bool_]:
-        """Whether each of these moments lies in one of the intervals."""
+        """Whether each of these times lies in an interval."""
         return self.index_of(moments) >= 0
 
     def index_of(self, moments: Integers) -> Integers:
-        """Which interval each of these moments lies in; -1 where it lies in none."""
+        """The index of the interval that contains each of these times; -1 if none does."""
         at: Integers = np.searchsorted(self.starts, moments, side="right") - 1
         inside = at >= 0
         inside[inside] = np.asarray(moments)[inside] < self.ends[at[inside]]
         return np.where(inside, at, -1)
 
     def length_within(self, starts: Integers, ends: Integers) -> Integers:
-        """How much of each window from `starts` to `ends` is covered. Windows may overlap each other."""
+        """The covered length of each window from `starts` to `ends`. Windows may overlap."""
         until_end = self._length_until(np.asarray(ends))
         result: Integers = np.maximum(until_end - self._length_until(np.asarray(starts)), 0)
         return result
@@ -101,13 +101,13 @@ EMPTY = Spans(_NONE, _NONE)
 
 
 def _where_both(a: Spans, b: Spans) -> Spans:
-    """A moment is in both where two are open at once: a running count over all starts and ends."""
+    """The intersection: the times at which two intervals are open, by a running count over all starts and ends."""
     if not len(a) or not len(b):
         return EMPTY
     times = np.concatenate([a.starts, b.starts, a.ends, b.ends])
     steps = np.ones(len(times), dtype=np.int8)
     steps[len(a) + len(b) :] = -1
-    # Ends come before starts of the same moment: intervals that only touch have nothing in common.
+    # Ends sort before starts at the same time: intervals that only touch do not intersect.
     order = np.lexsort((steps, times))
     times, open_now = times[order], np.cumsum(steps[order], dtype=np.int32)
     both = np.flatnonzero(open_now == 2)

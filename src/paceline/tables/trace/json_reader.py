@@ -1,11 +1,11 @@
-"""A Chrome trace, read as a stream of events: gigabytes in the memory of one chunk.
+"""Reads a Chrome trace as a stream of events: gigabytes, with the memory of one chunk.
 
-A trace is one JSON document, `{…, "traceEvents": [{…}, {…}, …], …}` or the bare list, perhaps compressed. It is read a
-chunk at a time, and each chunk is cut behind its last whole event. Where to cut is guessed by the look of the text and
-proven by decoding: if everything before a comma decodes as a list of whole events, then the comma stood between two of
-them. Only where the guess is wrong is the text gone through token by token.
+A trace is one JSON document, `{…, "traceEvents": [{…}, {…}, …], …}` or the bare list, perhaps compressed. It is read in
+chunks, and each chunk is cut after its last complete event. The cut is guessed from the text and proven by decoding: if
+everything before a comma decodes as a list of complete events, the comma was between two events. Only if the guess is
+wrong is the text scanned token by token.
 
-Input may come from anywhere: whatever is in it, the result is events or a `TraceError`, and memory stays bounded.
+Input may come from anywhere: for any content, the result is events or a `TraceError`, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from paceline.errors import TraceError
 from paceline.record.inside import File
 from paceline.tables.trace.time_limit import go_on
 
-CHUNK = 1 << 20  # bytes of text decoded at a time: what is made of them stays in a core's cache (8 MiB: 1.4 × the time)
-LONGEST = 32 << 20  # bytes of text that may come without a whole event, or before and after the events
-GUESSED = 1 << 16  # bytes at the end of a chunk in which a cut is looked for
-EXPANSION = 200  # times: JSON of a trace shrinks ten- to fiftyfold; one and the same byte, thousandfold
-PLAUSIBLE = 64 << 20  # bytes of text before the expansion is looked at
+CHUNK = 1 << 20  # bytes of text decoded at a time: the result fits a core's cache (8 MiB: 1.4 × the time)
+LONGEST = 32 << 20  # bytes of text without a complete event, or before or after the events
+GUESSED = 1 << 16  # bytes at the end of a chunk in which a cut is searched
+EXPANSION = 200  # times: JSON of a trace compresses ten- to fiftyfold; a repeated byte, thousandfold
+PLAUSIBLE = 64 << 20  # bytes of text before the expansion is checked
 
 _TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|["\[\]{},]', re.DOTALL)
-_UNCLOSED = b'"'  # a string that goes on in the next chunk
+_UNCLOSED = b'"'  # a string that continues in the next chunk
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _KEY = re.compile(rb"\s*:\s*")
 _SPACE = b" \t\r\n"
@@ -41,8 +41,8 @@ NOTHING = msgspec.Raw()
 
 
 class Args(msgspec.Struct, gc=False):
-    """What is read of an event's arguments, -1 where there is nothing. The names are those that torch writes, today's
-    and older ones."""
+    """The arguments of an event that are read; -1 if absent. The names are those that torch writes, current and
+    older."""
 
     external: Number = msgspec.field(name="External id", default=-1)
     external_before: Number = msgspec.field(name="external id", default=-1)
@@ -78,7 +78,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class Head(msgspec.Struct):
-    """What a trace says of itself, beside its events."""
+    """The metadata of a trace."""
 
     base: int | float = msgspec.field(name="baseTimeNanoseconds", default=0)
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
@@ -88,11 +88,11 @@ class Head(msgspec.Struct):
     profile_memory: int = 0
     trace_id: Any = ""
     host: Any = msgspec.field(name="host_name", default="")
-    paceline: dict[str, Any] = {}  # of our own traces: rank, world, first and last step
+    paceline: dict[str, Any] = {}  # in Paceline's own traces: rank, world, first and last step
 
 
 class Stream:
-    """`for events in Stream(path)`; afterwards `head` is complete. Can be gone through once."""
+    """`for events in Stream(path)`; afterwards `head` is complete. Can be iterated once."""
 
     def __init__(self, path: Path | File) -> None:
         self.path = path
@@ -104,7 +104,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[list[Event]]:
         try:
-            # A file of a record is opened as its folder allows; one that a person named, wherever it leads.
+            # A file of a record is opened within its folder; a file that a person named may be a link to anywhere.
             with self.path.open() if isinstance(self.path, File) else open(self.path, "rb") as file:
                 self._gzip = file.read(2) == _MAGIC
                 file.seek(0)
@@ -122,7 +122,7 @@ class Stream:
             more = self._more(text, buffer)
             buffer = (buffer + more).lstrip(_SPACE)
             if buffer[:1] not in (b"{", b"]", b""):
-                self._refuse(f"has something among its events that is none: {buffer[:20]!r}")
+                self._refuse(f"has an invalid event: {buffer[:20]!r}")
             events, used, ended = self._cut(buffer)
             buffer = buffer[used:]
             if events:
@@ -131,12 +131,12 @@ class Stream:
                 break
             if more:
                 if len(buffer) > LONGEST:
-                    self._refuse(f"has more than {LONGEST >> 20} MiB of text without a whole event")
+                    self._refuse(f"has more than {LONGEST >> 20} MiB of text without a complete event")
             elif not used:
                 if not bare:
                     self._refuse("was cut short: it ends in the middle of its events")
                 if buffer:
-                    yield self._decode(buffer)  # a bare list may do without its closing bracket
+                    yield self._decode(buffer)  # a bare list may lack its closing bracket
                 return
         if not bare:
             self._end(text, buffer)
@@ -144,17 +144,17 @@ class Stream:
     # -- before and after the events -------------------------------------------------------------------------------
 
     def _begin(self, text: Any) -> tuple[bytes, bool]:
-        """Reads up to the list of events. Gives back what was read of it, and whether the list is all there is."""
+        """Reads up to the list of events. Returns the text read of it, and whether the document is a bare list."""
         buffer = self._more(text).removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)
         if buffer[:1] == b"[":
             return buffer[1:], True
         if buffer[:1] != b"{":
-            self._refuse(f"begins with {buffer[:20]!r}, which is no JSON" if buffer else "is empty")
+            self._refuse(f"begins with {buffer[:20]!r}, which is not JSON" if buffer else "is empty")
         while True:
             at = self._find_events(buffer)
             if at is not None:
                 key, start = at
-                self._tell(buffer[:key].rstrip(_SPACE).removesuffix(b",") + b"}")
+                self._read_metadata(buffer[:key].rstrip(_SPACE).removesuffix(b",") + b"}")
                 return buffer[start:], False
             if len(buffer) > LONGEST:
                 self._refuse(f'has no "traceEvents" in its first {LONGEST >> 20} MiB')
@@ -164,7 +164,7 @@ class Stream:
             buffer += more
 
     def _find_events(self, buffer: bytes) -> tuple[int, int] | None:
-        """Where the key `traceEvents` of the outermost object is, and where its list begins."""
+        """The position of the outermost object's key `traceEvents`, and of the start of its list."""
         depth = 0
         for token in _TOKENS.finditer(buffer):
             sign = token.group()
@@ -181,27 +181,27 @@ class Stream:
                 if colon is None or colon.end() == len(buffer):
                     continue
                 if buffer[colon.end() : colon.end() + 1] != b"[":
-                    self._refuse('has a "traceEvents" that is no list')
+                    self._refuse('has a "traceEvents" that is not a list')
                 return token.start(), colon.end() + 1
         return None
 
     def _end(self, text: Any, buffer: bytes) -> None:
-        """What comes after the events: `buffer` begins behind the list."""
+        """Reads the text after the events: `buffer` begins after the list."""
         while len(buffer) <= LONGEST and (more := self._more(text, buffer)):
             buffer += more
         if len(buffer) > LONGEST:
-            return  # not ours to read: whatever it is, the events are whole
+            return  # the rest is not needed: the events are complete
         rest = buffer.strip(_SPACE)
         if not rest.endswith(b"}"):
-            self._refuse("was cut short behind its events")
-        self._tell(b"{" + rest.removeprefix(b","))
+            self._refuse("was cut short after its events")
+        self._read_metadata(b"{" + rest.removeprefix(b","))
 
-    def _tell(self, document: bytes) -> None:
+    def _read_metadata(self, document: bytes) -> None:
         try:
-            # One after the other: what comes behind the events adds to what came before them.
+            # Decoded separately: metadata after the events adds to the metadata before them.
             told = msgspec.json.decode(document, type=Head)
         except (msgspec.DecodeError, RecursionError) as error:
-            self._refuse(f"has a head that is not a trace's: {error}", error)
+            self._refuse(f"has invalid metadata: {error}", error)
         for name in Head.__struct_fields__:
             value = getattr(told, name)
             if value:
@@ -210,7 +210,7 @@ class Stream:
     # -- cutting -----------------------------------------------------------------------------------------------------
 
     def _cut(self, buffer: bytes) -> tuple[list[Event], int, bool]:
-        """Whole events at the beginning of `buffer`, how much text they were, and whether the list ends there."""
+        """Complete events at the start of `buffer`, the length of their text, and whether the list ends there."""
         if len(buffer) > GUESSED:
             found = list(_BETWEEN.finditer(buffer, len(buffer) - GUESSED))
             if found:
@@ -219,7 +219,7 @@ class Stream:
                     text = b"".join((b"[", memoryview(buffer)[: cut.start() + 1], b"]"))
                     return self._decoder.decode(text), cut.end() - 1, False
                 except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                    pass  # a comma inside an event, or the list has ended: go through it token by token
+                    pass  # the comma was inside an event, or the list has ended: scan token by token
         return self._cut_exactly(buffer)
 
     def _cut_exactly(self, buffer: bytes) -> tuple[list[Event], int, bool]:
@@ -244,21 +244,21 @@ class Stream:
         except RecursionError as error:
             self._refuse("is nested too deeply to be a trace", error)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._refuse(f"has something among its events that is none: {error}", error)
+            self._refuse(f"has an invalid event: {error}", error)
 
     def _more(self, text: Any, held: bytes = b"") -> bytes:
-        """The next chunk. Where what is held was not enough, as much again, lest it be gone through too often."""
+        """The next chunk. If the held text was not enough, doubles it, to limit how often it is scanned."""
         go_on()
         chunk: bytes = text.read(max(CHUNK, min(len(held), LONGEST + CHUNK - len(held))))
         self._read += len(chunk)
         if self._gzip and self._read > PLAUSIBLE and self._file is not None:
             times = self._read // max(self._file.tell(), 1)
             if times > EXPANSION:
-                self._refuse(f"expands {times}-fold, which no trace does: not read on")
+                self._refuse(f"expands {times}-fold, which no trace does: reading stopped")
         return chunk
 
     def _refuse(self, what: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(
             f"{self.path} {what}.",
-            advice="A trace is what torch.profiler's export_chrome_trace writes: .json or .json.gz.",
+            advice="Give a trace written by torch.profiler's export_chrome_trace: .json or .json.gz.",
         ) from cause

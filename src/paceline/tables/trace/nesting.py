@@ -1,7 +1,7 @@
-"""Who called whom: host events of a thread lie inside each other, and device work belongs to the op that launched it.
+"""Finds the caller of each host event, and the op that launched each device event.
 
-The rules are those of torch's own `key_averages`, so that its figures and ours are the same: an event is the child of
-the shortest one that holds it; an op that does nothing but call another of the same name is counted once.
+The rules are those of torch's own `key_averages`, so that both give the same numbers: an event is the child of the
+shortest event that contains it; an op that only calls another op of the same name is counted once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.tables.trace.time_limit import paced
 
 Integers = NDArray[np.int64]
 
-# Bookkeeping of torch's own, which its tables leave out, too.
+# Torch's own bookkeeping, which `key_averages` leaves out too.
 LEFT_OUT = (
     "[memory]",
     "[OutOfMemory]",
@@ -31,8 +31,8 @@ LEFT_OUT = (
 
 
 def parents(rows: pl.DataFrame) -> Integers:
-    """For each row the one that holds it, -1 where none does. Rows are sorted by process, thread, start and latest end
-    first. Of two that overlap without one holding the other, neither is the other's parent."""
+    """For each row the row that contains it, -1 if none does. Rows are sorted by process, thread, start and latest end
+    first. If two rows overlap and neither contains the other, neither is the other's parent."""
     thread = _threads(rows)
     found = np.full(rows.height, -1, dtype=np.int64)
     stack: list[int] = []
@@ -52,19 +52,19 @@ def parents(rows: pl.DataFrame) -> Integers:
 
 
 def in_order(rows: pl.DataFrame) -> pl.DataFrame:
-    """As `parents` wants them."""
+    """The rows in the order that `parents` needs."""
     return rows.sort(["process", "thread", "start", "end"], descending=[False, False, False, True], maintain_order=True)
 
 
 def calls(host: pl.DataFrame, device: pl.DataFrame) -> pl.DataFrame:
-    """Every call on the host: what it took itself, and what the device did for it.
+    """Every call on the host, with its own time and the device time of its kernels.
 
-    Adds to the rows of `host`: parent (a row's number, or -1), host_self (nanoseconds), and of the device kernels,
-    device_self, device_total, tensor_self (of device_self, what ran on tensor cores).
+    Adds to the rows of `host`: parent (a row's index, or -1), host_self (nanoseconds), and for the device kernels,
+    device_self, device_total, tensor_self (the part of device_self on tensor cores).
     """
     rows = in_order(host.filter(~pl.col("name").cast(pl.String).is_in(LEFT_OUT)))
     parent = parents(rows)
-    # One that only calls another of its name is the same call: the inner one goes.
+    # An op that only calls another op of its name is the same call: drop the inner one.
     children = np.bincount(parent[parent >= 0], minlength=rows.height)
     name = rows["name"].to_physical().to_numpy()
     doubled = (parent >= 0) & (children[parent] == 1) & (name == name[parent])
@@ -90,7 +90,7 @@ def calls(host: pl.DataFrame, device: pl.DataFrame) -> pl.DataFrame:
 
 
 def owners(rows: pl.DataFrame, device: pl.DataFrame) -> Integers:
-    """For each event of `device` the row of `rows` that launched it: by torch's own id, else by the launch's."""
+    """For each event of `device` the row of `rows` that launched it: by torch's external id, else by correlation id."""
     ops = np.flatnonzero(rows["kind"].is_in(["op", "mark"]).to_numpy())
     by_op = _look_up(rows["external"].to_numpy()[ops], ops, device["external"].to_numpy())
     launches = np.flatnonzero((rows["kind"] == "runtime").to_numpy())
@@ -99,7 +99,7 @@ def owners(rows: pl.DataFrame, device: pl.DataFrame) -> Integers:
 
 
 def _device_time(rows: pl.DataFrame, device: pl.DataFrame, owner: Integers) -> tuple[Integers, Integers, Integers]:
-    """Of each row: how many kernels it launched itself, how long they took, and how long those on tensor cores."""
+    """For each row: the number of kernels it launched itself, their time, and the part of it on tensor cores."""
     found = owners(rows, device)
     known = found >= 0
     found = owner[found[known]]
@@ -113,7 +113,7 @@ def _device_time(rows: pl.DataFrame, device: pl.DataFrame, owner: Integers) -> t
 
 
 def _look_up(keys: Integers, values: Integers, asked: Integers) -> Integers:
-    """The value of each key that is asked for; -1 where the key is unknown or is none (0 or below)."""
+    """The value of each requested key; -1 if the key is unknown or not positive."""
     real = keys > 0
     keys, values = keys[real], values[real]
     if not len(keys):
@@ -125,7 +125,7 @@ def _look_up(keys: Integers, values: Integers, asked: Integers) -> Integers:
 
 
 def _sums_below(parent: Integers, own: Integers) -> Integers:
-    """Each row's own figure and all of its children's, grandchildren's, and so on. Parents come before children."""
+    """The sum of each row's own number and those of all its descendants. Parents come before children."""
     total = own.tolist()
     above = parent.tolist()
     for row in paced(range(len(above) - 1, -1, -1)):

@@ -1,9 +1,9 @@
-"""Several traces, read at the same time: by as many processes as there are cores, this one among them.
+"""Reads several traces at the same time: in as many processes as there are cores, including this one.
 
-Decoding JSON holds Python's lock, so threads would not help. A child is started with a command line of its own, not
-forked: polars has threads. Files wait in one line, largest first; whoever is free takes the next, this process from the
-start on, a child once it is ready. So nobody is given more than it can do, however busy its core is. A child sends the
-columns back through a pipe.
+Decoding JSON holds the GIL, so threads would not help. A child is started as a new process, not forked, because polars
+has threads. Files wait in one queue, largest first; this process takes files from the start on, a child once it is
+ready. So each process takes only as many files as it can read, however busy its core is. A child sends the columns back
+through a pipe.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from paceline.record.inside import File, Folder
 from paceline.tables.trace.columns import Trace, arrange, read_trace
 from paceline.tables.trace.json_reader import Head
 
-WORTH_IT = 6 << 20  # bytes of compressed files: with less there is nothing left to do when a child is ready
+WORTH_IT = 6 << 20  # bytes of compressed files: with less, no work is left when a child is ready
 READY = b"!"  # a child's first byte
 
 
-class _Told(msgspec.Struct):
-    """What a child says before it sends columns, or instead of them."""
+class _Message(msgspec.Struct):
+    """A child's message before the columns, or instead of them."""
 
     rank: int | None = None
     world: int = 1
@@ -45,14 +45,14 @@ class _Told(msgspec.Struct):
 
 
 def read_together(paths: Sequence[Path | File]) -> list[Trace]:
-    """One trace a rank, by rank. TraceError of a file that is damaged."""
+    """One trace per rank, sorted by rank. TraceError if a file is damaged."""
     cores = len(os.sched_getaffinity(0))
     if len(paths) < 2 or cores < 2 or sum(_size(path) for path in paths) < WORTH_IT or not sys.executable:
         return arrange([read_trace(path) for path in paths])
     waiting = deque(sorted(dict.fromkeys(paths), key=_size, reverse=True))
     children = [_Child() for _ in range(min(cores, len(waiting)) - 1)]
     try:
-        # Threads hold what comes out of the pipes; else a child would wait for us to read it.
+        # The threads drain the pipes; otherwise a child would block until this process reads.
         with ThreadPoolExecutor(max(len(children), 1)) as pool:
             arriving = [pool.submit(child.read, waiting) for child in children]
             try:
@@ -87,22 +87,22 @@ def _next(waiting: deque[Path | File]) -> Path | File | None:
 
 
 class _Child:
-    """Another process that reads."""
+    """A child process that reads traces."""
 
     def __init__(self) -> None:
-        # Where this package is, a child finds it, whatever the current folder is.
+        # Passes sys.path, so that a child finds this package whatever the current folder is.
         code = f"import sys; sys.path[:] = {sys.path!r}; from paceline.tables.trace.parallel import main; main()"
         pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
         self.process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=nowhere)
         self._begun = False
 
     def no_longer_needed(self) -> None:
-        """Nothing waits any more: a child that is not ready yet comes too late."""
+        """The queue is empty: stops a child that is not ready yet."""
         if not self._begun:
             self.process.kill()
 
     def read(self, waiting: deque[Path | File]) -> dict[Path | File, Trace]:
-        """Has it read what waits, one after the other; blocks."""
+        """Lets the child read files from the queue, one after the other; blocks."""
         try:
             return self._read(waiting)
         except TraceError:
@@ -120,22 +120,22 @@ class _Child:
         assert to is not None
         assert back is not None
         if back.read(len(READY)) != READY:
-            return found  # one that cannot start is no loss
+            return found  # a child that cannot start does no harm: this process reads the files
         self._begun = True
         while (path := _next(waiting)) is not None:
             with contextlib.suppress(BrokenPipeError):
-                _send(to, _spelled(path))
+                _send(to, _encode_path(path))
             found[path] = _receive(back, path)
         return found
 
 
 def _receive(pipe: IO[bytes], path: Path | File) -> Trace:
-    told = msgspec.json.decode(_take(pipe) or b"{}", type=_Told)
+    told = msgspec.json.decode(_read_message(pipe) or b"{}", type=_Message)
     if told.error:
         raise TraceError(told.error, advice=told.advice)
     events, memory = pipe.read(told.events), pipe.read(told.memory)
     if not told.events or len(memory) < told.memory:
-        raise TraceError(f"The process that reads {path} has ended.", advice="Is there memory enough for it?")
+        raise TraceError(f"{path} was not read: the process that read it has ended.", advice="Is memory exhausted?")
     return Trace(
         path=path,
         rank=told.rank or 0,
@@ -148,20 +148,20 @@ def _receive(pipe: IO[bytes], path: Path | File) -> Trace:
 
 
 def main() -> None:
-    """A child's part."""
+    """The entry point of a child process."""
     paths, out = sys.stdin.buffer, sys.stdout.buffer
     out.write(READY)
     out.flush()
-    while path := _take(paths):
+    while path := _read_message(paths):
         try:
-            trace = read_trace(_meant(path))
+            trace = read_trace(_decode_path(path))
         except PacelineError as error:
-            _send(out, msgspec.json.encode(_Told(error=error.message, advice=error.advice)))
+            _send(out, msgspec.json.encode(_Message(error=error.message, advice=error.advice)))
             return
         events, memory = io.BytesIO(), io.BytesIO()
         trace.events.write_ipc(events)
         trace.memory.write_ipc(memory)
-        told = _Told(rank=trace.rank, world=trace.world, base=trace.base, head=trace.head)
+        told = _Message(rank=trace.rank, world=trace.world, base=trace.base, head=trace.head)
         told.events, told.memory = events.tell(), memory.tell()
         _send(out, msgspec.json.encode(told))
         out.write(events.getbuffer())
@@ -174,19 +174,19 @@ def _send(out: IO[bytes], text: bytes) -> None:
     out.flush()
 
 
-def _take(pipe: IO[bytes]) -> bytes:
-    """What was sent; nothing where the other side has ended."""
+def _read_message(pipe: IO[bytes]) -> bytes:
+    """The next message; empty if the other side has ended."""
     return pipe.read(int.from_bytes(pipe.read(8), "little"))
 
 
-def _spelled(path: Path | File) -> bytes:
-    """For a child: a path, or the folder and the parts below it."""
+def _encode_path(path: Path | File) -> bytes:
+    """Encodes a path for a child: the path, or the folder and the parts below it."""
     if isinstance(path, File):
         return b"\0".join(map(os.fsencode, (str(path.folder.base), *path.folder.parts, path.name)))
     return os.fsencode(path)
 
 
-def _meant(spelled: bytes) -> Path | File:
+def _decode_path(spelled: bytes) -> Path | File:
     base, *parts = map(os.fsdecode, spelled.split(b"\0"))
     return Folder(Path(base)).folder(*parts[:-1]).file(parts[-1]) if parts else Path(base)
 

@@ -1,7 +1,7 @@
-"""The steps of a trace, and what the script was doing in them.
+"""The steps of a trace, and the phases of the script in them.
 
-Steps are those that `profiler.step()` marked. The phases are our own marks (`paceline.forward` …), which the capture
-puts round the seams; in a trace from elsewhere they are guessed from torch's marks and op names.
+Steps are those marked by `profiler.step()`. Phases are Paceline's own marks (`paceline.forward` …), which the capture
+puts around the seams; in a trace from elsewhere they are guessed from torch's marks and op names.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ MARKS = rf"^{re.escape(MARK)}({'|'.join(PHASES)})$"
 
 
 def windows(trace: Trace) -> pl.DataFrame:
-    """step, start, end (nanoseconds, as in the trace). A trace without steps is one, number 0; an empty one is none."""
+    """step, start, end (nanoseconds, as in the trace). A trace without steps is one step, number 0; an empty trace has
+    none."""
     marks = trace.events.filter((pl.col("kind") == "mark") & says(trace.events["name"], STEP))
     if marks.height:
         number = pl.col("name").cast(pl.String).str.extract(r"(\d+)").cast(pl.Int64, strict=False).fill_null(0)
         steps = marks.select(number.alias("step"), "start", "end").sort("start")
         last = trace.head.paceline.get("last")
-        # A script that ended while it was traced has begun a step that it did not make.
+        # A script that ended during the trace had begun a step that it did not finish.
         return steps.filter(pl.col("step") <= last) if isinstance(last, int) else steps
     if not trace.events.height:
         return pl.DataFrame(schema={"step": pl.Int64, "start": pl.Int64, "end": pl.Int64})
@@ -35,13 +36,13 @@ def windows(trace: Trace) -> pl.DataFrame:
 
 
 def covered(trace: Trace) -> Spans:
-    """The moments that belong to a step."""
+    """The times that belong to a step."""
     steps = windows(trace)
     return Spans.of(steps["start"].to_numpy(), steps["end"].to_numpy())
 
 
 def phases(trace: Trace) -> dict[str, Spans]:
-    """When the script was in which phase. They do not overlap, and together they are all of `covered`."""
+    """The times of each phase. Phases do not overlap, and together they are all of `covered`."""
     everything = covered(trace)
     found = _marked(trace) or _guessed(trace)
     found = {phase: spans & everything for phase, spans in found.items()}
@@ -52,7 +53,7 @@ def phases(trace: Trace) -> dict[str, Spans]:
 
 
 def breakdown(trace: Trace) -> pl.DataFrame:
-    """Where the host's time went, step by step: rank, step, wall, and the phases, which add up to it. Seconds."""
+    """The host's time in each step: rank, step, wall, and the phases, which add up to it. Seconds."""
     steps = windows(trace)
     starts, ends = steps["start"].to_numpy(), steps["end"].to_numpy()
     parts = {phase: spans.length_within(starts, ends) / 1e9 for phase, spans in phases(trace).items()}
@@ -69,7 +70,7 @@ def waiting_for_input(trace: Trace) -> Spans:
 
 
 def waiting_for_peers(trace: Trace) -> Spans:
-    """When the host itself waited for other workers. (A kernel that waits for them is busy, and says so.)"""
+    """When the host itself waited for other workers. (A kernel that waits for them counts as busy.)"""
     return spans_of(trace, "mark", PEERS) | spans_of(trace, "op", PEERS)
 
 
@@ -79,7 +80,7 @@ def synchronising(trace: Trace) -> Spans:
 
 
 def spans_of(trace: Trace, kind: str, pattern: str) -> Spans:
-    """When an event of this kind, with a name like this, was under way."""
+    """The times in which an event of this kind, with a matching name, was active."""
     found = trace.events.filter((pl.col("kind") == kind) & says(trace.events["name"], pattern))
     return Spans.of(found["start"].to_numpy(), found["end"].to_numpy())
 
@@ -88,22 +89,22 @@ def _marked(trace: Trace) -> dict[str, Spans]:
     marks = trace.events.filter((pl.col("kind") == "mark") & says(trace.events["name"], MARKS))
     if not marks.height:
         return {}
-    # While a backward thread is at work, the script's own waits: all marks are nested, whichever thread they are on.
+    # While a backward thread works, the script's own thread waits: marks are nested even across threads.
     marks = in_order(marks.with_columns(process=pl.lit(0), thread=pl.lit(0)))
     names = marks["name"].cast(pl.String).str.strip_prefix(MARK).to_numpy()
     return _innermost(names.tolist(), marks["start"].to_list(), marks["end"].to_list())
 
 
 def _innermost(names: list[str], starts: list[int], ends: list[int]) -> dict[str, Spans]:
-    """A moment belongs to the innermost mark that holds it: of the open marks, the one that began last; of two that
-    began together, the shorter one. Marks come in the order of their starts, longest first. One pass, however deep
-    marks are nested."""
+    """Each moment belongs to the innermost mark that contains it: of the open marks, the one that began last; of two
+    that began together, the shorter one. Marks come in the order of their starts, longest first. One pass for any depth
+    of nesting."""
     pieces: dict[str, list[int]] = {name: [] for name in names}  # starts and ends, in turn
     open_now: list[tuple[str, int]] = []  # names and ends, the innermost last
     at = 0
 
     def close_until(moment: int) -> None:
-        """Hands out the time from `at` on."""
+        """Assigns the time from `at` to `moment`."""
         nonlocal at
         while open_now and at < moment:
             name, end = open_now[-1]
@@ -124,7 +125,8 @@ def _innermost(names: list[str], starts: list[int], ends: list[int]) -> dict[str
 
 
 def _guessed(trace: Trace) -> dict[str, Spans]:
-    """Without our marks: torch's loader and optimizer say who they are, autograd's ops, too; other ops are forward."""
+    """Phases without Paceline's marks: torch marks its loader, its optimizer and autograd's ops; other ops are
+    forward."""
     data = waiting_for_input(trace)
     peers = waiting_for_peers(trace) - data
     optimizer = spans_of(trace, "mark", r"^Optimizer\.step#") - data - peers

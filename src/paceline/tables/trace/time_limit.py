@@ -1,7 +1,7 @@
-"""A limit on the time that tables may take, for those who make them of traces from anywhere.
+"""A time limit for computing tables, for callers that accept traces from anywhere.
 
-Nothing can stop a thread from outside. So what may take long asks `go_on` between its pieces: each chunk of a file,
-each table, some ten thousand rows of a loop. Without a limit that costs a look at a variable.
+A thread cannot be stopped from outside. So long computations call `go_on` between pieces: chunks of a file, tables,
+some ten thousand rows of a loop. Without a limit that costs one look at a variable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from paceline.errors import TraceError
 
-PIECE = 1 << 16  # rows of a loop between two looks at the clock
+PIECE = 1 << 16  # rows of a loop between two checks of the clock
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ _limit: ContextVar[_Limit | None] = ContextVar("limit of time", default=None)
 
 @contextmanager
 def within(seconds: float, what: str, advice: str = "") -> Iterator[None]:
-    """In this block and thread, `go_on` raises once so many seconds are over. Blocks may be nested: an inner block's
-    time does not count for the outer one."""
+    """In this block and thread, `go_on` raises once `seconds` are over. Blocks may be nested: an inner block's time
+    does not count for the outer one."""
     begun, outer = time.monotonic(), _limit.get()
     mine = _limit.set(_Limit(what, seconds, begun + seconds, advice))
     try:
@@ -46,7 +46,7 @@ def within(seconds: float, what: str, advice: str = "") -> Iterator[None]:
 
 
 def paced(rows: Iterable[T]) -> Iterator[T]:
-    """The rows, for a loop over very many of them: asks now and then whether to go on."""
+    """The rows, for a loop over very many of them: calls `go_on` every `PIECE` rows."""
     for number, row in enumerate(rows):
         if not number % PIECE:
             go_on()
@@ -54,7 +54,7 @@ def paced(rows: Iterable[T]) -> Iterator[T]:
 
 
 def go_on() -> None:
-    """TraceError where the time is over."""
+    """TraceError if the time is over."""
     limit = _limit.get()
     if limit is not None and time.monotonic() >= limit.until:
-        raise TraceError(f"{limit.what} takes longer than {limit.seconds:g} s: given up.", advice=limit.advice)
+        raise TraceError(f"{limit.what} takes longer than {limit.seconds:g} s: stopped.", advice=limit.advice)

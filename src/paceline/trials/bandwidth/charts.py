@@ -6,8 +6,8 @@ import math
 from itertools import groupby
 
 from paceline.charts.chart import Axis, Chart, HeatMap, Line
-from paceline.units import size
 from paceline.trials.bandwidth.verdict import CollectiveRate, PairRate, Verdict, matrices
+from paceline.units import size
 
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
 
