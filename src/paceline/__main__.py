@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.errors import LaunchError
 
-STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth")
+STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo")
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:
@@ -22,7 +22,7 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
         return False
     if verb == "profile" and "--trace" in rest:
         return False  # reads files; or it is the script's own, and the workers wait a little
-    return bool(rest) or verb == "bandwidth"  # the others need a script
+    return bool(rest) or verb in ("bandwidth", "demo")  # the others need a script
 
 
 def _refuse(verb: str, error: LaunchError, *, json: bool) -> int:
