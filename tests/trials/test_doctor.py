@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import socket
 import re
+import socket
 import subprocess
 import sys
 import tomllib

@@ -19,7 +19,7 @@ from paceline.cli.shared.series import Line, parse_time, recorded
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import count, rate, stderr
 from paceline.cli.tables.demo import show_printed, show_tuned
-from paceline.cli.tune import ENOUGH, keep
+from paceline.cli.tune import keep
 from paceline.record import new_folder
 from paceline.record.private import write_file
 from paceline.settings import RunSettings, asked_threads
@@ -27,7 +27,7 @@ from paceline.topology import Host, discover
 from paceline.trials.core.bench import Bench, Budget, Measured
 from paceline.trials.demo.plain import copy_script
 from paceline.trials.demo.printed import Printed
-from paceline.trials.demo.series import LEAST_TUNE, RESERVE, TUNE, run_both, search_for
+from paceline.trials.demo.series import ENOUGH, LEAST_TUNE, RESERVE, TUNE, ran_out_of_time, run_both, search_for
 from paceline.trials.demo.story import Machine, about_tuning, about_workers, expect
 from paceline.trials.scale import series as scaling
 from paceline.trials.tune.verdict import Verdict
@@ -37,7 +37,12 @@ STEPS = 1000  # of a tuning trial at most: the script ends before
 
 BudgetOption = Annotated[
     str,
-    typer.Option("--budget", metavar="TIME", help="Time limit of the demo: 90s, 3m.", rich_help_panel=options.HOW),
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Time for the demo: 90s, 3m. The tune takes what is left of it, a minute at most.",
+        rich_help_panel=options.HOW,
+    ),
 ]
 FolderOption = Annotated[
     Path,
@@ -47,7 +52,7 @@ FolderOption = Annotated[
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """What the demo has found until now. `failure` says why it found no more."""
+    """What the demo has found until now."""
 
     machine: Machine
     script: Path
@@ -158,7 +163,7 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
     console.print("\n2. What makes it faster", style="bold")
     seconds = min(TUNE, clock.left - RESERVE)
     if seconds < LEAST_TUNE:
-        story.skipped = f"not tuned, since the budget of {clock.seconds:.0f} s is spent: paceline tune {story.script}"
+        story.skipped = f"not tuned: the budget of {clock.seconds:.0f} s is spent; type: paceline tune {story.script}"
         console.print(story.skipped, style="yellow", soft_wrap=True)
         return
     console.print(f"  $ paceline tune --budget {seconds:.0f}s {story.script}", soft_wrap=True)
@@ -185,15 +190,15 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
     with recorded(story.tune_record, "tune", settings) as outcome:
         with line:
             search.carry_out()
-        outcome.exit_code = int(bool(search.problem))
+        outcome.exit_code = int(bool(search.problem) and not ran_out_of_time(search, budget))
     story.exit_code = outcome.exit_code if outcome.interrupted else story.exit_code or outcome.exit_code
     story.tuned = search.verdict(interrupted=outcome.interrupted)
-    story.skipped = search.problem
+    story.skipped = f"not tuned: {search.problem}; type: paceline tune {story.script}" if search.problem else ""
     story.told = keep(story.tuned, settings, story.tune_record, cuda=bool(host.gpus))
     if search.best:
         story.tuned_step = search.speeds.of(search.best)[-1].step
     if search.problem:
-        console.print(f"not tuned: {search.problem}", style="red", soft_wrap=True)
+        console.print(story.skipped, style="yellow", soft_wrap=True)
     show_tuned(console, story.tuned, story.told["command"])
 
 
@@ -243,7 +248,7 @@ def document(story: Story, clock: Budget) -> dict[str, Any]:
         told["error"] = {
             "type": "NothingToTune",
             "message": story.skipped,
-            "advice": "Give the demo more time: --budget 10m",
+            "advice": "See what is wrong here: paceline doctor",
         }
     return told
 

@@ -25,6 +25,7 @@ TUNE = 60.0  # seconds
 LEAST_TUNE = 15.0  # seconds: a shorter search finds nothing
 RESERVE = 5.0  # seconds of the budget for a trial that ends late, and for writing
 ROUNDS = 2  # at most
+ENOUGH = 0.5  # seconds of settled steps that make a trial
 SLOW_TO_START = ("compile",)  # mods whose first steps take half of the time that there is
 
 
@@ -40,9 +41,9 @@ def run_both(
     on_result: Callable[[Result], None],
 ) -> Printed:
     """Runs the script by plain Python, then on one worker and on all of them, and compares what the first and the last
-    printed. There is another round where the budget has time for it and for the search. Raises Interrupted, and
-    PacelineError where a run fails."""
-    plain = run_plain(Path(settings.script), seconds=budget.left, on_line=on_line)
+    printed. This takes as long as it does; there is another round where the budget has time for it and for the search.
+    Raises Interrupted, and PacelineError where a run fails."""
+    plain = run_plain(Path(settings.script), on_line=on_line)
     write_file(record / "plain.txt", plain.encode())
     said = bytearray()  # by all workers, in the first round
 
@@ -82,3 +83,8 @@ def search_for(bench: Bench, host: Host, *, tell: Callable[[str], None]) -> Sear
     cores = host.usable_cores
     tried = candidates(gpus=len(host.gpus), cores=cores, workers=settings.workers, threads=cores, without=SLOW_TO_START)
     return Search(bench, tried, budget=bench.budget.seconds, tell=tell)
+
+
+def ran_out_of_time(search: Search, budget: Budget) -> bool:
+    """Whether a search that has a problem only lacked time: not even the script as it is was measured."""
+    return search.guard is None and (search.failed is None or budget.over)
