@@ -124,6 +124,7 @@ def test_an_interrupt_ends_it_with_a_record(launched, paceline_, tmp_path):
     launched.outcome = Outcome(exit_code=130, seconds=1.0, interrupted=True)
     code, out, err = paceline_("demo", "--json")
     assert code == 130
+    assert "paceline: interrupted" in err
     assert "Traceback" not in err
     assert json.loads(out)["error"]["type"] == "Interrupted"
     assert len(launched.runs) == 1

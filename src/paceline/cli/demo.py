@@ -109,7 +109,9 @@ def demo(
     compare(story, session, clock, console)
     if not story.interrupted:
         tune(story, session, clock, host, console)
-    if not story.interrupted:
+    if story.interrupted:
+        console.print(f"paceline: interrupted. What was measured until then: {story.view}", soft_wrap=True)
+    else:
         conclude(story, console)
     if json:
         session.print_document(document(story, clock))
