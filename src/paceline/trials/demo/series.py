@@ -12,7 +12,7 @@ from paceline.errors import PacelineError
 from paceline.launch import Event, Output, Zygote
 from paceline.launch.interrupts import Interrupted
 from paceline.record.private import write_file
-from paceline.settings import RunSettings
+from paceline.settings import RunSettings, asked_threads
 from paceline.topology import Host
 from paceline.trials.core.bench import Bench, Budget
 from paceline.trials.demo.plain import run_plain
@@ -79,9 +79,13 @@ def run_both(
 
 def search_for(bench: Bench, host: Host, *, tell: Callable[[str], None]) -> Search:
     """The search of a short `tune`, not yet carried out."""
-    settings = bench.settings
-    cores = host.usable_cores
-    tried = candidates(gpus=len(host.gpus), cores=cores, workers=settings.workers, threads=cores, without=SLOW_TO_START)
+    tried = candidates(
+        gpus=len(host.gpus),
+        cores=host.usable_cores,
+        workers=bench.settings.workers,
+        threads=asked_threads() or host.usable_cores,
+        without=SLOW_TO_START,
+    )
     return Search(bench, tried, budget=bench.budget.seconds, tell=tell)
 
 
