@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.errors import LaunchError
 
-STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth")
+STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo")
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:
@@ -23,7 +23,7 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
     if verb == "profile" and "--trace" in rest:
         # `--trace` reads files and needs no zygote. If it is an option of the script, the zygote only starts later.
         return False
-    return bool(rest) or verb == "bandwidth"  # every other verb needs a script
+    return bool(rest) or verb in ("bandwidth", "demo")  # every other verb needs a script
 
 
 def _refuse(verb: str, error: LaunchError, *, json: bool) -> int:

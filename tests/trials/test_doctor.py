@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
-from paceline.checks.checks import TorchFacts
 
-from paceline.doctor import checks
+from paceline.doctor import checks, dependencies
+from paceline.doctor.checks import TorchFacts
 from paceline.topology import Core, Host
 
 
@@ -37,6 +40,8 @@ def test_everything_is_looked_at_and_nothing_raises(tmp_path, monkeypatch):
     assert len(names) == len(set(names))
     assert {
         "python",
+        "packages",
+        "optional packages",
         "torch",
         "devices",
         "backends",
@@ -132,3 +137,64 @@ def test_shared_memory_of_dead_processes_is_a_leftover(tmp_path, dead_pid):
     assert not check.ok
     assert f"torch_{dead_pid}" in check.advice
     assert f"torch_{os.getpid()}" not in check.advice
+
+
+# -- packages ----------------------------------------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+NOT_FOR_USERS = {"dev", "docs"}  # extras that the program itself never imports
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~;\[ ]", requirement, maxsplit=1)[0] for requirement in requirements}
+
+
+def test_every_dependency_of_the_project_is_looked_for():
+    assert set(dependencies.REQUIRED) == names(PROJECT["dependencies"])
+    extras = PROJECT["optional-dependencies"]
+    for extra in extras.keys() - NOT_FOR_USERS:
+        listed = {package.name for package in dependencies.OPTIONAL if package.extra == extra}
+        assert listed == names(extras[extra]), extra
+    assert {package.extra for package in dependencies.OPTIONAL} == extras.keys() - NOT_FOR_USERS
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Says that these packages are not installed."""
+
+    def take_away(*gone: str) -> None:
+        monkeypatch.setattr(checks, "versions", lambda asked: {name: "" if name in gone else "1.0" for name in asked})
+
+    return take_away
+
+
+@pytest.mark.parametrize("name", dependencies.REQUIRED)
+def test_each_required_package_that_is_missing_prevents_a_run(without, name):
+    without(name)
+    check = checks.packages()
+    assert not check.ok
+    assert check.prevents
+    assert check.advice == f"pip install {name}"
+
+
+@pytest.mark.parametrize("package", dependencies.OPTIONAL, ids=lambda package: package.name)
+def test_each_optional_package_that_is_missing_is_told_with_what_it_unlocks(without, package):
+    without(package.name)
+    check = checks.optional_packages(host())
+    assert check.ok
+    assert f"{package.name} missing: {package.unlocks}" in check.found
+    assert check.advice == f"pip install 'paceline[{package.extra}]'"
+
+
+def test_a_machine_with_gpus_wants_the_package_that_reads_them(without):
+    without("nvidia-ml-py")
+    assert not checks.optional_packages(host(gpus=("0",))).ok
+    without()
+    assert checks.optional_packages(host(gpus=("0",))).ok
+    assert checks.optional_packages(host()).advice == ""
+
+
+def test_a_package_that_is_not_installed_has_no_version():
+    found = dependencies.versions(["numpy", "no-such-package-anywhere"])
+    assert found["numpy"]
+    assert found["no-such-package-anywhere"] == ""

@@ -11,7 +11,7 @@ from typing import Annotated, cast
 import typer
 
 from paceline import __version__
-from paceline.cli import bandwidth, converge, data, doctor, mods, profile, run, scale, sweep, topo, tune, view
+from paceline.cli import bandwidth, converge, data, demo, doctor, mods, profile, run, scale, sweep, topo, tune, view
 from paceline.cli.shared.example_first import program
 from paceline.cli.shared.session import Session
 from paceline.errors import PacelineError, UsageError
@@ -52,6 +52,7 @@ def paceline(
     """Without a verb there is nothing to do."""
 
 
+demo.add_to(app)
 run.add_to(app)
 profile.add_to(app)
 scale.add_to(app)

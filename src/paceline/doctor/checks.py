@@ -5,7 +5,6 @@ A check never raises. What it cannot find out is itself found.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
@@ -20,11 +19,11 @@ from pathlib import Path
 import msgspec
 
 from paceline import __version__
+from paceline.doctor.dependencies import OPTIONAL, REQUIRED, versions
 from paceline.settings import launcher_environment, thread_environment
 from paceline.topology import Host, discover
 from paceline.units import size
 
-NEEDED = ("torch", "numpy", "msgspec", "pyzmq", "psutil", "typer", "rich", "matplotlib")
 MIB = 2**20
 SMALL_SHARED_MEMORY = 256 * MIB
 FEW_DESCRIPTORS = 1024
@@ -83,6 +82,7 @@ def examine(records: Path) -> list[Check]:
     checks: list[Callable[[], Check]] = [
         python,
         packages,
+        lambda: optional_packages(host),
         lambda: torch_works(torch),
         lambda: devices(torch, host),
         lambda: backends(torch),
@@ -120,18 +120,31 @@ def python() -> Check:
 
 
 def packages() -> Check:
-    found, missing = [], []
-    for name in NEEDED:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(name)
+    found = versions(REQUIRED)
+    missing = [name for name, version in found.items() if not version]
+    told = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     return Check(
         name="packages",
         ok=not missing,
-        found=", ".join(found) + (f"; missing: {', '.join(missing)}" if missing else ""),
+        found=told + (f"; missing: {', '.join(missing)}" if missing else ""),
         advice=f"pip install {' '.join(missing)}" if missing else "",
         prevents=True,
+    )
+
+
+def optional_packages(host: Host) -> Check:
+    """A missing one is wrong only where the machine has a use for it: GPUs that nothing can be said of."""
+    found = versions(package.name for package in OPTIONAL)
+    missing = [package for package in OPTIONAL if not found[package.name]]
+    wanted = [package for package in missing if package.extra == "gpu" and host.gpus]
+    told = [f"{name} {version}" for name, version in found.items() if version]
+    told += [f"{package.name} missing: {package.unlocks}" for package in missing]
+    extras = ",".join(dict.fromkeys(package.extra for package in missing))
+    return Check(
+        name="optional packages",
+        ok=not wanted,
+        found="; ".join(told),
+        advice=f"pip install 'paceline[{extras}]'" if missing else "",
     )
 
 

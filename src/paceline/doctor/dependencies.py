@@ -1,0 +1,53 @@
+"""The packages that Paceline uses: those that it needs, and those that unlock something. A test compares both lists
+with pyproject.toml."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+REQUIRED = (
+    "torch",
+    "numpy",
+    "msgspec",
+    "pyzmq",
+    "psutil",
+    "typer",
+    "rich",
+    "matplotlib",
+    "polars",
+    "starlette",
+    "uvicorn",
+    "jinja2",
+    "plotly",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optional:
+    """A package of an extra: pip install 'paceline[extra]'."""
+
+    name: str
+    extra: str
+    unlocks: str
+
+
+OPTIONAL = (
+    Optional(name="nvidia-ml-py", extra="gpu", unlocks="GPU names, links and utilisation in topo, profile and view"),
+    Optional(name="google-crc32c", extra="data", unlocks="fast checksums of TFRecord files"),
+    Optional(name="fsspec", extra="data", unlocks="data on s3://, gs:// and other storage"),
+    Optional(name="pillow", extra="data", unlocks="decoding of PNG and other images"),
+    Optional(name="simplejpeg", extra="data", unlocks="fast decoding of JPEG images"),
+)
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package; empty where the package is missing."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found

@@ -1,0 +1,1 @@
+"""The demo: what it runs, compares and concludes."""

@@ -1,0 +1,61 @@
+"""The demo's script: a copy of it in a folder of the user's, and a run of that copy by plain Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+from paceline.errors import PacelineError, UsageError
+
+NAME = "train.py"
+
+
+def copy_script(folder: Path) -> Path:
+    """Puts the script into the folder and returns its path. A file of that name that was changed is left alone."""
+    target, shipped = folder / NAME, files("paceline.trials.demo").joinpath("script", NAME).read_bytes()
+    another = f"Name another folder: paceline demo --folder {folder}-2"
+    try:
+        if target.exists():
+            if target.read_bytes() != shipped:
+                raise UsageError(
+                    f"--folder {folder}: {target} is not the demo's script, or was changed.", advice=another
+                )
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(shipped)
+    except OSError as error:
+        raise UsageError(f"--folder {folder}: {target} cannot be written: {error.strerror}.", advice=another) from error
+    return target
+
+
+def run_plain(script: Path, *, on_line: Callable[[str], None] = lambda line: None) -> str:
+    """What `python script` prints on standard output; each line is passed on when it comes. PacelineError where the
+    script fails. An interrupt ends the script and comes through."""
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for us: we end the script
+        )
+        lines = []
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                on_line(line.rstrip("\n"))
+            process.wait()
+        finally:
+            process.kill()
+            process.communicate()
+        if process.returncode:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+            why = (said or [f"exit code {process.returncode}"])[0]
+            raise PacelineError(f"python {script} failed: {why}", advice="See what is wrong here: paceline doctor")
+    return "".join(lines)

@@ -1,0 +1,51 @@
+"""Do two runs of a script print the same numbers? Compares what they printed, line by line and number by number."""
+
+from __future__ import annotations
+
+import re
+from itertools import zip_longest
+
+import msgspec
+
+from paceline.trials.core.same_numbers import TOLERANCE, difference
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b")
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """One line as both runs printed it; None where only the other run has that line."""
+
+    plain: str | None
+    workers: str | None
+    same: bool
+
+
+class Printed(msgspec.Struct, kw_only=True):
+    """Both texts, compared. `same` is false where nothing was printed: then nothing is shown to be the same.
+    `max_difference` is relative, over the numbers of lines whose words are equal."""
+
+    same: bool
+    numbers: int  # compared
+    max_difference: float
+    tolerance: float
+    lines: list[Line]
+
+    @property
+    def first_difference(self) -> int | None:
+        """The number of the first line that differs, from 1."""
+        return next((number for number, line in enumerate(self.lines, 1) if not line.same), None)
+
+
+def compare_printed(plain: str, workers: str) -> Printed:
+    """What `python script.py` printed, against the same script's output on workers."""
+    lines, numbers, worst = [], 0, 0.0
+    for one, other in zip_longest(plain.splitlines(), workers.splitlines()):
+        same = one is not None and other is not None and _NUMBER.split(one) == _NUMBER.split(other)
+        if same:
+            pairs = list(zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True))
+            found = [difference(float(a), float(b)) for a, b in pairs]
+            numbers, worst = numbers + len(found), max([worst, *found])
+            same = all(value <= TOLERANCE for value in found)
+        lines.append(Line(plain=one, workers=other, same=same))
+    same = numbers > 0 and all(line.same for line in lines)
+    return Printed(same=same, numbers=numbers, max_difference=worst, tolerance=TOLERANCE, lines=lines)
