@@ -59,9 +59,9 @@ def local_of(store: Any, host: int, local_rank: int, local_world: int) -> Any:
     from torch.distributed import PrefixStore
 
     from paceline.comm.hosts import MemoryLocal
-    from paceline.comm.memory.engine import Engine
+    from paceline.comm.memory.engine import MemoryEngine
 
-    return MemoryLocal(Engine(PrefixStore(f"host{host}", store), local_rank, local_world))
+    return MemoryLocal(MemoryEngine(PrefixStore(f"host{host}", store), local_rank, local_world))
 
 
 def work(rank: int, host: int, local_rank: int, local_world: int) -> None:

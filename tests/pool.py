@@ -28,7 +28,7 @@ import torch
 import torch._dynamo  # every optimizer imports it: once here, not once a worker
 
 from paceline.comm.group import Group
-from paceline.comm.link.client import Link
+from paceline.comm.link.client import LinkSocket
 from paceline.errors import PeerLostError
 from paceline.launch.store import LinkServer
 from paceline.settings import RunSettings, WorkerSettings
@@ -191,7 +191,7 @@ def _let_go_of_others(keep: set[int]) -> None:
 
 
 def _connect(rank: int, world: int, link: int) -> Group:
-    Link(link).use()
+    LinkSocket(link).use()
     return Group(
         WorkerSettings(
             run=RunSettings(script="", workers=world),

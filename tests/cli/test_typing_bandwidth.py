@@ -16,7 +16,7 @@ import pytest
 from fake_launch import FakeZygote
 
 import paceline.launch
-from paceline.comm.measuring.plan import Collective, Copy, Pair, Plan, Report
+from paceline.comm.measuring.plan import Collective, Copy, MeasuringPlan, Pair, Report
 from paceline.launch import Output
 from paceline.record import Outcome, read_run
 from paceline.settings import RunSettings
@@ -84,7 +84,7 @@ class FakeMeasuring:
 
     def __init__(self) -> None:
         self.runs: list[RunSettings] = []
-        self.plans: list[Plan] = []
+        self.plans: list[MeasuringPlan] = []
         self.outcome = Outcome(exit_code=0, seconds=1.0)
         self.raises: BaseException | None = None
 
@@ -92,7 +92,7 @@ class FakeMeasuring:
         self.runs.append(run)
         if self.raises:
             raise self.raises
-        self.plans.append(msgspec.json.decode(Path(run.arguments[0]).read_bytes(), type=Plan))
+        self.plans.append(msgspec.json.decode(Path(run.arguments[0]).read_bytes(), type=MeasuringPlan))
         for report in REPORTS[record.name]:
             with open(self.plans[-1].report, "ab") as file:
                 file.write(msgspec.json.encode(report) + b"\n")

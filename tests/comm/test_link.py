@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.comm.group import Group
 from paceline.comm.link import frames
-from paceline.comm.link.client import Link, LinkStore, link_of_this_process, within
+from paceline.comm.link.client import LinkSocket, LinkStore, link_of_this_process, within
 from paceline.errors import PeerLostError
 from paceline.launch.store import LinkServer
 
@@ -22,13 +22,13 @@ SOON = datetime.timedelta(milliseconds=20)
 
 
 @pytest.fixture
-def links() -> Iterator[list[Link]]:
+def links() -> Iterator[list[LinkSocket]]:
     with LinkServer(2) as server:
-        yield [Link(os.dup(end.fileno())) for end in server.ends]
+        yield [LinkSocket(os.dup(end.fileno())) for end in server.ends]
 
 
 @pytest.fixture
-def stores(links: list[Link]) -> list[LinkStore]:
+def stores(links: list[LinkSocket]) -> list[LinkStore]:
     return [LinkStore(link) for link in links]
 
 
@@ -58,7 +58,7 @@ def test_it_answers_as_torchs_own_store_does(calls: list[tuple[Any, ...]]) -> No
     reference = dist.HashStore()
     reference.set_timeout(SOON)
     with LinkServer(1) as server:
-        ours = LinkStore(Link(os.dup(server.ends[0].fileno())))
+        ours = LinkStore(LinkSocket(os.dup(server.ends[0].fileno())))
         ours.set_timeout(SOON)
         for name, *args in calls:
             assert outcome(getattr(ours, name), args) == outcome(getattr(reference, name), args), (name, args)
@@ -103,14 +103,14 @@ def test_waiting_ends_at_the_timeout(stores: list[LinkStore]) -> None:
 
 def test_a_launcher_that_is_gone_is_a_lost_peer() -> None:
     server = LinkServer(1)
-    store = LinkStore(Link(os.dup(server.ends[0].fileno())))
+    store = LinkStore(LinkSocket(os.dup(server.ends[0].fileno())))
     server.start()
     server.close()
     with pytest.raises(PeerLostError, match="launcher"):
         store.get("anything")
 
 
-def test_a_process_that_a_worker_forks_cannot_speak_for_it(links: list[Link]) -> None:
+def test_a_process_that_a_worker_forks_cannot_speak_for_it(links: list[LinkSocket]) -> None:
     child = os.fork()
     if child == 0:
         try:

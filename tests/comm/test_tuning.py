@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.comm import bucket_tuning
-from paceline.comm.bucket_tuning import Tuner
+from paceline.comm.bucket_tuning import BucketTuner
 from paceline.comm.buckets import SIZE, Buckets
 from paceline.comm.group import Group
 
@@ -23,7 +23,7 @@ def tried(group: Group, cost: Cost, numel: int, waited: float) -> Any:
     index = buckets.adopt(parameter)
     parameter.register_post_accumulate_grad_hook(lambda p: buckets.ready(index, p))
     now = [0.0]
-    tuner = Tuner(group, buckets, clock=lambda: now[0])
+    tuner = BucketTuner(group, buckets, clock=lambda: now[0])
     sums = []
     for step in range(80):
         parameter.grad = None

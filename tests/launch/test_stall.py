@@ -7,7 +7,7 @@ import pytest
 from launched import Play
 
 from paceline.launch import watch
-from paceline.launch.failures.stall import Inspector, Standing, blame, report, why
+from paceline.launch.failures.stall import Inspector, WorkerStanding, blame, report, why
 from paceline.launch.messages import Beat
 from paceline.record import read_run
 
@@ -21,7 +21,10 @@ def beat(
 
 
 def test_a_worker_in_no_collective_is_missing() -> None:
-    standings = [Standing(0, beat(waiting="all_reduce", waited=4.0, collectives=8), 10.0), Standing(1, beat(), 10.0)]
+    standings = [
+        WorkerStanding(0, beat(waiting="all_reduce", waited=4.0, collectives=8), 10.0),
+        WorkerStanding(1, beat(), 10.0),
+    ]
     stalled = Inspector(5.0, None).look(standings, 12.0)
     assert stalled is not None
     assert ([s.rank for s in stalled.waiting], [s.rank for s in stalled.missing]) == ([0], [1])
@@ -37,16 +40,19 @@ def test_a_worker_in_no_collective_is_missing() -> None:
 
 def test_nobody_is_warned_of_before_time_or_where_all_compute() -> None:
     inspector = Inspector(5.0, None)
-    assert inspector.look([Standing(0, beat(waiting="x", waited=4.0), 10.0), Standing(1, beat(), 10.0)], 10.5) is None
-    computing = [Standing(rank, beat(), 1000.0, moved=999.0) for rank in range(2)]
+    assert (
+        inspector.look([WorkerStanding(0, beat(waiting="x", waited=4.0), 10.0), WorkerStanding(1, beat(), 10.0)], 10.5)
+        is None
+    )
+    computing = [WorkerStanding(rank, beat(), 1000.0, moved=999.0) for rank in range(2)]
     assert inspector.look(computing, 1000.0) is None
-    assert inspector.look([Standing(0), Standing(1)], 1000.0) is None, "they are not started yet"
+    assert inspector.look([WorkerStanding(0), WorkerStanding(1)], 1000.0) is None, "they are not started yet"
 
 
 def test_a_stall_is_told_once_and_the_next_one_again() -> None:
     inspector = Inspector(5.0, None)
-    stuck = [Standing(0, beat(waiting="x", waited=9.0), 10.0), Standing(1, beat(), 10.0)]
-    going = [Standing(0, beat(), 10.0, moved=10.0), Standing(1, beat(), 10.0, moved=10.0)]
+    stuck = [WorkerStanding(0, beat(waiting="x", waited=9.0), 10.0), WorkerStanding(1, beat(), 10.0)]
+    going = [WorkerStanding(0, beat(), 10.0, moved=10.0), WorkerStanding(1, beat(), 10.0, moved=10.0)]
     assert inspector.look(stuck, 10.0)
     assert not inspector.look(stuck, 11.0)
     assert not inspector.look(going, 12.0)
@@ -54,13 +60,16 @@ def test_a_stall_is_told_once_and_the_next_one_again() -> None:
 
 
 def test_a_stall_right_after_another_is_told_though_nobody_looked_in_between() -> None:
-    def stuck(collectives: int) -> list[Standing]:
-        return [Standing(0, beat(waiting="x", waited=9.0, collectives=collectives), 10.0), Standing(1, beat(), 10.0)]
+    def stuck(collectives: int) -> list[WorkerStanding]:
+        return [
+            WorkerStanding(0, beat(waiting="x", waited=9.0, collectives=collectives), 10.0),
+            WorkerStanding(1, beat(), 10.0),
+        ]
 
     inspector = Inspector(5.0, None)
     assert inspector.look(stuck(8), 10.0)
     assert not inspector.look(stuck(8), 11.0)
-    joined = [stuck(8)[0], Standing(1, beat(waiting="y", waited=6.0), 10.0)]
+    joined = [stuck(8)[0], WorkerStanding(1, beat(waiting="y", waited=6.0), 10.0)]
     assert not inspector.look(joined, 12.0), "another worker that waits, too, makes no other stall"
     assert inspector.look(stuck(9), 13.0)
     assert not inspector.look(stuck(9), 14.0)
@@ -68,8 +77,8 @@ def test_a_stall_right_after_another_is_told_though_nobody_looked_in_between() -
 
 def test_workers_that_wait_in_different_collectives_parted_ways() -> None:
     standings = [
-        Standing(0, beat(waiting="gather", waited=9.0, collectives=8), 10.0),
-        Standing(1, beat(waiting="all_reduce", waited=8.0, collectives=6), 10.0),
+        WorkerStanding(0, beat(waiting="gather", waited=9.0, collectives=8), 10.0),
+        WorkerStanding(1, beat(waiting="all_reduce", waited=8.0, collectives=6), 10.0),
     ]
     stalled = Inspector(5.0, None).look(standings, 10.0)
     assert stalled is not None
@@ -79,11 +88,11 @@ def test_workers_that_wait_in_different_collectives_parted_ways() -> None:
 
 def test_a_worker_that_has_ended_or_fell_silent_is_missing() -> None:
     standings = [
-        Standing(0, beat(waiting="gather", waited=8.0), 28.0),
-        Standing(1, beat(step=5), 10.0, ended=True),
-        Standing(2, beat(), 10.0),
-        Standing(3, born=28.0),
-        Standing(4, born=10.0),
+        WorkerStanding(0, beat(waiting="gather", waited=8.0), 28.0),
+        WorkerStanding(1, beat(step=5), 10.0, ended=True),
+        WorkerStanding(2, beat(), 10.0),
+        WorkerStanding(3, born=28.0),
+        WorkerStanding(4, born=10.0),
     ]
     stalled = Inspector(5.0, None).look(standings, 30.0)
     assert stalled is not None
@@ -95,7 +104,7 @@ def test_a_worker_that_has_ended_or_fell_silent_is_missing() -> None:
 
 
 def test_zero_switches_the_warning_off_and_abort_has_its_own_limit() -> None:
-    stuck = [Standing(0, beat(waiting="x", waited=9.0), 10.0), Standing(1, beat(), 10.0)]
+    stuck = [WorkerStanding(0, beat(waiting="x", waited=9.0), 10.0), WorkerStanding(1, beat(), 10.0)]
     assert Inspector(0, None).look(stuck, 10.0) is None
     assert Inspector(60.0, 5.0).look(stuck, 10.0) is not None
     assert Inspector(60.0, 5.0).gives_up(stuck, 10.0) is not None
@@ -107,8 +116,8 @@ def test_a_frozen_worker_is_called_frozen_also_where_it_last_said_that_it_waits(
     """It told of the collective, and was stopped in it: no parting of ways."""
     waits = beat(waiting="gather", waited=1.0, collectives=8)
     standings = [
-        Standing(0, beat(waiting="gather", waited=6.0, collectives=8), 10.0, pid=70),
-        Standing(1, waits, 6.0, pid=71, state="T"),
+        WorkerStanding(0, beat(waiting="gather", waited=6.0, collectives=8), 10.0, pid=70),
+        WorkerStanding(1, waits, 6.0, pid=71, state="T"),
     ]
     stalled = Inspector(5.0, None).look(standings, 10.0)
     assert stalled is not None
@@ -127,7 +136,7 @@ def test_a_frozen_worker_is_called_frozen_also_where_it_last_said_that_it_waits(
 )
 def test_a_lone_worker_that_falls_silent_is_told_of_and_given_up(state: str, said: str) -> None:
     """Nobody waits for it: there is no other, or it was stopped before all had met."""
-    for silent in (Standing(0, beat(), 10.0, state=state, moved=10.0), Standing(0, born=10.0, state=state)):
+    for silent in (WorkerStanding(0, beat(), 10.0, state=state, moved=10.0), WorkerStanding(0, born=10.0, state=state)):
         inspector = Inspector(5.0, 20.0)
         assert inspector.look([silent], 12.0) is None
         stalled = inspector.look([silent], 16.0)
@@ -140,7 +149,7 @@ def test_a_lone_worker_that_falls_silent_is_told_of_and_given_up(state: str, sai
 
 
 def test_workers_that_all_wait_in_the_same_collective_did_not_part() -> None:
-    standings = [Standing(rank, beat(waiting="gather", waited=9.0), 10.0) for rank in range(2)]
+    standings = [WorkerStanding(rank, beat(waiting="gather", waited=9.0), 10.0) for rank in range(2)]
     stalled = Inspector(5.0, None).look(standings, 10.0)
     assert stalled is not None
     assert "all wait in the same collective" in report(stalled, standings, {}, "here", 10.0)
@@ -148,7 +157,7 @@ def test_workers_that_all_wait_in_the_same_collective_did_not_part() -> None:
 
 def test_workers_that_make_no_step_while_nobody_waits_are_told_of_once_and_never_given_up() -> None:
     inspector = Inspector(60.0, 60.0)
-    standings = [Standing(0), Standing(1)]
+    standings = [WorkerStanding(0), WorkerStanding(1)]
 
     def hear(now: float, passed: int) -> None:
         for standing in standings:

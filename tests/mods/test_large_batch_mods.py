@@ -18,7 +18,7 @@ from paceline.comm.group import Group
 from paceline.converge.ghost_bn.module import GhostBatchNorm1d
 from paceline.errors import ScriptError, UsageError
 from paceline.mods import catalog
-from paceline.mods.support.noise_policy import Meter, choose
+from paceline.mods.support.noise_policy import NoiseEstimator, choose
 
 STEPS = 6
 
@@ -389,7 +389,7 @@ def test_the_meter_finds_the_noise_scale_of_a_known_noise() -> None:
     torch.manual_seed(0)
     true, spread, batch = torch.full((2000,), 0.05), 1.0, 64
     weight = nn.Parameter(torch.zeros(2000))
-    optimizer, meter = torch.optim.SGD([weight], lr=0.0), Meter(4000)
+    optimizer, meter = torch.optim.SGD([weight], lr=0.0), NoiseEstimator(4000)
     for step in range(200):
         weight.grad = true + spread / math.sqrt(batch) * torch.randn(2000)
         assert meter.take(optimizer) == (step == 199)

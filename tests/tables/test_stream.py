@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.errors import TraceError
 from paceline.tables.trace import json_reader
 from paceline.tables.trace.columns import read_trace
-from paceline.tables.trace.json_reader import Stream
+from paceline.tables.trace.json_reader import JsonStream
 
 TEXT = st.text(max_size=8) | st.sampled_from(
     ['"', "\\", "}, {", '"},{"ph":"X"', "]", "traceEvents", '\\"', "é", "\u2028"]
@@ -35,7 +35,7 @@ INDENT = st.sampled_from([None, 0, 2])
 
 
 def names(path: Path) -> list[tuple[str, float]]:
-    return [(event.name, event.ts) for events in Stream(path) for event in events]
+    return [(event.name, event.ts) for events in JsonStream(path) for event in events]
 
 
 @given(EVENTS, OTHERS, OTHERS, INDENT, st.sampled_from([16, 64, 700]), st.booleans(), st.booleans())

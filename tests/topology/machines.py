@@ -7,7 +7,7 @@ from pathlib import Path as File
 from hypothesis import strategies as st
 
 from paceline.topology.links import PCIE, usual_rate
-from paceline.topology.machine import Cache, Gpu, Limits, Link, Nic, Node, Package, Path, Topology
+from paceline.topology.machine import CgroupLimits, CpuCache, Gpu, Link, Nic, NumaNode, Package, Path, Topology
 
 TEXTS = File(__file__).parent / "texts"
 
@@ -71,7 +71,7 @@ def matrices(draw: st.DrawFn) -> Topology:
         devices=gpus,
         links=bare.links,
         nics=tuple(nics),
-        numa=tuple(Node(id=node, cpus=cpus[node]) for node in sorted(cpus)),
+        numa=tuple(NumaNode(id=node, cpus=cpus[node]) for node in sorted(cpus)),
     )
 
 
@@ -96,15 +96,15 @@ whole = st.builds(
         max_size=3,
     ).map(tuple),
     numa=st.lists(
-        st.builds(Node, id=st.integers(0, 9), cpus=lists, memory=sizes, distances=st.tuples(st.integers(10, 40))),
+        st.builds(NumaNode, id=st.integers(0, 9), cpus=lists, memory=sizes, distances=st.tuples(st.integers(10, 40))),
         max_size=3,
     ).map(tuple),
     packages=st.lists(
         st.builds(Package, id=st.integers(0, 3), model=words, cores=st.integers(0, 99), cpus=lists), max_size=2
     ).map(tuple),
     caches=st.lists(
-        st.builds(Cache, level=st.integers(1, 4), kind=words, size=st.integers(1, 2**40), cpus=st.tuples(lists)),
+        st.builds(CpuCache, level=st.integers(1, 4), kind=words, size=st.integers(1, 2**40), cpus=st.tuples(lists)),
         max_size=3,
     ).map(tuple),
-    limits=st.builds(Limits, cpus=lists, quota=st.one_of(st.none(), st.floats(0.1, 100)), memory=sizes),
+    limits=st.builds(CgroupLimits, cpus=lists, quota=st.one_of(st.none(), st.floats(0.1, 100)), memory=sizes),
 )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.record import Step
 from paceline.record.phases import PHASES
-from paceline.trials.scale.why import CAUSES, PARTS, Parts, Setting, Why, explain, join, take_apart
+from paceline.trials.scale.why import CAUSES, PARTS, Parts, ScaleSetting, Why, explain, join, take_apart
 
 
 def step(number: int = 1, *, samples: int = 64, split: bool = True, **phases: float) -> Step:
@@ -24,7 +24,7 @@ def alike(ranks: list[dict[str, float]], *, samples: int = 64, steps: int = 9) -
 
 
 def why(parts: Parts, base: Parts, workers: int = 2, *, weak: bool = False, **about: object) -> Why:
-    one, many = Setting(workers=1, threads=1), Setting(workers=workers, **{"threads": 1} | about)  # type: ignore[arg-type]
+    one, many = ScaleSetting(workers=1, threads=1), ScaleSetting(workers=workers, **{"threads": 1} | about)  # type: ignore[arg-type]
     told = explain(at_its_speed(parts), at_its_speed(base), many, one, weak=weak)
     assert sum(told.lost.values()) == pytest.approx(1 - efficiency(parts, base, workers))
     return told
@@ -118,8 +118,8 @@ def test_threads_that_a_worker_no_longer_has():
     told = explain(
         at_its_speed(alike([BASE, BASE])),
         at_its_speed(alike([BASE])),
-        Setting(workers=2, threads=1),
-        Setting(workers=1, threads=2),
+        ScaleSetting(workers=2, threads=1),
+        ScaleSetting(workers=1, threads=2),
     )
     assert told.sentence == (
         "2 workers reach 50 %: 49.0 points go to compute and 1.0 to input. The largest cause is compute: a worker has "
@@ -203,7 +203,11 @@ def test_the_parts_and_the_losses_add_up(data, base_workers, workers, weak):
         assert sum(each.waited_for) == pytest.approx(each.imbalance)
     speed, base_speed = data.draw(st.floats(1, 1e6)), data.draw(st.floats(1, 1e6))
     told = explain(
-        join(parts, speed), join(base, base_speed), Setting(workers=workers), Setting(workers=base_workers), weak=weak
+        join(parts, speed),
+        join(base, base_speed),
+        ScaleSetting(workers=workers),
+        ScaleSetting(workers=base_workers),
+        weak=weak,
     )
     efficiency = speed / base_speed * base_workers / workers
     assert sum(told.lost.values()) == pytest.approx(1 - efficiency, abs=1e-9 * max(1.0, efficiency))

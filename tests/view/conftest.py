@@ -28,9 +28,9 @@ def client_of() -> Callable[..., object]:
     from starlette.testclient import TestClient
 
     from paceline.view.server.app import make_app
-    from paceline.view.server.limits import Limits
+    from paceline.view.server.limits import ViewLimits
 
-    def make(root: Path, *, token: str = TOKEN, limits: Limits | None = None) -> TestClient:
+    def make(root: Path, *, token: str = TOKEN, limits: ViewLimits | None = None) -> TestClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         app = make_app(root, token=TOKEN, hosts=frozenset({"127.0.0.1", "localhost"}), limits=limits)
         return TestClient(app, base_url="http://127.0.0.1", headers=headers, raise_server_exceptions=False)

@@ -19,7 +19,7 @@ from paceline.tables.trace.time_limit import PIECE, go_on, paced, within
 from paceline.view.records import record as one_record
 from paceline.view.records import spans
 from paceline.view.records.library import Library
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 
 TRACED = ("timeline", "ops", "op-types", "kernels", "waits", "memory", "devices")
 pytestmark = pytest.mark.timeout(300)
@@ -125,7 +125,7 @@ def test_a_page_gives_up_in_time_and_remembers_it(library, client_of, monkeypatc
     reads = []
     plain = one_record.read_trace
     monkeypatch.setattr(one_record, "read_trace", lambda path, **asked: (reads.append(path), plain(path, **asked))[1])
-    client = client_of(library, limits=Limits(seconds=0))
+    client = client_of(library, limits=ViewLimits(seconds=0))
     for page in TRACED:
         answer = client.get(f"/{page}/bad")
         assert answer.status_code == 422
@@ -178,7 +178,7 @@ def test_an_expensive_page_keeps_no_other_page_waiting(library, client_of, monke
 def test_traces_of_many_records_are_not_all_kept(tmp_path):
     for number in range(3):
         make_run(tmp_path / f"run{number}", steps=3, ranks=1, traced=True)
-    library = Library(tmp_path, Limits(events=1500))
+    library = Library(tmp_path, ViewLimits(events=1500))
     kept = [library.open(f"run{number}") for number in range(3)]
     for record in kept:
         assert record.tables.traces

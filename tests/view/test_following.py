@@ -13,7 +13,7 @@ from paceline.record import Outcome, read_run, write_run
 from paceline.record.timeline import TimelineWriter
 from paceline.view.records.library import Library
 from paceline.view.records.spans import KINDS, spans_of, steps_of
-from paceline.view.server.follow import Follower, Tail
+from paceline.view.server.follow import FileTail, Follower
 
 
 def test_only_what_is_new_is_sent(tmp_path):
@@ -55,7 +55,7 @@ def test_the_live_page_of_a_run_that_has_ended_says_so(client):
 
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
     path = tmp_path / "file"
-    tail = Tail(path)
+    tail = FileTail(path)
     assert tail.take() == b""
     path.write_bytes(b"one\ntw")
     assert tail.take() == b"one\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from view_records import TRAIN, make_run, make_series, trace
 
 from paceline.view.records import record as one_record
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 
 KEYS = [
     "rule",
@@ -124,8 +124,8 @@ def test_damaged_findings_are_told_or_left_out(broken, text):
 
 def test_limits_are_those_of_the_docs():
     assert one_record.LARGEST == 16 << 20
-    assert Limits().events == 8_000_000
-    assert Limits().seconds == 30
+    assert ViewLimits().events == 8_000_000
+    assert ViewLimits().seconds == 30
 
 
 def _gz(data: bytes) -> bytes:
@@ -162,7 +162,7 @@ def test_a_trace_with_too_many_events_is_refused(broken, client_of):
     folder, client = broken
     trace(0, 2).write(folder / "trace.rank0.json.gz")
     assert client.get("/ops/bad").status_code == 200
-    answer = client_of(folder.parent, limits=Limits(events=100)).get("/ops/bad")
+    answer = client_of(folder.parent, limits=ViewLimits(events=100)).get("/ops/bad")
     assert answer.status_code == 422
     assert "more than 100 events" in answer.text
     assert "paceline view --most-events 400" in answer.text

@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 
-from paceline.advise.step_clock import Clock, clock
+from paceline.advise.step_clock import StepClock, clock
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
 from paceline.record.inside import Folder
 from paceline.record.phases import PHASES
@@ -188,7 +188,7 @@ class Evidence:
         return total / 1e9 / self.traced
 
     @cached_property
-    def clock(self) -> Clock | None:
+    def clock(self) -> StepClock | None:
         """A model that predicts the effect of a change on a step; None without a device."""
         if not self.device:
             return None

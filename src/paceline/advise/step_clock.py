@@ -19,7 +19,7 @@ HOST_DECIDES = 0.3  # idle fraction of an untraced step, without input: above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class StepClock:
     """Seconds per mean step, without the profiler."""
 
     wall: float
@@ -57,7 +57,7 @@ class Clock:
         return self.wall / max(host + self.peer, self.device + self.peer, 1e-9)
 
 
-def clock(*, wall: float, data: float | None, traced: dict[str, float], waited: float) -> Clock:
+def clock(*, wall: float, data: float | None, traced: dict[str, float], waited: float) -> StepClock:
     """The model of a step. `wall` and `data`: seconds of an untraced step, and of loading in it (None: not known).
     `traced`: the device's times in a mean traced step (`wall`, `data`, `compute`, `communication`, `copy`, `idle`,
     `idle_*`). `waited`: seconds of it in which the host was blocked, waiting for the device."""
@@ -75,7 +75,7 @@ def clock(*, wall: float, data: float | None, traced: dict[str, float], waited: 
     # Launched work that has not begun is launch latency, which a host that runs ahead hides.
     race = busy + (idle["host"] + idle["queue"]) * scale
     launching = min(own / slowed, race)
-    return Clock(
+    return StepClock(
         wall=busy + input + others * scale,
         input=input,
         synchronisation=idle["synchronisation"] * scale,

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import Asked, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables.converge import accuracy, show_verdict
@@ -95,7 +95,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def converge(
     context: typer.Context,
-    asked: Asked,
+    asked: ScriptOptions,
     workers: Workers = 8,
     on: On = 1,
     seeds: Seeds = 3,

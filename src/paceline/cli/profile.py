@@ -14,7 +14,7 @@ from paceline.cli import prove
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr
 from paceline.cli.tables.findings import show_findings
@@ -68,7 +68,7 @@ Top = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedOrTraced(AskedWithView):
+class AskedOrTraced(ScriptOptionsWithView):
     """The same without a script, where traces are read."""
 
     script: options.Script = ""

@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
@@ -119,7 +119,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def run(
     context: typer.Context,
-    asked: AskedWithView,
+    asked: ScriptOptionsWithView,
     workers: options.Workers = None,
     batch: BatchOption = "keep",
     steps: Steps = None,

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import AskedWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted, stderr
 from paceline.cli.tables.scale import show_verdict
@@ -54,7 +54,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def scale(
     context: typer.Context,
-    asked: AskedWithView,
+    asked: ScriptOptionsWithView,
     workers: WorkersList = "1,2",
     weak: Weak = False,
     repeat: Repeat = 3,

@@ -15,7 +15,7 @@ from paceline.cli.shared.session import Session
 from paceline.cli.tables.topo import show
 from paceline.errors import UsageError
 from paceline.topology import discover
-from paceline.topology.choosing import Choice, choose
+from paceline.topology.choosing import DeviceChoice, choose
 from paceline.topology.machine import Gpu, Topology
 from paceline.topology.nccl_log import NcclLog
 from paceline.topology.nccl_log import read as read_log
@@ -91,7 +91,7 @@ def topo(
 
 
 def document(
-    topology: Topology, choice: Choice | None, log: NcclLog | None, notes: list[str], svg: Path | None
+    topology: Topology, choice: DeviceChoice | None, log: NcclLog | None, notes: list[str], svg: Path | None
 ) -> dict[str, Any]:
     """What --json prints; `--from` reads it again."""
     told: dict[str, Any] = msgspec.to_builtins(topology)
@@ -138,7 +138,7 @@ def _under(log: NcclLog, topology: Topology, notes: list[str], *, from_file: boo
     return topology
 
 
-def _draw(path: Path, topology: Topology, choice: Choice | None, log: NcclLog | None) -> None:
+def _draw(path: Path, topology: Topology, choice: DeviceChoice | None, log: NcclLog | None) -> None:
     from paceline.topology.picture import draw
 
     try:

@@ -20,7 +20,7 @@ from paceline.errors import UsageError
 from paceline.units import size
 
 if TYPE_CHECKING:
-    from paceline.view.server.limits import Limits
+    from paceline.view.server.limits import ViewLimits
 
 WHERE = "Where it listens"
 LIMITS = "What a page may cost"
@@ -126,9 +126,9 @@ def view(
     """Shows records in a browser: dashboards, ops, kernels, time lines, results. Works offline."""
     session = Session.of(context, json=json)
     root, name = _place(chosen, record)
-    from paceline.view.server.limits import Limits
+    from paceline.view.server.limits import ViewLimits
 
-    limits = Limits(seconds=page_seconds, events=most_events)
+    limits = ViewLimits(seconds=page_seconds, events=most_events)
     if export is not None:
         _export(session, root, name, export, limits, json=json)
         return
@@ -204,7 +204,7 @@ def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
     return chosen.parent, chosen.name
 
 
-def _export(session: Session, root: Path, name: str, target: Path, limits: Limits, *, json: bool) -> None:
+def _export(session: Session, root: Path, name: str, target: Path, limits: ViewLimits, *, json: bool) -> None:
     from paceline.view.server.export import export
 
     session.record, written = export(root, name, target, limits=limits)

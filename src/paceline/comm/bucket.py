@@ -13,7 +13,7 @@ from paceline.comm.memory.reductions import Shared
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
+class BucketSlot:
     """The place of one parameter's gradient in a bucket."""
 
     parameter: weakref.ref[torch.Tensor]
@@ -30,7 +30,7 @@ class Slot:
 class Bucket:
     """Gradients of one dtype and device in one flat tensor, in the order of the first backward."""
 
-    slots: list[Slot]
+    slots: list[BucketSlot]
     flat: torch.Tensor
     shared: Shared | None = None  # the memory of `flat`, if it is shared between workers
     key: int = 0
@@ -43,7 +43,7 @@ class Bucket:
     ready: float = 0.0  # time at which its all-reduce started
 
 
-class Tail(NamedTuple):
+class BucketTail(NamedTuple):
     """The small message that one worker sends at the end of a backward."""
 
     loss: float

@@ -35,7 +35,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Verdict:
+class BucketVerdict:
     """The candidates tried, and the candidate kept."""
 
     chosen: Way
@@ -50,12 +50,12 @@ class Verdict:
         }
 
 
-class Tuner:
+class BucketTuner:
     """The tuner of one worker. Every worker calls `step` after every optimizer step; at the end of each block `step`
     waits for all workers."""
 
     def __init__(self, group: Group, buckets: Buckets, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.verdict: Verdict | None = None
+        self.verdict: BucketVerdict | None = None
         self._group, self._buckets, self._clock = group, buckets, clock
         self._ways = [Way(), Way(SIZE // 6), Way(4 * SIZE), *(Way(SIZE, name) for name in group.algorithms)]
         self._steps, self._times = 0, list[float]()
@@ -119,7 +119,7 @@ class Tuner:
         if any(self._measured.values()):
             self._use(index)
         tried = [(self._ways[i], seconds) for i, seconds in self._measured.items() if seconds]
-        self.verdict = Verdict(self._ways[index], why, tried)
+        self.verdict = BucketVerdict(self._ways[index], why, tried)
         if index:
             way = self._ways[index]
             how = f"{way.bucket_bytes / 1e6:.0f} MB" + (f", algorithm {way.algorithm}" if way.algorithm else "")

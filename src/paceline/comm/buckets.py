@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from paceline.comm.bucket import Bucket, Slot, Tail
+from paceline.comm.bucket import Bucket, BucketSlot, BucketTail
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
 
@@ -46,7 +46,7 @@ class Buckets:
         """`average` replaces a gradient that cannot live in a bucket (sparse, or with an autograd graph) by the global
         gradient; every worker calls `average` for the same parameters in the same order."""
         self.group, self._average, self.size, self.first = group, average, size, first
-        self.slots: list[Slot] = []
+        self.slots: list[BucketSlot] = []
         self.watcher: Watcher | None = None
         self.waited = 0.0  # seconds spent waiting for sums
         self._keys = itertools.count()
@@ -60,7 +60,7 @@ class Buckets:
 
     def adopt(self, parameter: torch.Tensor, name: str = "") -> int:
         """Adds a parameter and returns its slot index. All workers adopt the parameters in the same order."""
-        self.slots.append(Slot(weakref.ref(parameter), name or f"parameter {len(self.slots)}"))
+        self.slots.append(BucketSlot(weakref.ref(parameter), name or f"parameter {len(self.slots)}"))
         return len(self.slots) - 1
 
     def begin(self, site: int) -> None:
@@ -117,7 +117,7 @@ class Buckets:
             self._sent += 1
         self.group.progress()
 
-    def finish(self, loss: float, share: float, riders: Sequence[int] = ()) -> list[Tail]:
+    def finish(self, loss: float, share: float, riders: Sequence[int] = ()) -> list[BucketTail]:
         """Sends the remaining buckets and waits for all sums. Afterwards every adopted parameter that was reached on
         any worker has the global gradient. Returns each worker's tail. `riders` are integers of the caller that travel
         in the tail; their number is the same on each worker."""
@@ -148,7 +148,7 @@ class Buckets:
         if self.watcher is not None:
             self.watcher.arrived(flats, ODD not in state)
         carried = tails[:, 2:first].contiguous().view(torch.int64).tolist()
-        return [Tail(row[0], row[1], riding) for row, riding in zip(tails[:, :2].tolist(), carried, strict=True)]
+        return [BucketTail(row[0], row[1], riding) for row, riding in zip(tails[:, :2].tolist(), carried, strict=True)]
 
     def _record_timeline(self, number: int, bucket: Bucket, waiting: float) -> None:
         """Adds the spans of one bucket in this backward to the timeline."""
@@ -205,7 +205,7 @@ class Buckets:
         return tail
 
     @torch.no_grad()
-    def _fill(self, slot: Slot, parameter: torch.Tensor) -> None:
+    def _fill(self, slot: BucketSlot, parameter: torch.Tensor) -> None:
         """Writes a gradient, divided by the number of workers, into its view of the bucket and binds `.grad` to the
         view."""
         assert slot.view is not None
@@ -256,9 +256,9 @@ class Buckets:
             bucket.pending = None
             self._sending.append(bucket)
 
-    def _place(self, new: list[Slot]) -> None:
+    def _place(self, new: list[BucketSlot]) -> None:
         """Builds buckets for parameters without a bucket, in the given order."""
-        groups: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
+        groups: dict[tuple[torch.dtype, torch.device], list[BucketSlot]] = {}
         for slot in new:
             parameter = slot.parameter()
             if parameter is not None:
@@ -267,8 +267,8 @@ class Buckets:
             for chunk in self._chunks(slots):
                 self._build(chunk)
 
-    def _chunks(self, slots: list[Slot]) -> Iterator[list[Slot]]:
-        limit, chunk, filled = self.first, list[Slot](), 0
+    def _chunks(self, slots: list[BucketSlot]) -> Iterator[list[BucketSlot]]:
+        limit, chunk, filled = self.first, list[BucketSlot](), 0
         for slot in slots:
             parameter = slot.parameter()
             size = parameter.numel() * parameter.element_size() if parameter is not None else 0
@@ -279,7 +279,7 @@ class Buckets:
             filled += size
         yield chunk
 
-    def _build(self, slots: list[Slot]) -> None:
+    def _build(self, slots: list[BucketSlot]) -> None:
         parameters = [p for slot in slots if (p := slot.parameter()) is not None]
         total = sum(p.numel() for p in parameters)
         dtype, device = parameters[0].dtype, parameters[0].device

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from paceline.comm.called_off import CalledOff
 from paceline.comm.gloo import gloo_group
 from paceline.comm.link.client import within
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Reductions, Shared, Sum
 
@@ -72,8 +72,10 @@ class MemoryChannel:
     answers = True
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
-        self._rows = Engine(within(store, "rows"), rank, world)
-        self._unshared: Engine | None = None  # for buckets outside shared memory (GPU buckets); created on first use
+        self._rows = MemoryEngine(within(store, "rows"), rank, world)
+        self._unshared: MemoryEngine | None = (
+            None  # for buckets outside shared memory (GPU buckets); created on first use
+        )
         self._unshared_store = within(store, "odd")
         self._sums = Reductions(within(store, "sums"), rank, world)
 
@@ -113,7 +115,7 @@ class MemoryChannel:
             self._sums.finish(begun)
             return
         if self._unshared is None:
-            self._unshared = Engine(self._unshared_store, self._rows.rank, self._rows.world)
+            self._unshared = MemoryEngine(self._unshared_store, self._rows.rank, self._rows.world)
         self._unshared.all_reduce(begun, name="gradients")
 
 

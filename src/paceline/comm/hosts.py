@@ -15,7 +15,7 @@ import torch
 
 from paceline.comm.channels import GlooChannel
 from paceline.comm.link.client import within
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.network import costs, hierarchy
 from paceline.comm.network.compression import Bfloat16, Compressor, Float16
@@ -27,7 +27,7 @@ from paceline.settings import Compression
 class MemoryLocal:
     """The intra-host half of the hierarchical all-reduce, in shared memory."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: MemoryEngine) -> None:
         self._engine = engine
         self.rank, self.world = engine.rank, engine.world
 
@@ -60,7 +60,7 @@ class HostsChannel(GlooChannel):
         here = [r for r, name in enumerate(hosts) if name == hosts[rank]]
         local_rank = here.index(rank)
         self._lanes = hierarchy.count_lanes([list(hosts).count(name) for name in names])
-        self._local = MemoryLocal(Engine(within(store, f"host{host}"), local_rank, len(here), names=here))
+        self._local = MemoryLocal(MemoryEngine(within(store, f"host{host}"), local_rank, len(here), names=here))
         self._lane = hierarchy.connect_lane(
             store, "buckets", host=host, hosts=len(names), local_rank=local_rank, lanes=self._lanes, address=address
         )

@@ -30,7 +30,7 @@ _BEAT = 0.5  # seconds between heartbeats
 _LARGEST = 1 << 20  # most bytes of a message
 
 
-class Channel:
+class ControlChannel:
     """The launcher's side: a socket in the run's temporary folder, which other accounts cannot enter."""
 
     def __init__(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from paceline.errors import UsageError
 from paceline.topology import Host
-from paceline.topology.choosing import Choice, choose
+from paceline.topology.choosing import DeviceChoice, choose
 from paceline.topology.machine import Gpu, Link, Topology
 
 
@@ -74,5 +74,5 @@ def _names(visible: tuple[str, ...], gpus: tuple[Gpu, ...]) -> dict[int, str] | 
     return found
 
 
-def _recorded(choice: Choice, links: list[Link]) -> dict[str, Any]:
+def _recorded(choice: DeviceChoice, links: list[Link]) -> dict[str, Any]:
     return {"choice": msgspec.to_builtins(choice), "links": msgspec.to_builtins(links)}

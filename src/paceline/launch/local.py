@@ -20,7 +20,7 @@ from typing import Literal
 import paceline
 from paceline.errors import LaunchError, PacelineError, RecordError, UsageError
 from paceline.launch import messages, placement
-from paceline.launch.control import Channel
+from paceline.launch.control import ControlChannel
 from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits, texts
 from paceline.launch.failures.failure import explain
@@ -183,7 +183,7 @@ def _watched(
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(scratch_folder(record))
         links = stack.enter_context(LinkServer(run.workers))
-        channel = Channel(Path(scratch))
+        channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
         (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
         pipes: dict[int, Literal["stdout", "stderr"]] = {out: "stdout", err: "stderr"}
@@ -225,8 +225,8 @@ def _orders(
     near: tuple[int | None, ...],
     own_threads: int,
     record: Path,
-    channel: Channel,
-) -> list[messages.Order]:
+    channel: ControlChannel,
+) -> list[messages.SpawnOrder]:
     port, *ports = placement.free_ports(run.workers + 2)
     orders = []
     for worker in placement.place(run, host, own_threads=own_threads, near=near):
@@ -238,11 +238,11 @@ def _orders(
             control_key=channel.key,
             token=channel.token,
         )
-        orders.append(messages.Order(settings, placement.environment(settings, ports)))
+        orders.append(messages.SpawnOrder(settings, placement.environment(settings, ports)))
     return orders
 
 
-def _info(order: messages.Order, pid: int) -> WorkerInfo:
+def _info(order: messages.SpawnOrder, pid: int) -> WorkerInfo:
     worker = order.settings
     return WorkerInfo(
         rank=worker.rank,

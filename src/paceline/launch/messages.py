@@ -18,7 +18,7 @@ from paceline.settings import WorkerSettings
 # --- launcher → zygote
 
 
-class Order(msgspec.Struct, frozen=True):
+class SpawnOrder(msgspec.Struct, frozen=True):
     """One worker to fork: its settings, and the variables to add to its environment."""
 
     settings: WorkerSettings
@@ -29,7 +29,7 @@ class Spawn(msgspec.Struct, tag=True, frozen=True):
     """Fork these workers. The message carries these descriptors: the pipes for rank 0's standard output and error,
     then each worker's end of its link to the launcher's store."""
 
-    orders: list[Order]
+    orders: list[SpawnOrder]
     folder: str  # the working directory of the script
     scratch: str  # the run's temporary folder, removed when the run ends
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import zmq
 
 from paceline.launch import messages, processes
-from paceline.launch.control import Channel
+from paceline.launch.control import ControlChannel
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
 from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
@@ -79,7 +79,7 @@ class Watch:
         run: RunSettings,
         *,
         zygote: Zygote,
-        channel: Channel,
+        channel: ControlChannel,
         signals: Signals,
         pipes: dict[int, Literal["stdout", "stderr"]],
         record: Path,
@@ -89,7 +89,7 @@ class Watch:
     ) -> None:
         self._zygote, self._channel, self._signals = zygote, channel, signals
         self._pipes, self._record, self._host, self._tell = pipes, record, host, on_event
-        self.standings = [stall.Standing(rank) for rank in range(run.workers)]
+        self.standings = [stall.WorkerStanding(rank) for rank in range(run.workers)]
         self.interrupted: int | None = None
         self.cause: Failure | None = None
         self.notices: list[str] = []

@@ -23,18 +23,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.mods.support import micro_batches
-from paceline.mods.support.micro_batches import Plan
+from paceline.mods.support.micro_batches import MicroBatchPlan
 from paceline.mods.support.recompute import Recomputed
 from paceline.script import tree
 from paceline.script.seams.stage import Stage
 
 
-class Known:
+class ModelState:
     """The state of one model."""
 
     def __init__(self) -> None:
         self.recomputed = Recomputed()
-        self.plans: dict[Hashable, Plan | None] = {}
+        self.plans: dict[Hashable, MicroBatchPlan | None] = {}
 
 
 class Mod:
@@ -42,7 +42,7 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self.parts = int(value)
-        self._known: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[nn.Module, ModelState] = weakref.WeakKeyDictionary()
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
@@ -60,7 +60,7 @@ class Mod:
                 return plain(module, *args, **kwargs)
             given = (args, kwargs)
             leaves = tree.leaves(given)
-            known = self._known.setdefault(module, Known())
+            known = self._known.setdefault(module, ModelState())
             plan = self._plan(plain, module, known, given, leaves)
             parts = 1 if plan is None else min(self.parts, plan.batch(leaves), *self._slices())
             if plan is None or parts < 2:
@@ -77,7 +77,9 @@ class Mod:
 
         return call
 
-    def _plan(self, plain: Callable[..., Any], module: nn.Module, known: Known, given: Any, leaves: list[Any]) -> Any:
+    def _plan(
+        self, plain: Callable[..., Any], module: nn.Module, known: ModelState, given: Any, leaves: list[Any]
+    ) -> Any:
         kind = tree.structure(given), tuple(map(_kind, leaves))
         plan = known.plans.get(kind)
         if plan is not None:

@@ -19,7 +19,7 @@ Numbers = Literal["same", "rounded", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ModEntry:
     """A mod, as users type it: `name`, or `name=value`."""
 
     name: str
@@ -35,40 +35,40 @@ class Entry:
 CATALOG = {
     entry.name: entry
     for entry in (
-        Entry(
+        ModEntry(
             name="accumulate",
             values=("N",),
             summary="compute each step in N micro-batches: less memory, more time",
             numbers="rounded",
             excludes=("cuda_graphs", "compile=reduce-overhead", "compile=max-autotune"),
         ),
-        Entry(
+        ModEntry(
             name="batch",
             values=("512", "x4", "x4:linear", "x4:sqrt", "x4:none"),
             pattern=r"([1-9]\d*|x(?!0*\.?0*(:|$))\d+(\.\d+)?)(:(linear|sqrt|none))?",
             summary="training batch of 512 samples, or 4× the script's, with the learning rate scaled by a rule",
             numbers="other",
         ),
-        Entry(
+        ModEntry(
             name="channels_last",
             values=(),
             summary="images and convolution weights in channels_last memory format",
             numbers="rounded",
         ),
-        Entry(
+        ModEntry(
             name="checkpointing",
             values=(),
             summary="recompute repeated blocks in backward: less memory, more time",
             numbers="same",
             excludes=("cuda_graphs", "compile"),
         ),
-        Entry(
+        ModEntry(
             name="compile",
             values=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
             summary="compile the model with torch.compile, in this mode",
             numbers="rounded",
         ),
-        Entry(
+        ModEntry(
             name="cuda_graphs",
             values=(),
             summary="launch forward, backward and optimizer step as one CUDA graph each",
@@ -76,38 +76,38 @@ CATALOG = {
             excludes=("compile=reduce-overhead", "compile=max-autotune", "precision=fp16"),
             outermost=True,
         ),
-        Entry(
+        ModEntry(
             name="cudnn_benchmark",
             values=(),
             summary="cuDNN tries its convolution algorithms and keeps the fastest",
             numbers="rounded",
         ),
-        Entry(
+        ModEntry(
             name="decay",
             values=("N",),
             summary="cosine decay of the learning rate, to 1 % at step N",
             numbers="other",
         ),
-        Entry(
+        ModEntry(
             name="emulate",
             values=("N",),
             summary="emulate N workers: N× batch, per-worker batch norm",
             numbers="other",
             excludes=("batch",),
         ),
-        Entry(
+        ModEntry(
             name="fused_optimizer",
             values=(),
             summary="compute the optimizer's step in one kernel, if torch has a fused version",
             numbers="rounded",
         ),
-        Entry(
+        ModEntry(
             name="ghost_bn",
             values=("N",),
             summary="ghost batch norm: normalise over groups of N samples, however large the batch; 32 is usual",
             numbers="other",
         ),
-        Entry(
+        ModEntry(
             name="large_batch",
             values=("auto", "auto:1000"),
             pattern=r"auto(:[1-9]\d*)?",
@@ -116,7 +116,7 @@ CATALOG = {
             excludes=("optimizer", "lr_scale", "warmup", "decay", "ghost_bn", "cuda_graphs"),
             innermost=True,
         ),
-        Entry(
+        ModEntry(
             name="loader",
             values=("2", "4:8", "fast"),
             pattern=r"[1-9]\d*(:[1-9]\d*)?|fast",
@@ -124,14 +124,14 @@ CATALOG = {
             numbers="same",
             excludes=("resident",),
         ),
-        Entry(
+        ModEntry(
             name="lr_scale",
             values=("8", "8:linear", "8:sqrt"),
             pattern=r"(?!0*\.?0*(:|$))\d+(\.\d+)?(:(linear|sqrt))?",
             summary="scale the learning rate for a batch 8 times as large, by a rule",
             numbers="other",
         ),
-        Entry(
+        ModEntry(
             name="optimizer",
             values=("lamb", "lars", "lamb:0.02", "lars:5"),
             pattern=r"(lamb|lars)(:(?!0*\.?0*$)\d*\.?\d+(e-?\d+)?)?",
@@ -140,39 +140,39 @@ CATALOG = {
             excludes=("cuda_graphs", "fused_optimizer"),
             innermost=True,
         ),
-        Entry(
+        ModEntry(
             name="precision",
             values=("bf16", "fp16"),
             summary="run the model's forward under autocast; fp16 with gradient scaling",
             numbers="other",
         ),
-        Entry(
+        ModEntry(
             name="resident",
             values=(),
             summary="keep a TensorDataset on the device, and make a batch by one gather",
             numbers="same",
             excludes=("loader",),
         ),
-        Entry(
+        ModEntry(
             name="tf32",
             values=(),
             summary="float32 matrix products and convolutions on tensor cores, inputs rounded to 10 bits",
             numbers="other",
         ),
-        Entry(
+        ModEntry(
             name="threads",
             values=("2", "2:bound"),
             pattern=r"[1-9]\d*(:bound)?",
             summary="number of threads per worker; bound: each thread on its own core",
             numbers="rounded",
         ),
-        Entry(
+        ModEntry(
             name="warmup",
             values=("N",),
             summary="linear warm-up of the learning rate over the first N steps",
             numbers="other",
         ),
-        Entry(
+        ModEntry(
             name="workers",
             values=("N",),
             summary="run on N workers, like -n N",
@@ -183,17 +183,17 @@ CATALOG = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedMod:
     """A mod and its value, from the command line."""
 
-    entry: Entry
+    entry: ModEntry
     value: str
 
     def __str__(self) -> str:
         return f"{self.entry.name}={self.value}" if self.value else self.entry.name
 
 
-def parse(texts: Sequence[str]) -> list[Asked]:
+def parse(texts: Sequence[str]) -> list[AskedMod]:
     """The mods of the `--mod` options, innermost first. UsageError for an unknown mod, a wrong value, a mod that is
     given twice, or two mods that exclude each other."""
     asked = [_parse_one(text) for text in texts]
@@ -210,7 +210,7 @@ def parse(texts: Sequence[str]) -> list[Asked]:
     return sorted(asked, key=lambda one: one.entry.outermost - one.entry.innermost)
 
 
-def _parse_one(text: str) -> Asked:
+def _parse_one(text: str) -> AskedMod:
     name, given, value = text.partition("=")
     entry = CATALOG.get(name)
     if entry is None:
@@ -218,7 +218,7 @@ def _parse_one(text: str) -> Asked:
     if not entry.values:
         if given:
             raise UsageError(f"--mod {text}: {name} takes no value.", advice=f"Type: --mod {name}")
-        return Asked(entry, "")
+        return AskedMod(entry, "")
     if entry.pattern:
         if not re.fullmatch(entry.pattern, value):
             known = ", ".join(entry.values)
@@ -226,7 +226,7 @@ def _parse_one(text: str) -> Asked:
                 f"--mod {text}: {name} takes values like {known}.",
                 advice=f"Type for example: --mod {name}={entry.values[0]}",
             )
-        return Asked(entry, value)
+        return AskedMod(entry, value)
     value = value if given else entry.values[0]
     if entry.values == ("N",):
         if not value.isdigit() or int(value) < 1:
@@ -238,10 +238,10 @@ def _parse_one(text: str) -> Asked:
         raise UsageError(
             f"--mod {text}: {name} takes {known}.", advice=f"Type for example: --mod {name}={entry.values[0]}"
         )
-    return Asked(entry, value)
+    return AskedMod(entry, value)
 
 
-def load(asked: Asked) -> Any:
+def load(asked: AskedMod) -> Any:
     """Imports the mod in a worker; returns an object with the method `on_stage`."""
     module = importlib.import_module(f"paceline.mods.{asked.entry.name}")
     return module.Mod(asked.value)

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, Layout, aside, kind_of, reason_against
+from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, GraphLayout, aside, kind_of, reason_against
 from paceline.mods.support.graphed_step import GraphedStep
 from paceline.script.seams.stage import Stage
 
@@ -34,11 +34,11 @@ COMMON = 0.25  # share of all calls from which on a kind of call gets a graph
 AT_ONCE = 4  # most calls of a kind that may be between forward and backward
 
 
-class Known:
+class ModelCalls:
     """The state of one model's calls."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.layout = Layout(module)
+        self.layout = GraphLayout(module)
         self.seen: Counter[Any] = Counter()
         self.graphs: dict[Any, list[GraphedCall]] = {}
         self.refused = False
@@ -48,7 +48,7 @@ class Mod:
     """Wraps training calls of every model on a GPU, and the steps of optimizers."""
 
     def __init__(self, value: str) -> None:
-        self._models: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[nn.Module, ModelCalls] = weakref.WeakKeyDictionary()
         self._by_name = False  # the script uses torch.autograd.grad, or backward(inputs=…)
 
     def on_stage(self, stage: Stage) -> None:
@@ -96,7 +96,7 @@ class Mod:
         if known is not None and known.refused:
             return None
         if known is None or not known.layout.same():
-            known = self._models[module] = Known(module)
+            known = self._models[module] = ModelCalls(module)
         kind = kind_of(given)
         graphs = known.graphs.setdefault(kind, [])
         for graph in graphs:

@@ -28,7 +28,7 @@ from paceline.converge.schedules import factor
 from paceline.mods.decay import END, has_schedule
 from paceline.mods.optimizer import KINDS
 from paceline.mods.support.learning_rates import Rates, usual_rule
-from paceline.mods.support.noise_policy import Choice, Meter, choose, growth
+from paceline.mods.support.noise_policy import BatchPolicy, NoiseEstimator, choose, growth
 from paceline.mods.support.optimizer_swap import NAMES, Redirected
 from paceline.script.seams.stage import Stage
 
@@ -39,14 +39,14 @@ class Mod:
     def __init__(self, value: str) -> None:
         self.steps = int(value.partition(":")[2] or 0)
         self.warm_up = max(5, self.steps // 6) if self.steps else 100
-        self._choice: Choice | None = None
+        self._choice: BatchPolicy | None = None
         self._made = self._batch = self._ghosts = 0
         self._enough = False  # enough steps were measured for a choice
         self._primary: Any = None
         self._redirected: dict[int, dict[str, Redirected]] = {}
 
     def on_stage(self, stage: Stage) -> None:
-        self.stage, self.times, self.meter = stage, growth(stage.run), Meter(self.steps)
+        self.stage, self.times, self.meter = stage, growth(stage.run), NoiseEstimator(self.steps)
         if self.times <= 1:
             stage.pulse.notice("large_batch=auto does nothing: the batch is the script's own (see --emulate).")
             return

@@ -26,7 +26,7 @@ from paceline.script.seams.stage import Stage
 SHARE = 0.5  # most of a GPU's free memory that the dataset may take
 
 
-class Batch(tuple[torch.Tensor, ...]):
+class ResidentBatch(tuple[torch.Tensor, ...]):
     """Tensors that are already collated."""
 
 
@@ -51,14 +51,14 @@ class Mod:
         tensors = tuple(tensor.to(device) for tensor in tensors)
         inner = None if inner is None else inner.to(device)
 
-        def give(indices: Any) -> Batch:
+        def give(indices: Any) -> ResidentBatch:
             index = torch.as_tensor(indices).to(device)
             if inner is not None:
                 index = inner[index]
-            return Batch(tensor.index_select(0, index) for tensor in tensors)
+            return ResidentBatch(tensor.index_select(0, index) for tensor in tensors)
 
         loader.dataset.__getitems__ = give
-        loader.collate_fn = lambda batch: list(batch) if isinstance(batch, Batch) else default_collate(batch)
+        loader.collate_fn = lambda batch: list(batch) if isinstance(batch, ResidentBatch) else default_collate(batch)
         if self.stage.group.world == 1 and _is_plain(loader.sampler):
             self._whole[loader.sampler] = device
 

@@ -52,17 +52,17 @@ BETWEEN = {
 }
 IDS = ("uuid1", "uuid4", "uuid6", "uuid7")
 
-_source: Source | None = None  # of this process; None with one worker
+_source: RandomSource | None = None  # of this process; None with one worker
 _shares = 0  # number of `share` calls so far: each uses store keys of its own
 
 
-class Stream(random.Random):
+class RandomStream(random.Random):
     """A generator for internal use: its seed is neither shared nor compared."""
 
     seed = random.Random.seed
 
 
-class Source:
+class RandomSource:
     """The randomness that the workers of a run share: bytes of the operating system, and the script's own seeds."""
 
     def __init__(self, stage: StageState) -> None:
@@ -72,15 +72,15 @@ class Source:
         self.group.broadcast(entropy, "the run's random bytes")
         self._entropy = entropy.numpy().tobytes()
         self._store = self.group.store(f"seeds{_shares}")
-        self._pid, self._streams = os.getpid(), dict[str, Stream]()
+        self._pid, self._streams = os.getpid(), dict[str, RandomStream]()
         self._asked = 0
         self.seeds: list[tuple[int, str]] = []  # noted, and not yet compared
 
-    def stream(self) -> Stream:
+    def stream(self) -> RandomStream:
         """The stream for calls from the script: equal on all workers, different in each process of the script."""
         name = process_name()
         if name not in self._streams:
-            self._streams[name] = Stream(self._entropy + name.encode())
+            self._streams[name] = RandomStream(self._entropy + name.encode())
         return self._streams[name]
 
     def agreed(self, value: Any) -> Any:
@@ -122,7 +122,7 @@ def share(stage: StageState) -> None:
     """Every worker calls it before the script begins, so that `install` can share randomness between workers."""
     global _source, _shares
     _shares += 1
-    _source = Source(stage) if stage.group.world > 1 else None
+    _source = RandomSource(stage) if stage.group.world > 1 else None
 
 
 def seeds_noted() -> list[tuple[int, str]]:
@@ -149,7 +149,7 @@ def process_name() -> str:
 def install(new_seed: Callable[[], int]) -> list[Callable[[], None]]:
     """Installs all patches; `new_seed` returns seeds derived from the run's seed. Returns functions that undo them."""
     undo = [
-        _replace(np.random.bit_generator, "randbits", lambda k: Stream(new_seed()).getrandbits(k)),
+        _replace(np.random.bit_generator, "randbits", lambda k: RandomStream(new_seed()).getrandbits(k)),
         _replace(random.Random, "seed", _seed_from_run(random.Random.seed, new_seed)),
     ]
     if _source is None:
@@ -196,7 +196,7 @@ def _method(plain: Callable[..., Any], shared: Callable[..., Any]) -> Callable[.
 
 
 def _identifier(version: int) -> Callable[..., uuid.UUID]:
-    def identifier(stream: Stream, *_: Any, **__: Any) -> uuid.UUID:
+    def identifier(stream: RandomStream, *_: Any, **__: Any) -> uuid.UUID:
         bits = stream.getrandbits(128) & ~(0xF << 76) & ~(0x3 << 62)
         return uuid.UUID(int=bits | version << 76 | 0x2 << 62)  # uuid.UUID accepts the newer versions since Python 3.14
 

@@ -70,7 +70,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Known:
+class LoaderState:
     """What is known of a loader. Its iterators share it: the loader itself may be gone before they are (`for x in
     DataLoader(…)`), and sooner on one worker than on another."""
 
@@ -327,9 +327,9 @@ class Dealer:
         return pin_memory.pin_memory(batch) if iterator._pin_memory else batch
 
 
-def known_of(loader: Any) -> Known:
+def known_of(loader: Any) -> LoaderState:
     """Of a loader, or of the one that an iterator is of."""
-    known: Known = loader.__dict__.setdefault("_paceline", Known())
+    known: LoaderState = loader.__dict__.setdefault("_paceline", LoaderState())
     return known
 
 

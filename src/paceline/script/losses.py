@@ -12,21 +12,21 @@ import torch
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class LossTicket:
     """A loss on its way to the host. `value` is valid once `is_here` returns True."""
 
     value: float | None = None
-    batch: Batch | None = None
+    batch: LossBatch | None = None
 
     def is_here(self, *, wait: bool) -> bool:
         return self.batch is None or self.batch.arrive(wait=wait)
 
 
 @dataclass(eq=False, slots=True)
-class Batch:
+class LossBatch:
     """Losses that are copied together, on the stream that computes them."""
 
-    tickets: list[Ticket] = field(default_factory=list)
+    tickets: list[LossTicket] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     values: Any = None
@@ -40,7 +40,7 @@ class Batch:
         self.sent.record(torch.cuda.current_stream(device))
         # A tensor that the script has changed in place since then no longer holds the loss.
         stale = [tensor._version != version for tensor, version in zip(self.tensors, self.versions, strict=True)]
-        self.tickets = [ticket if not gone else Ticket() for ticket, gone in zip(self.tickets, stale, strict=True)]
+        self.tickets = [ticket if not gone else LossTicket() for ticket, gone in zip(self.tickets, stale, strict=True)]
         self.tensors.clear()
 
     def arrive(self, *, wait: bool) -> bool:
@@ -54,20 +54,20 @@ class Batch:
         return True
 
 
-class Losses:
+class LossReader:
     """The losses of one worker. Call `take` for each loss, and `send` from time to time."""
 
     def __init__(self) -> None:
-        self._open = Batch()
+        self._open = LossBatch()
 
-    def take(self, loss: torch.Tensor) -> Ticket | None:
+    def take(self, loss: torch.Tensor) -> LossTicket | None:
         """A ticket for the loss; None if the tensor is not a single floating-point number."""
         if loss.dim() or not loss.is_floating_point():
             return None
         loss = loss.detach()
         if loss.device.type == "cpu":
-            return Ticket(float(loss))
-        ticket, batch = Ticket(batch=self._open), self._open
+            return LossTicket(float(loss))
+        ticket, batch = LossTicket(batch=self._open), self._open
         batch.tickets.append(ticket)
         batch.tensors.append(loss)
         batch.versions.append(loss._version)
@@ -77,4 +77,4 @@ class Losses:
         """Starts the copies of the losses taken since the last call."""
         if self._open.tensors:
             self._open.send()
-            self._open = Batch()
+            self._open = LossBatch()

@@ -17,7 +17,7 @@ from paceline.record.phases import PHASES
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
 from paceline.script import memory_limit
-from paceline.script.losses import Losses, Ticket
+from paceline.script.losses import LossReader, LossTicket
 from paceline.script.seams.stage import Stage, call_site
 from paceline.script.stop_rule import Enough
 
@@ -36,8 +36,8 @@ class Recorder:
         self.stage, self.watch, self.writer = stage, stage.watch, writer
         self.steps = 0
         self._primary: Any = None  # the optimizer whose step ends a step
-        self._losses = Losses()
-        self._loss: Ticket | None = None  # of the last backward
+        self._losses = LossReader()
+        self._loss: LossTicket | None = None  # of the last backward
         self._laps: deque[tuple[Lap, Any]] = deque()  # steps whose losses are not on the host yet
         self._delivered = 0  # samples handed out by a loader and not yet trained on
         self._samples = 0

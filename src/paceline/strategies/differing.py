@@ -25,7 +25,7 @@ from torch import nn
 from paceline.errors import PartedError
 from paceline.script.seams.stage import Stage
 from paceline.strategies.digest import digest, parts
-from paceline.strategies.ledger import Entry, Ledger, signed
+from paceline.strategies.ledger import Ledger, LedgerEntry, signed
 
 if TYPE_CHECKING:
     import weakref
@@ -51,7 +51,7 @@ SEEDS_ADVICE = (
 )
 
 
-class Held(NamedTuple):
+class HeldArgument(NamedTuple):
     """The facts about an argument that a worker sends to the others."""
 
     name: str
@@ -83,7 +83,7 @@ class Differing:
         else:
             self._weights(entry.about, equal, steps)
 
-    def _first(self, ledger: Ledger) -> tuple[Entry | None, list[Entry]]:
+    def _first(self, ledger: Ledger) -> tuple[LedgerEntry | None, list[LedgerEntry]]:
         """The first entry that differs, and the entries before it, which are equal."""
         mine = torch.tensor([signed(entry.digest) for entry in ledger.entries], dtype=torch.int64, device="cpu")
         table = self.group.gather_vectors(mine, "the digests of weights")
@@ -94,7 +94,7 @@ class Differing:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def _weights(self, look: Look, equal: list[Entry], steps: int) -> None:
+    def _weights(self, look: Look, equal: list[LedgerEntry], steps: int) -> None:
         models = {w.number: (module, w) for module, w in self.models.items() if w.number in look.models}
         common = set(models).intersection(*self.group.gather_objects(sorted(models), "the models that differ"))
         weights = [named for number in sorted(common) for named in models[number][1].weights(models[number][0])]
@@ -153,7 +153,7 @@ class Differing:
         values = self.group.gather_vectors(value, "a weight that differs").flatten().tolist()
         return float(table[:, 0].max()), _place(name, mine.shape, at, values, table[:, 2].tolist())
 
-    def _since(self, look: Look, equal: list[Entry]) -> str:
+    def _since(self, look: Look, equal: list[LedgerEntry]) -> str:
         """The first part of the message: the steps between which the workers began to differ."""
         looks = [*equal, *(ledger.last for ledger in self._of_weights if ledger.last is not None)]
         steps = [entry.about.step for entry in looks if set(entry.about.models) & set(look.models)]
@@ -178,7 +178,7 @@ class Differing:
                 advice=ARGUMENTS_ADVICE,
             )
         for column in zip(*(rows for _, rows in told), strict=True):
-            first, *others = (Held(*row) for row in column)
+            first, *others = (HeldArgument(*row) for row in column)
             if not all(_is_rounding(other, first) for other in others):
                 shown = [one.value or math.sqrt(one.square) for one in (first, *others)]
                 what = "norm" if first.value is None else "value"
@@ -247,18 +247,18 @@ def _after(look: Look) -> str:
     return f" The last update was at {look.updated}." if look.updated else ""
 
 
-def _held(argument: Argument) -> Held:
+def _held(argument: Argument) -> HeldArgument:
     digest = [int(number) for number in argument.digest]
     if argument.value is not None:
         value = argument.value
-        return Held(argument.name, digest, value, value * value, value, TOLERANCE[torch.float32])
+        return HeldArgument(argument.name, digest, value, value * value, value, TOLERANCE[torch.float32])
     if argument.sketch is None or argument.dtype is None:
-        return Held(argument.name, digest, 0.0, 0.0, None, 0.0)
+        return HeldArgument(argument.name, digest, 0.0, 0.0, None, 0.0)
     projection, square = argument.sketch.tolist()
-    return Held(argument.name, digest, projection, square, None, TOLERANCE.get(argument.dtype, COARSE))
+    return HeldArgument(argument.name, digest, projection, square, None, TOLERANCE.get(argument.dtype, COARSE))
 
 
-def _is_rounding(one: Held, other: Held) -> bool:
+def _is_rounding(one: HeldArgument, other: HeldArgument) -> bool:
     """Whether both describe the same numbers up to rounding."""
     if one.digest == other.digest:
         return True

@@ -22,7 +22,7 @@ MOST = 1 << 14  # digests kept for the comparison if the workers' counts never b
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One digest, and what it was computed from."""
 
     digest: int
@@ -33,8 +33,8 @@ class Ledger:
     """The ledger of one worker."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []  # since all workers last agreed
-        self.last: Entry | None = None  # before these
+        self.entries: list[LedgerEntry] = []  # since all workers last agreed
+        self.last: LedgerEntry | None = None  # before these
         self._count = self._fold = self._agreed = 0
         self._pending: deque[tuple[_Copy, int, Any]] = deque()
 
@@ -51,7 +51,7 @@ class Ledger:
                 digest = _folded(digest, value)
             self._fold = _folded(self._fold, digest)
             self._count += 1
-            self.entries.append(Entry(digest, about))
+            self.entries.append(LedgerEntry(digest, about))
             del self.entries[:-MOST]
         return self._count, signed(self._fold)
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from paceline.comm.bucket import Tail
-from paceline.comm.bucket_tuning import Tuner
+from paceline.comm.bucket import BucketTail
+from paceline.comm.bucket_tuning import BucketTuner
 from paceline.comm.buckets import Buckets, Watcher
 from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
@@ -41,7 +41,7 @@ class Mirrored:
     def __init__(self, *, compression: Compression = "none") -> None:
         """`compression` of gradients between hosts ("bf16", "fp16", "powersgd") changes numbers; a notice says so."""
         self.compression = compression
-        self.tuner: Tuner | None = None
+        self.tuner: BucketTuner | None = None
         self._first: weakref.ref[Any] | None = None  # the optimizer whose step ends a step
         self._ends = False  # a model was called: the last comparison is subscribed
 
@@ -62,7 +62,7 @@ class Mirrored:
         if self.group.world > 1:
             self.group.compress(self.compression)
             self._buckets = Buckets(self.group, self._average_unbucketed)
-            self.tuner = Tuner(self.group, self._buckets) if stage.run.autotune else None
+            self.tuner = BucketTuner(self.group, self._buckets) if stage.run.autotune else None
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
             self._accumulation = Accumulation(self._sum_kept_back)
@@ -243,7 +243,7 @@ class Mirrored:
 
     # -- the loss --------------------------------------------------------------------------------------------------
 
-    def _make_whole(self, loss: torch.Tensor, tails: list[Tail] | None) -> None:
+    def _make_whole(self, loss: torch.Tensor, tails: list[BucketTail] | None) -> None:
         """Replaces the loss by the global one in the slice view, so that the script prints that."""
         if tails is None:
             whole = crossings.blend(loss.detach(), self.stage.views.share, self.group)
@@ -252,7 +252,7 @@ class Mirrored:
             loss.data.fill_(sum(tail.loss * tail.share for tail in tails if tail.share))
         loss._paceline_whole = True  # type: ignore[attr-defined]
 
-    def _check(self, tails: list[Tail]) -> None:
+    def _check(self, tails: list[BucketTail]) -> None:
         """In the batch view all workers must have computed the same loss."""
         losses = [tail.loss for tail in tails]
         low, high = min(losses), max(losses)

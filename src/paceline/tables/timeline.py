@@ -18,7 +18,7 @@ CAUSES = ("input", "peer", "synchronisation", "host", "queue")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DeviceWork:
     """The busy times of one device, by kind. Kinds may overlap, because streams run concurrently."""
 
     device: int
@@ -32,7 +32,7 @@ class Work:
         return self.compute | self.communication | self.copy
 
 
-def work(trace: Trace) -> list[Work]:
+def work(trace: Trace) -> list[DeviceWork]:
     """The work of each device over the whole trace."""
     rows = trace.device
     kernel = (rows["kind"] == "kernel").to_numpy()
@@ -48,7 +48,7 @@ def work(trace: Trace) -> list[Work]:
             mine = here[which[here]]
             return Spans.of(starts[mine], ends[mine])
 
-        found.append(Work(int(number), spans(kernel & ~talks), spans(tensor), spans(talks), spans(~kernel)))
+        found.append(DeviceWork(int(number), spans(kernel & ~talks), spans(tensor), spans(talks), spans(~kernel)))
     return found
 
 
@@ -97,7 +97,7 @@ COLUMNS = [
 SCHEMA = {name: pl.Float64 if name not in ("rank", "device", "step") else pl.Int64 for name in COLUMNS}
 
 
-def idle(trace: Trace, each: Work) -> dict[str, Spans]:
+def idle(trace: Trace, each: DeviceWork) -> dict[str, Spans]:
     """The idle times of a device, by cause. The causes do not overlap; together they are all its gaps within steps."""
     inside = covered(trace)
     if not len(inside):

@@ -21,7 +21,7 @@ from paceline.topology.rings import Rates, Ring, best_ring, links_of, upper_boun
 EXACT = 16  # GPUs: up to this number every choice is evaluated
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceChoice(msgspec.Struct, frozen=True, kw_only=True):
     """A choice of K GPUs. `ring` is the order of the best ring; `gb_per_s` is the rate of its slowest link."""
 
     k: int
@@ -32,7 +32,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     gb_per_s: float | None = None
 
 
-def choose(topology: Topology, k: int, *, among: Sequence[int] | None = None) -> Choice:
+def choose(topology: Topology, k: int, *, among: Sequence[int] | None = None) -> DeviceChoice:
     """The best K GPUs of the topology, or of the indices in `among`. Raises UsageError if there are fewer than K."""
     indices = sorted(gpu.index for gpu in topology.devices if among is None or gpu.index in among)
     if k < 1:
@@ -57,7 +57,7 @@ def choose(topology: Topology, k: int, *, among: Sequence[int] | None = None) ->
     chosen = weigh.best(indices, k) if len(indices) <= EXACT else weigh.good(indices, k)
     ring = tuple(chosen[place] for place in weigh.ring(chosen).order)
     slowest = min((links[_pair(a, b)] for a, b in links_of(ring)), key=lambda link: link.gb_per_s, default=None)
-    return Choice(
+    return DeviceChoice(
         k=k,
         devices=chosen,
         why=_why(chosen, ring, slowest, links, nodes, indices),

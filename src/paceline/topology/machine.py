@@ -63,7 +63,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
     paths: tuple[Path, ...] = ()
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
     """A NUMA node."""
 
     id: int
@@ -81,7 +81,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
     cpus: str = ""  # logical CPUs
 
 
-class Cache(msgspec.Struct, frozen=True, kw_only=True):
+class CpuCache(msgspec.Struct, frozen=True, kw_only=True):
     """All caches of one level, kind and size. `cpus` has one entry per cache: the CPUs that share the cache."""
 
     level: int
@@ -90,7 +90,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[str, ...] = ()
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class CgroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the machine that this process may use."""
 
     cpus: str = ""
@@ -106,11 +106,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""  # where the topology comes from
     devices: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()  # one for each pair of GPUs
-    numa: tuple[Node, ...] = ()
+    numa: tuple[NumaNode, ...] = ()
     nics: tuple[Nic, ...] = ()
     packages: tuple[Package, ...] = ()
-    caches: tuple[Cache, ...] = ()
-    limits: Limits = Limits()
+    caches: tuple[CpuCache, ...] = ()
+    limits: CgroupLimits = CgroupLimits()
 
     def link(self, a: int, b: int) -> Link | None:
         """The link between two GPUs, by index; None if both are the same or a GPU does not exist."""

@@ -63,7 +63,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     down: tuple[int, ...]
 
 
-class Ring(msgspec.Struct, frozen=True, kw_only=True):
+class NcclRing(msgspec.Struct, frozen=True, kw_only=True):
     """The order of ranks in the ring of a channel."""
 
     channel: int
@@ -78,7 +78,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int | None = None  # number of hosts
     ranks: tuple[Rank, ...] = ()
     routes: tuple[Route, ...] = ()
-    rings: tuple[Ring, ...] = ()
+    rings: tuple[NcclRing, ...] = ()
     trees: tuple[Tree, ...] = ()
     variables: dict[str, str] = {}
     refusals: tuple[str, ...] = ()  # NCCL's own messages about failed peer-to-peer access
@@ -173,7 +173,7 @@ def read(text: str) -> NcclLog:
             Route(source=source, target=target, transport=transport, detail=detail, channels=tuple(sorted(channels)))
             for (source, target, transport, detail), channels in sorted(reader.routes.items())
         ),
-        rings=tuple(Ring(channel=channel, ranks=ranks) for channel, ranks in sorted(reader.rings.items())),
+        rings=tuple(NcclRing(channel=channel, ranks=ranks) for channel, ranks in sorted(reader.rings.items())),
         trees=tuple(tree for _, tree in sorted(reader.trees.items())),
         variables=reader.variables,
         refusals=tuple(reader.refusals),

@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.topology import links as kinds
 from paceline.topology import pci
 from paceline.topology.host import format_list
-from paceline.topology.machine import Gpu, Link, Nic, Node, Path, Topology
+from paceline.topology.machine import Gpu, Link, Nic, NumaNode, Path, Topology
 
 SOURCE = "NCCL topology XML"
 ADVICE = "Create the file again, with any NCCL run: NCCL_TOPO_DUMP_FILE=topology.xml"
@@ -175,10 +175,12 @@ def _net_kind(guid: str) -> str:
     return "" if not number else "infiniband" if int(number[1], 16) else "ethernet"
 
 
-def _node(cpu: _Element) -> Node:
+def _node(cpu: _Element) -> NumaNode:
     mask = cpu.attributes.get("affinity", "").replace(",", "")
     bits = int(mask, 16) if re.fullmatch(r"[0-9a-fA-F]+", mask) else 0
-    return Node(id=_number(cpu, "numaid"), cpus=format_list(bit for bit in range(bits.bit_length()) if bits >> bit & 1))
+    return NumaNode(
+        id=_number(cpu, "numaid"), cpus=format_list(bit for bit in range(bits.bit_length()) if bits >> bit & 1)
+    )
 
 
 def _cpu(element: _Element) -> _Element:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from html import escape
 
 from paceline.topology import links as kinds
-from paceline.topology.choosing import Choice
+from paceline.topology.choosing import DeviceChoice
 from paceline.topology.host import parse_list
-from paceline.topology.machine import Gpu, Node, Topology
+from paceline.topology.machine import Gpu, NumaNode, Topology
 from paceline.topology.rings import links_of
-from paceline.topology.usage import Flag
+from paceline.topology.usage import UnusedLink
 
 _NODES = ("#4477aa", "#ee8866", "#44aa99", "#aa4499", "#999933", "#66ccee", "#cc6677", "#777777")
 _NVLINK, _PCIE, _CHOSEN, _IDLE = "#5a9e1b", "#bbbbbb", "#d55e00", "#cc0000"
@@ -25,7 +25,7 @@ _WIDTH, _RADIUS, _GPU = 720, 200, 27
 _PANEL, _LINE = 340, 17
 
 
-def draw(topology: Topology, *, choice: Choice | None = None, flags: Sequence[Flag] = ()) -> str:
+def draw(topology: Topology, *, choice: DeviceChoice | None = None, flags: Sequence[UnusedLink] = ()) -> str:
     """The SVG. Highlights the GPUs and the ring of `choice`, and the pairs in `flags`, whose NVLinks are not used."""
     parts = [_text(_WIDTH / 2, 28, _title(topology), size=17, anchor="middle", bold=True)]
     top = 48.0
@@ -85,7 +85,7 @@ def _places(gpus: Sequence[Gpu], centre: tuple[float, float]) -> dict[int, tuple
 
 
 def _links(
-    topology: Topology, places: dict[int, tuple[float, float]], choice: Choice | None, flags: Sequence[Flag]
+    topology: Topology, places: dict[int, tuple[float, float]], choice: DeviceChoice | None, flags: Sequence[UnusedLink]
 ) -> list[str]:
     idle = {(flag.a, flag.b) for flag in flags}
     ring = {tuple(sorted(pair)) for pair in links_of(choice.ring)} if choice else set()
@@ -119,7 +119,7 @@ def _switch(count: int, places: dict[int, tuple[float, float]]) -> list[str]:
     ]
 
 
-def _gpu(gpu: Gpu, place: tuple[float, float], topology: Topology, choice: Choice | None) -> str:
+def _gpu(gpu: Gpu, place: tuple[float, float], topology: Topology, choice: DeviceChoice | None) -> str:
     x, y = place
     chosen = choice is not None and gpu.index in choice.devices
     ring = f'stroke="{_CHOSEN}" stroke-width="5"' if chosen else 'stroke="white" stroke-width="2"'
@@ -132,7 +132,7 @@ def _gpu(gpu: Gpu, place: tuple[float, float], topology: Topology, choice: Choic
     )
 
 
-def _key(y: float, topology: Topology, choice: Choice | None, flags: Sequence[Flag]) -> str:
+def _key(y: float, topology: Topology, choice: DeviceChoice | None, flags: Sequence[UnusedLink]) -> str:
     """The legend, with only the kinds of lines that the picture contains."""
     entries = []
     if any(kinds.nvlinks(link.kind) for link in topology.links):
@@ -175,7 +175,7 @@ def _panels(topology: Topology, top: float) -> tuple[list[str], float]:
     return parts, y - top
 
 
-def _node_lines(node: Node, topology: Topology) -> list[str]:
+def _node_lines(node: NumaNode, topology: Topology) -> list[str]:
     lines = [f"NUMA node {node.id}"]
     if node.cpus:
         lines.append(f"CPUs {_cut(node.cpus, 34)} ({len(parse_list(node.cpus))})")

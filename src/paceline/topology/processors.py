@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.topology.host import Host, control_groups, format_list, parse_list, read
-from paceline.topology.machine import Cache, Limits, Node, Package
+from paceline.topology.machine import CgroupLimits, CpuCache, NumaNode, Package
 from paceline.units import parse_size
 
 _NO_LIMIT = 2**60  # bytes: cgroup v1 writes a number near 2**63 for "no limit"
 
 
-def nodes(sys: Path) -> tuple[Node, ...]:
+def nodes(sys: Path) -> tuple[NumaNode, ...]:
     """The NUMA nodes, with the memory of each."""
     found = []
     for folder in (sys / "devices/system/node").glob("node[0-9]*"):
         memory = re.search(r"MemTotal:\s*(\d+) kB", read(folder / "meminfo"))
         found.append(
-            Node(
+            NumaNode(
                 id=int(folder.name.removeprefix("node")),
                 cpus=read(folder / "cpulist").strip(),
                 memory=int(memory[1]) * 1024 if memory else None,
@@ -46,7 +46,7 @@ def packages(sys: Path, proc: Path) -> tuple[Package, ...]:
     )
 
 
-def caches(sys: Path) -> tuple[Cache, ...]:
+def caches(sys: Path) -> tuple[CpuCache, ...]:
     """Every cache once, grouped by level, kind and size; the caches nearest to the core first."""
     found: dict[tuple[int, str, int], set[str]] = {}
     for _, folder in _cpus(sys):
@@ -57,19 +57,21 @@ def caches(sys: Path) -> tuple[Cache, ...]:
                 kind = read(cache / "type").strip().lower()
                 found.setdefault((int(level), kind, size), set()).add(shared)
     return tuple(
-        Cache(level=level, kind=kind, size=size, cpus=tuple(sorted(shared, key=_first)))
+        CpuCache(level=level, kind=kind, size=size, cpus=tuple(sorted(shared, key=_first)))
         for (level, kind, size), shared in sorted(found.items())
     )
 
 
-def limits(host: Host, sys: Path, proc: Path) -> Limits:
+def limits(host: Host, sys: Path, proc: Path) -> CgroupLimits:
     """The CPUs and the memory that this process may use."""
     granted = []
     for folder in control_groups("memory", sys=sys, proc=proc):
         text = (read(folder / "memory.max") or read(folder / "memory.limit_in_bytes")).strip()
         if text.isdigit() and int(text) < _NO_LIMIT:
             granted.append(int(text))
-    return Limits(cpus=format_list(core.id for core in host.cores), quota=host.quota, memory=min(granted, default=None))
+    return CgroupLimits(
+        cpus=format_list(core.id for core in host.cores), quota=host.quota, memory=min(granted, default=None)
+    )
 
 
 def _cpus(sys: Path) -> Iterator[tuple[int, Path]]:

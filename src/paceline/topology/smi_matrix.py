@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from paceline.errors import UsageError
 from paceline.topology import links as kinds
 from paceline.topology.host import parse_list
-from paceline.topology.machine import Gpu, Link, Nic, Node, Path, Topology
+from paceline.topology.machine import Gpu, Link, Nic, NumaNode, Path, Topology
 
 SOURCE = "nvidia-smi topo -m"
 ADVICE = "Save the full output again: nvidia-smi topo -m > topology.txt"
@@ -168,10 +168,10 @@ def _near(paths: tuple[Path, ...], reading: _Reading) -> int | None:
     return None
 
 
-def _nodes(gpus: list[Gpu]) -> tuple[Node, ...]:
+def _nodes(gpus: list[Gpu]) -> tuple[NumaNode, ...]:
     """The NUMA nodes with GPUs; the text mentions no other nodes."""
     cpus = {gpu.node: gpu.cpus for gpu in gpus if gpu.node is not None}
-    return tuple(Node(id=node, cpus=cpus[node]) for node in sorted(cpus))
+    return tuple(NumaNode(id=node, cpus=cpus[node]) for node in sorted(cpus))
 
 
 def _short(text: str) -> str:

@@ -25,7 +25,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     channels: int
 
 
-class Flag(msgspec.Struct, frozen=True, kw_only=True):
+class UnusedLink(msgspec.Struct, frozen=True, kw_only=True):
     """A pair of GPUs whose NVLinks are not used. `variable` is the setting that disables the NVLinks, if the log shows
     it."""
 
@@ -60,7 +60,7 @@ def uses(log: NcclLog, topology: Topology | None = None) -> tuple[Use, ...]:
     return tuple(found[pair] for pair in sorted(found))
 
 
-def flags(log: NcclLog, topology: Topology) -> tuple[Flag, ...]:
+def flags(log: NcclLog, topology: Topology) -> tuple[UnusedLink, ...]:
     """The pairs that have NVLinks but communicate over something else."""
     found = []
     for use in uses(log, topology):
@@ -70,7 +70,7 @@ def flags(log: NcclLog, topology: Topology) -> tuple[Flag, ...]:
         variable, advice = _disabled_by(log, use.transport)
         because = f": {variable} disables the NVLinks" if variable else ""
         found.append(
-            Flag(
+            UnusedLink(
                 a=use.a,
                 b=use.b,
                 kind=link.kind,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from paceline.comm.measuring import devices
-from paceline.comm.measuring.plan import COPIES, Copy, Pair, Plan, expected
+from paceline.comm.measuring.plan import COPIES, Copy, MeasuringPlan, Pair, expected
 
-PLAN = Plan(report="", device_bytes=1 << 22, rounds=3)
+PLAN = MeasuringPlan(report="", device_bytes=1 << 22, rounds=3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,11 +10,11 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.group import Group
 from paceline.comm.measuring import collectives, pairs
-from paceline.comm.measuring.plan import OPS, Collective, Pair, Plan, algorithms, elements, expected
+from paceline.comm.measuring.plan import OPS, Collective, MeasuringPlan, Pair, algorithms, elements, expected
 from paceline.comm.measuring.rounds import Contender, time_contenders
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 
-PLAN = Plan(
+PLAN = MeasuringPlan(
     report="",
     pair_bytes=1 << 12,
     ops=OPS,
@@ -27,7 +27,7 @@ PLAN = Plan(
 
 def measure(group: Group, name: str) -> list[Pair | Collective]:
     store = PrefixStore(name, group._store)
-    engine = Engine(PrefixStore("meeting", store), group.rank, group.world)
+    engine = MemoryEngine(PrefixStore("meeting", store), group.rank, group.world)
     return [*pairs.measure(PLAN, engine, store), *collectives.measure(PLAN, engine, store)]
 
 
@@ -113,7 +113,7 @@ def test_a_bucket_is_summed_where_it_lies(pool):
 
 
 def slowest(group: Group) -> list[list[float]]:
-    engine = Engine(PrefixStore("slowest", group._store), group.rank, group.world)
+    engine = MemoryEngine(PrefixStore("slowest", group._store), group.rank, group.world)
     one_is_slow = Contender(lambda: time.sleep(0.02 * group.rank))
     settles_late = Contender(lambda: None, lambda: time.sleep(0.03))
     return time_contenders([one_is_slow, settles_late], engine, rounds=4, seconds=60.0)

@@ -11,10 +11,10 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 
 
-def _all_reduce(engine: Engine, numel: int) -> None:
+def _all_reduce(engine: MemoryEngine, numel: int) -> None:
     engine.all_reduce(torch.ones(numel))
 
 
@@ -30,7 +30,7 @@ COLLECTIVES: dict[str, Any] = {
 
 def played(group: Group, seed: int) -> list[Any]:
     """At each turn some workers fail, and the others call something, not all of them the same."""
-    engine = Engine(PrefixStore(f"off{seed}", group._store), group.rank, group.world)
+    engine = MemoryEngine(PrefixStore(f"off{seed}", group._store), group.rank, group.world)
     dice, said = random.Random(seed), list[Any]()
     for _ in range(60):
         failed = {rank for rank in range(group.world) if dice.random() < 0.4} or {dice.randrange(group.world)}

@@ -18,7 +18,7 @@ from worlds import join
 
 from paceline.comm.group import Group
 from paceline.comm.memory import shm_rendezvous
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.errors import PartedError, UsageError
 
 CLONE_NEWNET = 0x40000000
@@ -158,7 +158,7 @@ def test_workers_of_a_subset_go_by_their_names_in_the_world() -> None:
 
 def slow_readers(group: Group) -> None:
     """One worker takes its time before each wait: the others are by then as far ahead as they can be."""
-    engine = Engine(PrefixStore("slow", group._store), group.rank, group.world)
+    engine = MemoryEngine(PrefixStore("slow", group._store), group.rank, group.world)
     meeting = engine._meeting
     wait = meeting.wait
 

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore
 from worlds import World, Worlds
 
 from paceline.comm.group import Group
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.reductions import Reductions
 from paceline.comm.memory.region import Peers, Region, host_of_this_process
@@ -139,7 +139,7 @@ def held_by_groups(group: Group, prefix: str) -> tuple[list[int], list[int]]:
     store = PrefixStore(prefix, group._store)
     counts = []
     for turn in range(TIMES + 1):
-        engine = Engine(PrefixStore(f"engine{turn}", store), group.rank, group.world)
+        engine = MemoryEngine(PrefixStore(f"engine{turn}", store), group.rank, group.world)
         sums = Reductions(PrefixStore(f"sums{turn}", store), group.rank, group.world)
         mail = Mailbox(PrefixStore(f"mail{turn}", store), group.rank, group.world)
         bucket = sums.allocate(1000, torch.float32)

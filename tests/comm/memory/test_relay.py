@@ -13,7 +13,7 @@ from worlds import make_tiny
 
 from paceline.comm.group import Group
 from paceline.comm.memory import pipelined_allreduce
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.shm_rendezvous import Meeting
 
 PIECE = 1024  # bytes, of a tiny one
@@ -40,7 +40,7 @@ def sum_up(group: Group, dtype: torch.dtype) -> int:
     """How many of the calls gave a wrong number."""
     make_tiny()
     dawdle(group.rank)
-    engine = Engine(PrefixStore("relay", group._store), group.rank, group.world)
+    engine = MemoryEngine(PrefixStore("relay", group._store), group.rank, group.world)
     row = PIECE * group.world // dtype.itemsize
     chance, wrong = random.Random(0), 0  # the same calls on every worker
     for call in range(CALLS):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor
 from worlds import World, Worlds
 
-from paceline.comm.torch_backend.works import Lines, Queue, Work
+from paceline.comm.torch_backend.works import MessageQueues, Queue, Work
 
 
 def many(world: World, numel: int) -> bool:
@@ -211,7 +211,7 @@ def test_threads_end_with_the_queue_after_its_last_work() -> None:
 
 
 def test_tags_do_not_wait_for_each_other_and_share_threads_where_they_can() -> None:
-    lines, gate, done = Lines("tags", lambda site: None), threading.Event(), list[str]()
+    lines, gate, done = MessageQueues("tags", lambda site: None), threading.Event(), list[str]()
     held = lines.run(1, Work(None), gate.wait)
     behind = lines.run(1, Work(None), lambda: done.append("tag 1"))
     for tag in range(2, 50):

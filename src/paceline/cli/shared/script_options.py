@@ -16,7 +16,7 @@ from paceline.settings import RunSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ScriptOptions:
     """As it was typed."""
 
     script: options.Script
@@ -50,14 +50,14 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedWithView(Asked):
+class ScriptOptionsWithView(ScriptOptions):
     """Where the verb leaves it to the user what the script sees."""
 
     view: options.ViewOption = "auto"
     sync_bn: options.SyncBn = False
 
     def settings(self) -> RunSettings:
-        return replace(Asked.settings(self), view=self.view, sync_bn=self.sync_bn)
+        return replace(ScriptOptions.settings(self), view=self.view, sync_bn=self.sync_bn)
 
 
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline import __version__
 from paceline.cli.shared import options
-from paceline.cli.shared.script_options import Asked
+from paceline.cli.shared.script_options import ScriptOptions
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr
 from paceline.errors import RecordError, UsageError
@@ -152,7 +152,7 @@ def recorded(record: Path, run: Run) -> Iterator[Outcome]:
                 raise
 
 
-class Ended(Protocol):
+class PlannedResult(Protocol):
     """The result of a trial that was planned beforehand."""
 
     @property
@@ -163,7 +163,7 @@ class Ended(Protocol):
     def failure(self) -> str: ...
 
 
-def conclude(outcome: Outcome, results: Sequence[Ended]) -> None:
+def conclude(outcome: Outcome, results: Sequence[PlannedResult]) -> None:
     """How a plan ended: interrupted in a trial, with a trial that failed, or well."""
     stopped = next((result.exit_code for result in results if result.interrupted), 0)
     outcome.interrupted = bool(stopped)
@@ -229,7 +229,7 @@ class Series:
         cls,
         session: Session,
         settings: RunSettings,
-        asked: Asked,
+        asked: ScriptOptions,
         *,
         host: Host,
         budget: str | None,

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.topology import links as kinds
-from paceline.topology.choosing import Choice
+from paceline.topology.choosing import DeviceChoice
 from paceline.topology.host import format_list, parse_list
-from paceline.topology.machine import Nic, Node, Topology
+from paceline.topology.machine import Nic, NumaNode, Topology
 from paceline.topology.nccl_log import NcclLog, Tree
-from paceline.topology.usage import Flag, Use, flags, gpus_of, uses
+from paceline.topology.usage import UnusedLink, Use, flags, gpus_of, uses
 from paceline.units import count, size
 
 _STYLES = {"X": "dim", "PIX": "cyan", "PXB": "cyan", "PHB": "yellow", "NODE": "yellow", "SYS": "red"}
@@ -27,7 +27,7 @@ def show(
     console: Console,
     topology: Topology,
     *,
-    choice: Choice | None = None,
+    choice: DeviceChoice | None = None,
     log: NcclLog | None = None,
     notes: Sequence[str] = (),
 ) -> None:
@@ -97,7 +97,7 @@ def _processor_lines(topology: Topology) -> list[str]:
     return lines
 
 
-def _box(node: Node, topology: Topology) -> Panel:
+def _box(node: NumaNode, topology: Topology) -> Panel:
     lines = []
     if node.cpus:
         lines.append(f"CPUs {_cut(node.cpus)}")
@@ -203,7 +203,7 @@ def _pair(a: str, b: str) -> tuple[int, int]:
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (-1, -1)
 
 
-def _nccl(console: Console, log: NcclLog, gpus: dict[int, int], idle: Sequence[Flag]) -> None:
+def _nccl(console: Console, log: NcclLog, gpus: dict[int, int], idle: Sequence[UnusedLink]) -> None:
     version = f" {log.version}" if log.version else ""
     console.print(f"NCCL{version}{f', network {log.network}' if log.network else ''}", style="bold", soft_wrap=True)
     places = [
@@ -257,7 +257,7 @@ def _branch(rank: int, members: dict[int, Tree], seen: frozenset[int]) -> str:
     return f"{rank} ← {inner[0]}" if len(inner) == 1 else f"{rank} ← ({', '.join(inner)})"
 
 
-def _choice(console: Console, choice: Choice) -> None:
+def _choice(console: Console, choice: DeviceChoice) -> None:
     names = " ".join(f"GPU{index}" for index in choice.devices)
     console.print(f"best {choice.k}: {names}", style="bold green", soft_wrap=True)
     console.print(f"  {choice.why}", soft_wrap=True)

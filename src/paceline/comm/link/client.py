@@ -26,10 +26,10 @@ _FOREVER = datetime.timedelta(days=30)  # the stall inspector decides when waiti
 _NAPS = (0.0002, 0.02)  # seconds between two polls for a missing value: initial, maximum
 
 _Store: Any = dist.distributed_c10d.Store  # missing from torch's type annotations
-_of_this_process: Link | None = None
+_of_this_process: LinkSocket | None = None
 
 
-class Link:
+class LinkSocket:
     """The socket to the launcher, with one request at a time. Any thread may call `ask`."""
 
     def __init__(self, descriptor: int) -> None:
@@ -59,7 +59,7 @@ class Link:
         _of_this_process = self
 
 
-def link_of_this_process() -> Link | None:
+def link_of_this_process() -> LinkSocket | None:
     """The link of this process; None if Paceline's launcher has not started this process."""
     return _of_this_process
 
@@ -68,7 +68,7 @@ class LinkStore(_Store):
     """The launcher's store, below a prefix. Waits for a missing key until its timeout. The default timeout is 30 days,
     because the launcher ends the run if a worker ends or stalls."""
 
-    def __init__(self, link: Link, prefix: str = "") -> None:
+    def __init__(self, link: LinkSocket, prefix: str = "") -> None:
         super().__init__()
         self.link, self.prefix = link, prefix
         self.set_timeout(_FOREVER)

@@ -17,13 +17,13 @@ import msgspec
 from paceline.comm.group import connect_store
 from paceline.comm.link.client import within
 from paceline.comm.measuring import collectives, devices, pairs
-from paceline.comm.measuring.plan import Plan, Report, in_words
-from paceline.comm.memory.engine import Engine
+from paceline.comm.measuring.plan import MeasuringPlan, Report, in_words
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.settings import from_environment
 
 
 def main(path: str) -> None:
-    plan = msgspec.json.decode(Path(path).read_bytes(), type=Plan)
+    plan = msgspec.json.decode(Path(path).read_bytes(), type=MeasuringPlan)
     settings = from_environment()
     with open(plan.report, "ab", buffering=0) as file:
         for report in _reports(plan, settings.world, settings.rank, settings):
@@ -32,12 +32,12 @@ def main(path: str) -> None:
                 print(in_words(report), flush=True)
 
 
-def _reports(plan: Plan, world: int, rank: int, settings: Any) -> Iterator[Report]:
+def _reports(plan: MeasuringPlan, world: int, rank: int, settings: Any) -> Iterator[Report]:
     if plan.device_bytes and rank == 0:
         yield from devices.measure(plan)
     if world > 1:
         store = within(connect_store(settings), "bandwidth")
-        engine = Engine(within(store, "meeting"), rank, world)
+        engine = MemoryEngine(within(store, "meeting"), rank, world)
         if plan.pair_bytes:
             yield from pairs.measure(plan, engine, store)
         if plan.ops:

@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from paceline.comm.gloo import gloo_group
 from paceline.comm.link.client import within
-from paceline.comm.measuring.plan import FLOAT, Collective, Plan, algorithms, elements
+from paceline.comm.measuring.plan import FLOAT, Collective, MeasuringPlan, algorithms, elements
 from paceline.comm.measuring.rounds import Contender, time_contenders
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.reductions import Reductions
 from paceline.comm.network import algorithms as network
 from paceline.comm.network.messages import connect
@@ -25,7 +25,7 @@ from paceline.comm.network.messages import connect
 Ways = dict[str, Contender]  # by algorithm
 
 
-def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Collective]:
+def measure(plan: MeasuringPlan, engine: MemoryEngine, store: Any) -> Iterator[Collective]:
     """Every worker iterates it to the end. The reports are the same on all workers."""
     backends = {name: BACKENDS[name](store, engine.rank, engine.world) for name in plan.backends}
     for op in plan.ops:
@@ -33,7 +33,9 @@ def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Collective]:
             yield from _measure(op, size, backends, engine, plan)
 
 
-def _measure(op: str, size: int, backends: dict[str, _Backend], engine: Engine, plan: Plan) -> Iterator[Collective]:
+def _measure(
+    op: str, size: int, backends: dict[str, _Backend], engine: MemoryEngine, plan: MeasuringPlan
+) -> Iterator[Collective]:
     numel = elements(size, engine.world)
     ways = {
         (name, way): contender
@@ -76,7 +78,7 @@ class Memory(_Backend):
 
     def __init__(self, store: Any, rank: int, world: int) -> None:
         super().__init__(store, rank, world)
-        self._engine = Engine(within(store, "measuring/rows"), rank, world)
+        self._engine = MemoryEngine(within(store, "measuring/rows"), rank, world)
         self._sums = Reductions(within(store, "measuring/sums"), rank, world)
 
     def prepare(self, op: str, numel: int) -> Ways:

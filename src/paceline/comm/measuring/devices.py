@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from paceline.comm.measuring.plan import Copy, Pair, Plan
+from paceline.comm.measuring.plan import Copy, MeasuringPlan, Pair
 
 WARM_UP = 2  # rounds
 WORD = 4  # bytes: the copy that measures latency
@@ -26,7 +26,7 @@ PARALLEL = 4  # copies in a row when the host clock measures
 Samples = list[list[float]]
 
 
-def measure(plan: Plan) -> Iterator[Copy | Pair]:
+def measure(plan: MeasuringPlan) -> Iterator[Copy | Pair]:
     """The reports of all GPUs and GPU pairs; empty if torch sees no GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for gpu in range(count):
@@ -35,7 +35,7 @@ def measure(plan: Plan) -> Iterator[Copy | Pair]:
         yield from _pair(a, b, plan)
 
 
-def _copies(gpu: int, plan: Plan) -> Iterator[Copy]:
+def _copies(gpu: int, plan: MeasuringPlan) -> Iterator[Copy]:
     size = _fitting(plan.device_bytes, gpu)
     with torch.cuda.device(gpu):
         device, other = _bytes(size, gpu), _bytes(size, gpu)
@@ -65,7 +65,7 @@ def _copies(gpu: int, plan: Plan) -> Iterator[Copy]:
     torch.cuda.empty_cache()
 
 
-def _pair(a: int, b: int, plan: Plan) -> Iterator[Pair]:
+def _pair(a: int, b: int, plan: MeasuringPlan) -> Iterator[Pair]:
     size = min(_fitting(plan.device_bytes, a), _fitting(plan.device_bytes, b))
     mine, its = [_bytes(size, a), _bytes(size, a)], [_bytes(size, b), _bytes(size, b)]
     there, back = _Way(a, b, mine[0], its[0]), _Way(b, a, its[1], mine[1])

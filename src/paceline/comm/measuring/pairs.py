@@ -11,14 +11,14 @@ import torch
 
 from paceline.comm.gloo import gloo_group
 from paceline.comm.link.client import within
-from paceline.comm.measuring.plan import FLOAT, Pair, Plan
+from paceline.comm.measuring.plan import FLOAT, MeasuringPlan, Pair
 from paceline.comm.measuring.rounds import Contender, time_contenders
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 
 TAG = 7
 
 
-def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Pair]:
+def measure(plan: MeasuringPlan, engine: MemoryEngine, store: Any) -> Iterator[Pair]:
     """Every worker iterates it to the end. While one pair measures, the other workers wait, so that they do not disturb
     the measurement. Every worker gets the reports of all pairs."""
     for a, b in itertools.combinations(range(engine.world), 2):
@@ -29,9 +29,9 @@ def measure(plan: Plan, engine: Engine, store: Any) -> Iterator[Pair]:
         yield from next(filter(None, (msgspec.msgpack.decode(raw, type=list[Pair]) for raw in reports)))
 
 
-def _measure(plan: Plan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
+def _measure(plan: MeasuringPlan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
     place = 0 if rank == a else 1
-    memory = Engine(within(store, "memory"), place, 2)
+    memory = MemoryEngine(within(store, "memory"), place, 2)
     gloo = gloo_group(within(store, "gloo"), place, 2)
     numel = max(1, plan.pair_bytes // FLOAT)
     contenders = [*_through_memory(memory, numel), *_over_gloo(gloo, place, numel)]
@@ -54,7 +54,7 @@ def _measure(plan: Plan, a: int, b: int, rank: int, store: Any) -> list[Pair]:
     ]
 
 
-def _through_memory(engine: Engine, numel: int) -> list[Contender]:
+def _through_memory(engine: MemoryEngine, numel: int) -> list[Contender]:
     mine, other, word = torch.ones(numel), torch.ones(numel), torch.ones(1)
     both = [mine, other] if engine.rank == 0 else [other, mine]  # `mine` is its own destination: no extra copy
 

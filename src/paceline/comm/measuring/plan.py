@@ -14,7 +14,7 @@ FLOAT = 4  # bytes: collectives are measured on float32
 COPIES = 5  # reports per GPU
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuringPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of one run. An empty or zero field switches its measurement off."""
 
     report: str  # the file that rank 0 appends to
@@ -85,7 +85,7 @@ def elements(size: int, workers: int) -> int:
     return max(1, size // FLOAT // workers) * workers
 
 
-def expected(plan: Plan, workers: int, gpus: int) -> int:
+def expected(plan: MeasuringPlan, workers: int, gpus: int) -> int:
     """The number of reports of a complete run in which every pair of GPUs has peer access."""
     count = gpus * COPIES + gpus * (gpus - 1) * 2 if plan.device_bytes else 0
     if plan.pair_bytes:

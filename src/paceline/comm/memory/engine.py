@@ -23,7 +23,7 @@ HALF = 1 << 20  # bytes of a slot's half: small enough to be in the cache when a
 SMALL = 32 << 10  # bytes: up to this size every worker sums the full tensor, which needs one signal less
 
 
-class Engine:
+class MemoryEngine:
     """The collectives of one group. Tensors are CPU tensors, flat and contiguous."""
 
     def __init__(self, store: Any, rank: int, world: int, **options: Any) -> None:

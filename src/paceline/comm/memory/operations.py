@@ -24,20 +24,20 @@ REDUCTIONS: dict[Any, Reduce] = {
 }
 
 
-class Operation(NamedTuple):
+class MemoryOperation(NamedTuple):
     reduce: Reduce
     divide: Callable[[torch.Tensor], Any]  # applied to the result: AVG divides by the number of workers
     words: str  # added to the name of the collective, so that a mismatch between workers is found and named
 
 
-def operation(op: Any, dtype: torch.dtype, world: int) -> Operation:
+def operation(op: Any, dtype: torch.dtype, world: int) -> MemoryOperation:
     """The operation for a torch ReduceOp. Raises ValueError if `dtype` does not support `op`, before the collective
     begins, so that no peer is left inside it."""
     return _operation(int(getattr(op, "op", op)), dtype, world)
 
 
 @functools.cache
-def _operation(number: int, dtype: torch.dtype, world: int) -> Operation:
+def _operation(number: int, dtype: torch.dtype, world: int) -> MemoryOperation:
     kind = Op.RedOpType(number)
     name = getattr(kind, "name", str(kind))
     if kind not in REDUCTIONS or not _can_reduce(kind, dtype):
@@ -45,7 +45,7 @@ def _operation(number: int, dtype: torch.dtype, world: int) -> Operation:
     divide: Callable[[torch.Tensor], Any] = _leave
     if kind == Op.AVG:
         divide = functools.partial(_divide, by=world)
-    return Operation(REDUCTIONS[kind], divide, "" if kind == Op.SUM else f" by {name}")
+    return MemoryOperation(REDUCTIONS[kind], divide, "" if kind == Op.SUM else f" by {name}")
 
 
 def _leave(flat: torch.Tensor) -> None:

@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from paceline.comm.memory.engine import Engine
+from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.flats import bytes_of, flat_of, write_back
 from paceline.comm.memory.mailbox import Mailbox
-from paceline.comm.memory.operations import Operation, operation
+from paceline.comm.memory.operations import MemoryOperation, operation
 from paceline.comm.memory.pipelined_allreduce import add
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.sparse import sparse
-from paceline.comm.torch_backend.works import Lines, Queue, Work
+from paceline.comm.torch_backend.works import MessageQueues, Queue, Work
 from paceline.errors import UsageError
 
 _ProcessGroup: Any = dist.ProcessGroup  # its type annotations are stricter than its callers
@@ -46,12 +46,12 @@ class Backend(_ProcessGroup):
         names = list(options.global_ranks_in_group) or list(range(world))
         self._refuse_other_hosts(store, rank, world, names)
         settings = {"names": names, "timeout": options.timeout.total_seconds()}
-        self._engine = Engine(PrefixStore("engine", store), rank, world, **settings)
+        self._engine = MemoryEngine(PrefixStore("engine", store), rank, world, **settings)
         self._mail = Mailbox(PrefixStore("mail", store), rank, world, **settings)
         self._done = Work(None)  # returned by all synchronous calls
         self._done.finish()
         self._queue = Queue("collectives", self._engine.at)
-        self._lines: dict[tuple[str, int], Lines] = {}  # by direction and peer
+        self._lines: dict[tuple[str, int], MessageQueues] = {}  # by direction and peer
         self._lock = threading.Lock()
 
     def _refuse_other_hosts(self, store: Any, rank: int, world: int, names: list[int]) -> None:
@@ -87,7 +87,7 @@ class Backend(_ProcessGroup):
         return self._begin("all_reduce", run, tensors, opts)
 
     @torch.no_grad()
-    def _sum_sparse(self, tensor: torch.Tensor, by: Operation) -> None:
+    def _sum_sparse(self, tensor: torch.Tensor, by: MemoryOperation) -> None:
         """Gathers the indices and values of all workers; `coalesce` adds the values of equal indices."""
         own = tensor.detach().coalesce()
         counts = self._engine.gather_sizes(own.values().shape[0])
@@ -203,7 +203,7 @@ class Backend(_ProcessGroup):
 
         return self._begin("reduce_scatter", run, outputs, opts)
 
-    def _scatter_sum(self, output: Any, whole: Any, counts: list[int], by: Operation) -> None:
+    def _scatter_sum(self, output: Any, whole: Any, counts: list[int], by: MemoryOperation) -> None:
         flat = flat_of(output)
         self._engine.reduce_scatter(whole, flat, counts, by.reduce, name=f"reduce_scatter{by.words}")
         by.divide(flat)
@@ -311,7 +311,7 @@ class Backend(_ProcessGroup):
         with self._lock:
             lines = self._lines.get((way, peer))
             if lines is None:
-                lines = self._lines[way, peer] = Lines(f"{way} {peer}", self._mail.at)
+                lines = self._lines[way, peer] = MessageQueues(f"{way} {peer}", self._mail.at)
             return lines.run(tag, work, run)
 
     # -- called by torch -------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class Backend(_ProcessGroup):
         self._queue.run_now(run)
         return self._done
 
-    def _reduction(self, opts: Any, dtype: torch.dtype) -> Operation:
+    def _reduction(self, opts: Any, dtype: torch.dtype) -> MemoryOperation:
         return operation(opts.reduceOp if opts is not None else dist.ReduceOp.SUM, dtype, self.size())
 
     # Local mistakes must raise before the first signal: later, the peers would already be inside the collective.

@@ -189,7 +189,7 @@ class Queue:
             self._change.notify_all()
 
 
-class Lines:
+class MessageQueues:
     """Queues for the messages of a pair of workers. Messages with the same tag keep their order; messages with
     different tags do not wait for each other."""
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from paceline.converge.noise.critical_batch import estimates
 from paceline.record.noise import Noise
 from paceline.record.writer import StepWriter
-from paceline.script.losses import Losses, Ticket
+from paceline.script.losses import LossReader, LossTicket
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.crossings import Split
 from paceline.strategies.mirrored import Mirrored
@@ -37,15 +37,15 @@ MEMORY = 0.97  # weight of the old value in the running estimate, per measured s
 
 
 @dataclass(slots=True)
-class Measured:
+class StepNorms:
     """The norms of one step, on their way to the host."""
 
     step: int
     small: int
     large: int
-    of_small: Ticket
-    of_large: Ticket
-    left_over: Ticket | None  # of gradients from before the step: the step counts only if they are zero
+    of_small: LossTicket
+    of_large: LossTicket
+    left_over: LossTicket | None  # of gradients from before the step: the step counts only if they are zero
 
 
 @dataclass(slots=True)
@@ -71,8 +71,8 @@ class NoiseMeter:
         self.stage, self.group = stage, stage.group
         self.every = 1
         self._writer = StepWriter(folder / f"noise.rank{self.group.rank}.jsonl")
-        self._values = Losses()
-        self._waiting: deque[Measured] = deque()
+        self._values = LossReader()
+        self._waiting: deque[StepNorms] = deque()
         self._now = Backwards()
         self._primary: Any = None
         self._usual = 1  # backwards in the previous step
@@ -208,7 +208,7 @@ class NoiseMeter:
         left_over = None if now.left_over is None else self._values.take(now.left_over)
         assert of_small is not None
         assert of_large is not None
-        self._waiting.append(Measured(self._steps, small, large, of_small, of_large, left_over))
+        self._waiting.append(StepNorms(self._steps, small, large, of_small, of_large, left_over))
         self._write()
 
     def _weigh(self, cost: float, step: float) -> None:

@@ -32,7 +32,7 @@ EXACT = 1e-3  # largest relative error of a replayed loss …
 NEARLY = 0.25  # … and with low precision, dropout or split batches, which change the loss
 
 
-class Slot:
+class ReplaySlot:
     """Stands for a tensor that is computed during a replay."""
 
     __slots__ = ("number",)
@@ -53,7 +53,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Step:
+class ReplayedStep:
     """One step of a script, as notes."""
 
     calls: list[Call] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Step:
         values: dict[int, Any] = {}
 
         def put(leaf: Any) -> Any:
-            return values[leaf.number] if isinstance(leaf, Slot) else leaf
+            return values[leaf.number] if isinstance(leaf, ReplaySlot) else leaf
 
         for call in self.calls:
             args = tree.replace(call.args, put)
@@ -104,10 +104,10 @@ class Replay:
 
     def __init__(self, stage: Stage, samples: int) -> None:
         self.stage, self.samples = stage, samples
-        self.steps: deque[Step] = deque()
+        self.steps: deque[ReplayedStep] = deque()
         self.optimizer: Any = None
         self.trouble = ""
-        self._now = Step()
+        self._now = ReplayedStep()
         self._slots: dict[int, int] = {}  # id → slot
         self._alive: list[Any] = []  # keeps tensors alive so that ids stay unique
         self._values: list[Tensor] = []  # of the losses
@@ -215,7 +215,7 @@ class Replay:
         if not isinstance(leaf, Tensor):
             return leaf
         if (slot := self._slots.get(id(leaf))) is not None:
-            return Slot(slot)
+            return ReplaySlot(slot)
         if leaf.grad_fn is not None:
             self._give_up("a part of its loss was computed before the model was called")
         elif not isinstance(leaf, nn.Parameter):
@@ -259,7 +259,7 @@ class Replay:
         if self._open and _get_current_function_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._open = False
-        self._now, self._slots, self._alive, self._values = Step(), {}, [], []
+        self._now, self._slots, self._alive, self._values = ReplayedStep(), {}, [], []
 
     @contextmanager
     def _without_mode(self) -> Iterator[None]:

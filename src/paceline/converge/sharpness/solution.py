@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.converge.sharpness.hessian import largest_eigenvalue, loss_along_line, perturbed_loss
-from paceline.converge.sharpness.replay import Replay, Step, first_line
+from paceline.converge.sharpness.replay import Replay, ReplayedStep, first_line
 from paceline.record.private import create
 from paceline.record.sharpness import RunSharpness, solution_path, write_sharpness
 from paceline.script import rng
@@ -73,13 +73,13 @@ class SolutionMeter:
                     found.trouble = found.trouble or f"{WHAT[part.__name__]}: {first_line(error)}"
         return found
 
-    def _perturb(self, found: RunSharpness, steps: list[Step], weights: list[Tensor], models: Any) -> None:
+    def _perturb(self, found: RunSharpness, steps: list[ReplayedStep], weights: list[Tensor], models: Any) -> None:
         moved = perturbed_loss(_loss_of, steps, weights, radius=RADIUS, directions=DIRECTIONS)
         found.loss, found.moved, found.worst = map(finite, (moved.loss, moved.mean, moved.worst))
         if found.loss is None:
             raise ArithmeticError("the loss is not a finite number")
 
-    def _curve(self, found: RunSharpness, steps: list[Step], weights: list[Tensor], models: Any) -> None:
+    def _curve(self, found: RunSharpness, steps: list[ReplayedStep], weights: list[Tensor], models: Any) -> None:
         if found.loss is None:
             return
         if _has_dead_end(torch.autograd.grad(_loss_of(steps[0]), weights, create_graph=True, allow_unused=True)):
@@ -89,7 +89,9 @@ class SolutionMeter:
         )
         found.eigenvalue, found.settled, found.iterations = finite(top.eigenvalue), top.settled, top.iterations
 
-    def _line(self, found: RunSharpness, steps: list[Step], weights: list[Tensor], models: list[nn.Module]) -> None:
+    def _line(
+        self, found: RunSharpness, steps: list[ReplayedStep], weights: list[Tensor], models: list[nn.Module]
+    ) -> None:
         whole = nn.ModuleList(models)
         here = {name: value.detach().clone() for name, value in whole.state_dict().items()}
         if self.asked.keep:
@@ -126,7 +128,7 @@ WHAT = {
 }
 
 
-def _loss_of(step: Step) -> Tensor:
+def _loss_of(step: ReplayedStep) -> Tensor:
     """The loss with the same random numbers every time, because some models are random in eval mode too."""
     torch.manual_seed(0)
     return step.loss()

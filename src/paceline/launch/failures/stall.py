@@ -30,7 +30,7 @@ _STATES = {
 
 
 @dataclass(slots=True)
-class Standing:
+class WorkerStanding:
     """What the launcher knows about one worker. Times are on the launcher's clock, in seconds."""
 
     rank: int
@@ -80,8 +80,8 @@ class Stalled:
     """A stall at one moment. If no worker waits and all are only quiet, the stall is no failure."""
 
     longest: float
-    waiting: list[Standing]
-    missing: list[Standing]
+    waiting: list[WorkerStanding]
+    missing: list[WorkerStanding]
     quiet: bool = False
 
 
@@ -95,7 +95,7 @@ class Inspector:
     tells_quiet: bool = True  # False for a program that is only started and watched: its workers pass no seams
     _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # (rank, collectives entered)
 
-    def look(self, standings: list[Standing], now: float) -> Stalled | None:
+    def look(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
         """A stall that has not been reported yet."""
         stalled = _stalled(standings, now)
         limits = [limit for limit in (self.warning, self.abort) if limit]
@@ -108,14 +108,14 @@ class Inspector:
         known, self._reported = bool(keys & self._reported), keys
         return None if known else stalled
 
-    def gives_up(self, standings: list[Standing], now: float) -> Stalled | None:
+    def gives_up(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
         """A stall that ends the run: a worker has been waiting or silent for `abort` seconds."""
         stalled = _stalled(standings, now)
         if self.abort and stalled is not None and stalled.longest >= self.abort:
             return stalled
         return None
 
-    def _quiet(self, standings: list[Standing], now: float) -> Stalled | None:
+    def _quiet(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
         live = [standing for standing in standings if not standing.ended]
         if not (self.warning and self.tells_quiet and live) or not all(s.is_quiet(now, self.warning) for s in live):
             return None
@@ -123,7 +123,7 @@ class Inspector:
         return Stalled(min(now - standing.moved for standing in live), [], live, quiet=True)
 
 
-def report(stalled: Stalled, standings: list[Standing], stacks: dict[int, str], host: str, now: float) -> str:
+def report(stalled: Stalled, standings: list[WorkerStanding], stacks: dict[int, str], host: str, now: float) -> str:
     """The text of the report."""
     lines = [_headline(stalled)]
     lines += [f"  {_stand(standing, host, now)}" for standing in stalled.waiting]
@@ -161,7 +161,7 @@ def why(stalled: Stalled, rank: int, now: float) -> str:
     return f"{wrong}, and {kept}" if wrong else kept
 
 
-def _stalled(standings: list[Standing], now: float) -> Stalled | None:
+def _stalled(standings: list[WorkerStanding], now: float) -> Stalled | None:
     waiting = [standing for standing in standings if standing.waited(now) > 0]
     silent = [standing for standing in standings if standing.is_silent(now)]
     if not waiting and not silent:
@@ -187,7 +187,7 @@ def _headline(stalled: Stalled) -> str:
     return f"Stalled: {_ranks(stalled.waiting)} waited {stalled.longest:.1f} s for other workers."
 
 
-def _where_nobody_is_missing(waiting: list[Standing]) -> str:
+def _where_nobody_is_missing(waiting: list[WorkerStanding]) -> str:
     if len({(one.beat.collectives, one.beat.waiting) for one in waiting if one.beat}) > 1:
         return "No worker is missing: the workers parted ways and wait in different collectives."
     return (
@@ -196,12 +196,12 @@ def _where_nobody_is_missing(waiting: list[Standing]) -> str:
     )
 
 
-def _ranks(standings: list[Standing]) -> str:
+def _ranks(standings: list[WorkerStanding]) -> str:
     ranks = ", ".join(str(standing.rank) for standing in standings)
     return f"worker{'s' if len(standings) > 1 else ''} {ranks}"
 
 
-def _stand(standing: Standing, host: str, now: float) -> str:
+def _stand(standing: WorkerStanding, host: str, now: float) -> str:
     name, beat = f"worker {standing.rank} on {host}", standing.beat
     if standing.ended:
         return f"{name}: its script has ended" + (f", after step {beat.step}" if beat else "")
@@ -216,7 +216,7 @@ def _stand(standing: Standing, host: str, now: float) -> str:
     return f"{name}: in no collective; {place}"
 
 
-def _wrong(standing: Standing, now: float) -> str:
+def _wrong(standing: WorkerStanding, now: float) -> str:
     """A clause that says what is wrong with a silent worker."""
     unheard = f"no heartbeat for {standing.silence(now):.0f} s"
     if standing.beat is None:
@@ -226,7 +226,7 @@ def _wrong(standing: Standing, now: float) -> str:
     return f"{_STATES.get(standing.state, 'does not answer')} ({unheard})"
 
 
-def _no_answer(standing: Standing) -> str:
+def _no_answer(standing: WorkerStanding) -> str:
     if standing.is_frozen:
         return f"cannot answer: it is frozen. To continue it, type: kill -CONT {standing.pid}"
     return "did not answer: its Python is blocked, or the worker has not started yet"

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import torch
 
-from paceline.comm.link.client import Link
+from paceline.comm.link.client import LinkSocket
 from paceline.launch import messages
 from paceline.launch.control import Control
 from paceline.launch.failures.tracebacks import describe, whole_text
@@ -45,7 +45,7 @@ def settle_mathematics() -> None:
     torch.sqrt(torch.ones(1))
 
 
-def work(spawn: messages.Spawn, order: messages.Order, descriptors: list[int], parent: int) -> int | str | None:
+def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[int], parent: int) -> int | str | None:
     """Runs the script as one worker; returns the argument for sys.exit. `descriptors` are the worker's end of its link
     to the launcher's store and, on rank 0, the pipes for its standard output and error."""
     _leave_the_zygote(parent)
@@ -55,7 +55,7 @@ def work(spawn: messages.Spawn, order: messages.Order, descriptors: list[int], p
     offspring.hush()
     settings = order.settings
     link, *pipes = descriptors
-    Link(link).use()
+    LinkSocket(link).use()
     _take_share(settings, order.environment)
     control = Control(settings)
     try:

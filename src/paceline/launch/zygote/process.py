@@ -42,7 +42,7 @@ class Nursery:
         self._sweep_at = 0.0  # when these groups are killed
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def serve(self) -> tuple[messages.Spawn, messages.Order, list[int]]:
+    def serve(self) -> tuple[messages.Spawn, messages.SpawnOrder, list[int]]:
         """Serves the launcher until the launcher is gone. Returns only in a forked worker, with that worker's order, so
         that the worker's stack stays as short as in plain Python."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -71,7 +71,7 @@ class Nursery:
 
     def _spawn(
         self, spawn: messages.Spawn, descriptors: list[int]
-    ) -> tuple[messages.Spawn, messages.Order, list[int]] | None:
+    ) -> tuple[messages.Spawn, messages.SpawnOrder, list[int]] | None:
         if self._served:
             _import_what_comes_late()
         self._served, self._scratch = True, spawn.scratch

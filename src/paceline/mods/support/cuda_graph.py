@@ -31,7 +31,7 @@ LEARNS, HOOKS = attrgetter("requires_grad"), attrgetter("_backward_hooks", "_pos
 WITHOUT = "Leave the mod out: --mod cuda_graphs cannot be used with this script."
 
 
-class Layout:
+class GraphLayout:
     """The addresses of a model's weights and buffers, and which of them require gradients. Checked before every replay,
     so the check is fast: a graph uses the memory of its capture, even if the model has changed since."""
 

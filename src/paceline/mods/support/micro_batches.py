@@ -23,7 +23,7 @@ from paceline.script.slicing.sliced import Role
 
 
 @dataclass(slots=True)
-class Plan:
+class MicroBatchPlan:
     """For one kind of call: the arguments to cut, the dimension of each, and each output's role."""
 
     batch_leaf: int
@@ -73,7 +73,9 @@ def _join(column: tuple[Any, ...], role: Role, sizes: list[int]) -> Any:
     return column[0]
 
 
-def prove(plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, batch_dim: int) -> Plan | None:
+def prove(
+    plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, batch_dim: int
+) -> MicroBatchPlan | None:
     """The plan for calls like this one; None if no argument has a batch dimension. Runs the model without side effects.
     ScriptError if the model cannot be computed in micro-batches."""
     subject = getattr(module, "_orig_mod", module)
@@ -102,7 +104,7 @@ def prove(plain: Callable[..., Any], module: nn.Module, given: Any, parts: int, 
             continue
         roles = _roles(pieces, whole, random, sizes)
         if None not in roles:
-            return Plan(batch_leaf, cuts, tuple(role for role in roles if role is not None))
+            return MicroBatchPlan(batch_leaf, cuts, tuple(role for role in roles if role is not None))
         paths = tree.paths(whole)
         trouble = trouble or f"its output{paths[roles.index(None)]} differs in micro-batches"
     if not trouble:

@@ -26,7 +26,7 @@ MEASURED = 50  # steps to measure if the number of steps of the run is unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BatchPolicy:
     """The choice for the rest of the run, and its reason."""
 
     optimizer: str  # lamb or lars; empty: the script's own
@@ -35,7 +35,7 @@ class Choice:
     why: str
 
 
-class Meter:
+class NoiseEstimator:
     """Compares each step's gradients with those of the previous step."""
 
     def __init__(self, steps: int) -> None:
@@ -81,7 +81,7 @@ def choose(
     layerwise: str,
     ghosts: int,
     known: bool,
-) -> Choice:
+) -> BatchPolicy:
     """Chooses rule and optimizer by the noise scale. `layerwise` is the optimizer that can replace the script's own;
     `known` says whether the number of steps of the whole run is known. A pure function."""
     below = noise is not None and noise >= BELOW * batch
@@ -101,7 +101,7 @@ def choose(
     ways.append(f"warm-up over {warm_up} steps")
     ways.append(f"cosine to step {steps}" if steps else "no added decay")
     text = f"large_batch=auto: the noise scale is {found}, the batch has {batch:,} samples: {why}; {', '.join(ways)}"
-    return Choice(optimizer=optimizer, scale=scale, steps=steps, why=text)
+    return BatchPolicy(optimizer=optimizer, scale=scale, steps=steps, why=text)
 
 
 def growth(run: RunSettings) -> float:

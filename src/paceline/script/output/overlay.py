@@ -248,7 +248,7 @@ class Overlay:
                 found = {name: entry for name, entry in inside if os.path.join(full, name) not in self.gone}
         if self._exists(own):
             with self._os["scandir"](own) as entries:
-                found |= {entry.name: Entry(path, entry) for entry in entries}
+                found |= {entry.name: OverlayEntry(path, entry) for entry in entries}
         return list(found.values())
 
     # -- renaming --------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class Overlay:
         return where is not None and self._os["access"](where, *args, **kwargs)
 
 
-class Entry:
+class OverlayEntry:
     """An entry of os.scandir for a file of the layer, with the path that the script knows."""
 
     def __init__(self, folder: Any, entry: os.DirEntry[str]) -> None:

@@ -28,7 +28,7 @@ FAILED = object()  # stands for the output of a call that raised
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenCall:
     """The observed effects of one call."""
 
     output: Any
@@ -40,7 +40,7 @@ class Seen:
 
 def rehearse(
     plain: Callable[..., Any], module: nn.Module, given: Any, *, all_eval: bool, graph: bool, shift: bool = False
-) -> Seen:
+) -> SeenCall:
     """One call without lasting effects. `graph`: with gradients on, for modules that need a graph. `shift`: draws other
     random numbers than a call without it."""
     with _on_a_copy(module), undisturbed(module, all_eval=all_eval), torch.set_grad_enabled(graph):
@@ -52,14 +52,14 @@ def rehearse(
         try:
             output = plain(module, *given[0], **given[1])
         except Exception as error:
-            return Seen(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
+            return SeenCall(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
         states = side_effects.changed(module, attributes)
         changes = {
             key: b - old[key] if key in old and old[key].shape == b.shape else b.clone()
             for key, b in own_buffers(module)
             if key not in old or not torch.equal(b, old[key])
         }
-        return Seen(output, states, changes, rng.drawn_since(before))
+        return SeenCall(output, states, changes, rng.drawn_since(before))
 
 
 @contextlib.contextmanager

@@ -34,10 +34,10 @@ from paceline.script.slicing.comparing import (
     row_dim,
 )
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.dry_run import FAILED, Seen, asleep, in_double, rehearse, woken
+from paceline.script.slicing.dry_run import FAILED, SeenCall, asleep, in_double, rehearse, woken
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.sliced import Plan, Role, cut_leaves, role_by_shape
+from paceline.script.slicing.sliced import Role, SlicePlan, cut_leaves, role_by_shape
 
 
 class Proof:
@@ -55,7 +55,7 @@ class Proof:
         self._all_eval, self._graph = True, False  # mode of the dry runs
         self._averages = averages
 
-    def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Plan | None:
+    def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
         """The plan for calls like this one. None if every worker must compute the whole call: no argument has a batch,
         or the call cannot be sliced and is not the training work (evaluation, or a head behind a sliced call)."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -78,7 +78,7 @@ class Proof:
             whole = self._observe(plain, subject, given)
         if any(self._agree(whole.output is FAILED)):
             batch_leaf, cuts = hypotheses[0]
-            return Plan(batch_leaf, cuts, None)  # the module runs in training mode only: roles follow from shapes
+            return SlicePlan(batch_leaf, cuts, None)  # the module runs in training mode only: roles follow from shapes
         random = self._random_leaves(plain, subject, given, whole)
         trouble = ""
         hidden = asleep(subject)
@@ -99,7 +99,7 @@ class Proof:
                     proven = self._holds_in_double(plain, subject, given, cuts, split, random, hidden)
             if all(self._agree(proven)):
                 common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
-                return Plan(
+                return SlicePlan(
                     batch_leaf,
                     cuts,
                     common,
@@ -117,20 +117,20 @@ class Proof:
         self.group.pulse.notice(f"{describe(module)} cannot be computed in slices: every worker computes it whole.")
         return None
 
-    def _observe(self, plain: Callable[..., Any], module: nn.Module, given: Any, *, shift: bool = False) -> Seen:
+    def _observe(self, plain: Callable[..., Any], module: nn.Module, given: Any, *, shift: bool = False) -> SeenCall:
         self._averages.begin()
         try:
             return rehearse(plain, module, given, all_eval=self._all_eval, graph=self._graph, shift=shift)
         finally:
             self._averages.end()
 
-    def _observe_all(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> Seen:
+    def _observe_all(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> SeenCall:
         """Observes the call on every worker's slice. Batch norms may use collectives: if one worker fails, all fail."""
         try:
             seen = self._observe(plain, module, given)
             self.group.agree(failed=seen.output is FAILED)
         except CalledOff:
-            seen = Seen(FAILED, {}, {}, False)  # the worker that failed reports the reason
+            seen = SeenCall(FAILED, {}, {}, False)  # the worker that failed reports the reason
         if self.group.off:
             self.group.begin_again()
         return seen
@@ -142,10 +142,10 @@ class Proof:
         given: Any,
         cuts: dict[int, int],
         split: Split,
-        whole: Seen,
+        whole: SeenCall,
         random: set[int],
         tolerance: float | None = None,
-    ) -> tuple[Seen, list[Role | None] | None, bool]:
+    ) -> tuple[SeenCall, list[Role | None] | None, bool]:
         """The call on this worker's slice, the resulting roles, and whether a comparison was too close to decide."""
         leaves = tree.leaves(given)
         with torch.no_grad(), self._split_for_norms(split):
@@ -211,7 +211,9 @@ class Proof:
                 roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
 
-    def _states(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[Place, Role], ...]:
+    def _states(
+        self, piece: SeenCall, whole: SeenCall, split: Split, module: nn.Module
+    ) -> tuple[tuple[Place, Role], ...]:
         """The values that the call leaves in attributes, with their roles: they are outputs too."""
         places = sorted(whole.states, key=repr)
         pieces = tuple(piece.states.get(place) for place in places)
@@ -230,7 +232,9 @@ class Proof:
                 )
         return tuple((place, role) for place, role in zip(places, roles, strict=True) if role is not None)
 
-    def _buffers(self, piece: Seen, whole: Seen, split: Split, module: nn.Module) -> tuple[tuple[str, str, Role], ...]:
+    def _buffers(
+        self, piece: SeenCall, whole: SeenCall, split: Split, module: nn.Module
+    ) -> tuple[tuple[str, str, Role], ...]:
         """The buffers that the call changes depending on its rows, with the roles of the changes."""
         keys = [key for key, change in sorted(whole.buffers.items()) if not self._changes_equally(piece, key, change)]
         pieces = tuple(piece.buffers.get(key) for key in keys)
@@ -246,11 +250,11 @@ class Proof:
                 )
         return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role and role.kind != "same")
 
-    def _changes_equally(self, piece: Seen, key: tuple[str, str], change: torch.Tensor) -> bool:
+    def _changes_equally(self, piece: SeenCall, key: tuple[str, str], change: torch.Tensor) -> bool:
         """Whether a buffer changes equally on the whole batch and on every slice: it counts calls."""
         return all(self._agree(close(piece.buffers.get(key), change)))
 
-    def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: Seen) -> set[int]:
+    def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: SeenCall) -> set[int]:
         """Outputs that are random even in eval mode (a sampled latent): they cannot be compared."""
         if not whole.drew:
             return set()
@@ -267,7 +271,7 @@ class Proof:
         first = self.group.gather_objects(told, "the proof")[0]
         return [None if role is None else Role(*role) for role in first]
 
-    def _reason(self, seen: Seen, seen_whole: Seen) -> str:
+    def _reason(self, seen: SeenCall, seen_whole: SeenCall) -> str:
         if seen.output is FAILED:
             return f"on a slice {seen.error}" if seen.error else ""
         piece, whole = seen.output, seen_whole.output

@@ -1,7 +1,7 @@
 """A sliced call: each worker computes the rows of its slice, and every worker returns the output for the whole batch.
 
-A `Plan` says which arguments to cut and how to combine outputs. `proof` finds and checks it at the first call of its
-kind.
+A `SlicePlan` says which arguments to cut and how to combine outputs. `proof` finds and checks it at the first call of
+its kind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Role:
 
 
 @dataclass(slots=True)
-class Plan:
+class SlicePlan:
     """The plan for one kind of call: the arguments to cut, along which dimension, and each output's role.
 
     `outputs` is None if the roles are not known: then they follow from the shapes.
@@ -79,11 +79,11 @@ class _Begun:
     """The current call, and the plan that calls of its kind had before."""
 
     module: nn.Module
-    plans: dict[Hashable, Plan | None]
+    plans: dict[Hashable, SlicePlan | None]
     kind: Hashable
-    before: Plan | None
+    before: SlicePlan | None
     calls: int  # made with the plan before
-    plan: Plan | None = None
+    plan: SlicePlan | None = None
     split: Split | None = None
     unfinished: Unfinished | None = None
 
@@ -95,7 +95,7 @@ class SlicedCalls:
         self,
         group: Group,
         together: Together,
-        prove: Callable[..., Plan | None],
+        prove: Callable[..., SlicePlan | None],
         inside: Callable[[], Any],
         averages: Averages,
         *,
@@ -108,7 +108,9 @@ class SlicedCalls:
         self.averages = averages
         self._prove, self._inside = prove, inside
         self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
-        self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Plan | None]] = weakref.WeakKeyDictionary()
+        self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, SlicePlan | None]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._begun: _Begun | None = None  # the current call
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -169,7 +171,7 @@ class SlicedCalls:
         self._together.meet_since(met)
         return whole
 
-    def _join_left(self, left: Unfinished, number: int, plan: Plan, split: Split) -> None:
+    def _join_left(self, left: Unfinished, number: int, plan: SlicePlan, split: Split) -> None:
         """Combines the workers' pieces of a value left in an attribute, or of a change to a buffer."""
         if number < len(plan.states):
             place, role = plan.states[number]
@@ -231,7 +233,7 @@ class SlicedCalls:
         values = (attributes.get(name) for attributes, name in self._switches[module])
         return tuple(value if isinstance(value, SWITCHES) else type(value) for value in values)
 
-    def _is_due(self, plan: Plan, leaves: list[Any]) -> bool:
+    def _is_due(self, plan: SlicePlan, leaves: list[Any]) -> bool:
         """Whether the plan must be proven again, because it may not hold for another batch. Every plan is proven at its
         2nd call: the first batch may have been a dummy, to see shapes. A mean or a sum (of what a mask leaves) is
         proven at the 2nd, 4th, 8th … call. A plan proven with fewer rows than workers is proven again on a larger
@@ -240,7 +242,7 @@ class SlicedCalls:
         again = plan.calls == 2 or (plan.shaky and plan.calls & (plan.calls - 1) == 0)
         return again or plan.rows < self.group.world <= plan.batch(leaves)
 
-    def _join(self, output: Any, plan: Plan, split: Split) -> Any:
+    def _join(self, output: Any, plan: SlicePlan, split: Split) -> Any:
         pieces = tree.leaves(output)
         roles = plan.outputs
         if roles is None or len(roles) != len(pieces):
@@ -297,14 +299,14 @@ def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) ->
     piece.register_hook(keep)
 
 
-def _buffers(module: nn.Module, plan: Plan) -> Iterator[torch.Tensor]:
+def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
     """The buffers that a call changes depending on its rows."""
     for path, name, _ in plan.buffers:
         yield module.get_submodule(path).get_buffer(name)
 
 
 @contextmanager
-def _sharing(module: nn.Module, plan: Plan, group: Group) -> Iterator[None]:
+def _sharing(module: nn.Module, plan: SlicePlan, group: Group) -> Iterator[None]:
     """Passes tensors that a module holds but that were computed outside it (generated weights, MAML's fast weights)
     through a crossing, like arguments."""
     subject = getattr(module, "_orig_mod", module)

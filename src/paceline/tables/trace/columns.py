@@ -22,7 +22,7 @@ import polars as pl
 from paceline.errors import TraceError
 from paceline.record.inside import File
 from paceline.tables.trace.intervals import Integers
-from paceline.tables.trace.json_reader import NOTHING, Args, Event, Head, Number, Stream
+from paceline.tables.trace.json_reader import NOTHING, Args, Event, Head, JsonStream, Number
 from paceline.tables.trace.nesting import calls
 
 # Torch's names for the kinds of events, current and older.
@@ -248,7 +248,7 @@ _LAST_CALLED = _KIND_CODES["user_annotation"]  # ops and marks come first
 def read_trace(path: Path | File, rank: int | None = None, *, most: int = MOST_EVENTS, more: str = "") -> Trace:
     """Reads a trace. TraceError if the file is no trace, or has more than `most` events; `more` is added to the advice.
     The rank is the given one, the one in the file, the one in its name, or 0."""
-    stream, columns = Stream(path), _Columns(path, most, more)
+    stream, columns = JsonStream(path), _Columns(path, most, more)
     try:
         for events in stream:
             columns.add(events)

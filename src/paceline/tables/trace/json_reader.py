@@ -91,7 +91,7 @@ class Head(msgspec.Struct):
     paceline: dict[str, Any] = {}  # in Paceline's own traces: rank, world, first and last step
 
 
-class Stream:
+class JsonStream:
     """`for events in Stream(path)`; afterwards `head` is complete. Can be iterated once."""
 
     def __init__(self, path: Path | File) -> None:

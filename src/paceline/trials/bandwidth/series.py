@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.comm.measuring.plan import OPS, Plan, Report, expected
+from paceline.comm.measuring.plan import OPS, MeasuringPlan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
 from paceline.record.private import create, make_folder, write_file
@@ -38,7 +38,7 @@ class Trial:
 
     name: str
     workers: int
-    plan: Plan
+    plan: MeasuringPlan
     expected: int  # reports
 
 
@@ -70,13 +70,13 @@ def plan(
     trials = []
     if host.gpus and "devices" in parts:
         # Large in quick trials, too: what fits into a GPU's cache says nothing of its memory.
-        asked = Plan(report=_report(record, "devices"), device_bytes=256 << 20, rounds=5 if quick else 11)
+        asked = MeasuringPlan(report=_report(record, "devices"), device_bytes=256 << 20, rounds=5 if quick else 11)
         trials.append(
             Trial(name="devices", workers=1, plan=asked, expected=expected(asked, 1, len(host.gpus))),
         )
     if {"pairs", "collectives"} & set(parts):
         collectives = "collectives" in parts
-        asked = Plan(
+        asked = MeasuringPlan(
             report=_report(record, "workers"),
             pair_bytes=(4 << 20 if quick else 16 << 20) if "pairs" in parts else 0,
             ops=tuple(ops) if collectives else (),

@@ -78,7 +78,7 @@ class CopyLimit(msgspec.Struct, kw_only=True):
     gb_per_s: float
 
 
-class Flag(msgspec.Struct, kw_only=True):
+class WeakLink(msgspec.Struct, kw_only=True):
     """A link that gives too little."""
 
     what: str
@@ -96,7 +96,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     pairs: list[PairRate]
     collectives: list[CollectiveRate]
     copy_limits: list[CopyLimit]
-    flags: list[Flag]
+    flags: list[WeakLink]
     notes: list[str]
     failures: list[str]
     interrupted: bool = False
@@ -254,13 +254,13 @@ def _copy_limits(reports: Sequence[Collective]) -> list[CopyLimit]:
     ]
 
 
-def _weak_copies(copies: Sequence[CopyRate], topology: Topology) -> Iterable[Flag]:
+def _weak_copies(copies: Sequence[CopyRate], topology: Topology) -> Iterable[WeakLink]:
     for copy in copies:
         if copy.usual and copy.gb_per_s < TOO_LITTLE * copy.usual:
             gpu = topology.gpu(copy.gpu)
             node = None if gpu is None else gpu.node
             where = "" if node is None else f", and whether the worker's cores are on the GPU's NUMA node ({node})"
-            yield Flag(
+            yield WeakLink(
                 what=f"GPU{copy.gpu}, {copy.path}, pinned",
                 gb_per_s=copy.gb_per_s,
                 usual=copy.usual,
@@ -270,14 +270,14 @@ def _weak_copies(copies: Sequence[CopyRate], topology: Topology) -> Iterable[Fla
             )
 
 
-def _weak_pairs(pairs: Sequence[PairRate]) -> Iterable[Flag]:
+def _weak_pairs(pairs: Sequence[PairRate]) -> Iterable[WeakLink]:
     direct = {(pair.a, pair.b) for pair in pairs if pair.between == "gpus" and pair.direct}
     for pair in pairs:
         # The way through the host is what counts only where there is no other.
         if not pair.direct and (pair.a, pair.b) in direct:
             continue
         if pair.kind and pair.usual and pair.gb_per_s < TOO_LITTLE * pair.usual:
-            yield Flag(
+            yield WeakLink(
                 what=f"GPU{pair.a} to GPU{pair.b}, {kinds.in_words(pair.kind)} ({pair.kind})",
                 gb_per_s=pair.gb_per_s,
                 usual=pair.usual,

@@ -20,7 +20,7 @@ from paceline.record import WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
 from paceline.trials.core.same_numbers import Losses, SameNumbers, compare
 from paceline.trials.core.summary import Summary, summarize
-from paceline.trials.scale.why import Parts, Setting, Why, explain, join, take_apart
+from paceline.trials.scale.why import Parts, ScaleSetting, Why, explain, join, take_apart
 
 Mode = Literal["strong", "weak"]
 
@@ -45,7 +45,7 @@ class Result:
     trial: Trial
     summary: Summary
     losses: Losses
-    setting: Setting
+    setting: ScaleSetting
     parts: Parts | None = None  # of a typical step; None where no step was split into parts
     failure: str = ""
     interrupted: bool = False
@@ -70,7 +70,7 @@ class Point(msgspec.Struct, kw_only=True):
     why: Why | None = None  # what its efficiency is lost to; None where its steps were not split into parts
 
 
-class Failure(msgspec.Struct, kw_only=True):
+class TrialFailure(msgspec.Struct, kw_only=True):
     """A trial that did not end well: its number of workers is measured no further."""
 
     workers: int
@@ -89,7 +89,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     warm_up: int
     points: list[Point]
     same_numbers: SameNumbers
-    failures: list[Failure]
+    failures: list[TrialFailure]
     interrupted: bool = False
 
 
@@ -178,7 +178,7 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
         points=[_point(by_workers[n], base_results, mode) for n in sorted(by_workers)],
         same_numbers=_same_numbers(by_workers, base, mode),
         failures=[
-            Failure(
+            TrialFailure(
                 workers=r.trial.workers,
                 round=r.trial.round,
                 message=r.failure,
@@ -227,10 +227,10 @@ def _why(results: Sequence[Result], speed: float, base: Sequence[Result], base_s
     return explain(join(rounds, speed), join(base_rounds, base_speed), setting, base_setting, weak=mode == "weak")
 
 
-def _setting(trial: Trial, workers: Sequence[WorkerInfo]) -> Setting:
+def _setting(trial: Trial, workers: Sequence[WorkerInfo]) -> ScaleSetting:
     on_cores = [worker for worker in workers if not worker.gpus]
     cores = [(worker.host, core) for worker in on_cores for core in worker.cores]
-    return Setting(
+    return ScaleSetting(
         workers=trial.workers,
         threads=max((worker.threads for worker in on_cores), default=0),
         shared_cores=len(set(cores)) < len(cores),

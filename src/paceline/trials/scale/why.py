@@ -42,7 +42,7 @@ class Parts(msgspec.Struct, kw_only=True):
     waited_for: list[float]
 
 
-class Setting(msgspec.Struct, kw_only=True):
+class ScaleSetting(msgspec.Struct, kw_only=True):
     """What advice depends on. `threads` is what the launcher gave each worker, 0 where it computes on a GPU;
     `shared_cores`: some have to share one."""
 
@@ -123,7 +123,7 @@ def join(rounds: Sequence[Parts], samples_per_s: float) -> Parts:
     )
 
 
-def explain(parts: Parts, base: Parts, setting: Setting, base_setting: Setting, *, weak: bool = False) -> Why:
+def explain(parts: Parts, base: Parts, setting: ScaleSetting, base_setting: ScaleSetting, *, weak: bool = False) -> Why:
     """What the efficiency of `parts` against `base` is lost to. Both are of `join`. `weak` only words the advice."""
     # Samples of a worker, compared with the base's: the share of the base's time that would be perfect.
     ideal = (parts.samples / setting.workers) / (base.samples / base_setting.workers)
@@ -144,7 +144,7 @@ def explain(parts: Parts, base: Parts, setting: Setting, base_setting: Setting, 
     return why
 
 
-def _sentence(why: Why, setting: Setting, base: Setting, *, weak: bool) -> str:
+def _sentence(why: Why, setting: ScaleSetting, base: ScaleSetting, *, weak: bool) -> str:
     # A worker that comes late costs its own time, too, which the mean worker has as compute or input.
     late = {"imbalance": max(0.0, (why.lateness - why.seconds["imbalance"]) / why.seconds["total"])}
     by_size = sorted(why.lost, key=lambda cause: -why.lost[cause] - late.get(cause, 0.0))
@@ -170,7 +170,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _advice(cause: str, why: Why, setting: Setting, base: Setting, *, weak: bool) -> str:
+def _advice(cause: str, why: Why, setting: ScaleSetting, base: ScaleSetting, *, weak: bool) -> str:
     if cause == "communication":
         return (
             "bytes on their way that no work hides; try a larger batch, and `paceline bandwidth` to see what the "

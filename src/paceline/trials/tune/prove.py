@@ -20,14 +20,14 @@ FRESH = 3  # trials of mods between two of the script as it is
 CLOSE = 1.5  # a prediction is good within this factor of what was measured
 
 
-class Measures(Protocol):
+class Measurer(Protocol):
     """A bench: it measures a set of mods, and gives failures as results."""
 
     def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured: ...
 
 
 def prove(
-    bench: Measures,
+    bench: Measurer,
     found: Sequence[Finding],
     *,
     mods: tuple[str, ...] = (),
@@ -66,7 +66,7 @@ def error(finding: Finding) -> float | None:
     return max(ratio, 1 / ratio)
 
 
-def _trial(bench: Measures, mods: tuple[str, ...], mod: str) -> Measured:
+def _trial(bench: Measurer, mods: tuple[str, ...], mod: str) -> Measured:
     applied, changes = settings_of(together(mods, mod))
     return bench.measure(mod, mods=applied, **changes)
 

@@ -39,7 +39,7 @@ class NothingToTune(Exception):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Standing:
+class CandidateStanding:
     """What is known of a candidate while the search goes on."""
 
     candidate: Candidate
@@ -65,10 +65,10 @@ class Search:
         self.bench, self.start, self.budget = bench, start, budget
         self.on_note, self.on_kept = on_note, on_kept
         self.best: Mods = AS_IT_IS
-        self.standings = {c.mod: Standing(c, Row(mod=c.mod)) for c in candidates}
+        self.standings = {c.mod: CandidateStanding(c, Row(mod=c.mod)) for c in candidates}
         for order, mod in enumerate(start):
             asked = Candidate(mod=mod, order=order - len(start))
-            self.standings.setdefault(mod, Standing(asked, Row(mod=mod)))
+            self.standings.setdefault(mod, CandidateStanding(asked, Row(mod=mod)))
         self.guard: Guard | None = None
         self.final: Final | None = None
         self.problem, self.cut_short = "", False
@@ -78,7 +78,7 @@ class Search:
         self.speeds = self.trials.speeds
         self.notes: list[str] = []
         self._tried: set[tuple[str, frozenset[str]]] = set()  # a candidate, and what it was tried on
-        self._doubtful: list[Standing] = []  # on the best: may gain, may be noise
+        self._doubtful: list[CandidateStanding] = []  # on the best: may gain, may be noise
 
     # -- the plan --------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class Search:
                 else:  # pairs that show so little are many: later, if nothing better comes
                     self._doubtful.append(standing)
 
-    def _next(self) -> Standing | None:
+    def _next(self) -> CandidateStanding | None:
         """The next to try on top of the best, or to try once more; None: nothing is left."""
         on = frozenset(self.best)
         left = [one for one in self._open() if (one.candidate.mod, on) not in self._tried]
@@ -179,7 +179,7 @@ class Search:
             return min(left, key=self._rank)
         return max(self._doubtful, key=lambda one: one.gain or 1.0, default=None)
 
-    def _rank(self, standing: Standing) -> tuple[int, float, int]:
+    def _rank(self, standing: CandidateStanding) -> tuple[int, float, int]:
         """What showed a gain comes first, then what was not tried yet, then the others by their promise; what was tried
         twice in vain, last. What takes long to start makes every later trial long, and waits for those that promise
         more even if it gained."""
@@ -192,7 +192,7 @@ class Search:
 
     # -- a candidate -----------------------------------------------------------------------------------------------
 
-    def _screen(self, standing: Standing) -> bool:
+    def _screen(self, standing: CandidateStanding) -> bool:
         """One trial on top of the best, unless there is one. Says whether it is worth a confirmation."""
         new = self._with(standing)
         known = self.speeds.of(new)
@@ -214,7 +214,7 @@ class Search:
             standing.out = True
             gentler = standing.candidate.gentler()
             if gentler is not None:  # as if it had been tried here: it is as fast as this one
-                self.standings.setdefault(gentler.mod, Standing(gentler, Row(mod=gentler.mod), fruitless=1))
+                self.standings.setdefault(gentler.mod, CandidateStanding(gentler, Row(mod=gentler.mod), fruitless=1))
             return False
         standing.gain = gain
         if gain <= 1 + max(LEAST / 2, self.speeds.noise / 2):
@@ -224,11 +224,11 @@ class Search:
         row.settle(Reason.NOT_CONFIRMED, "not confirmed: the budget was over")
         return True
 
-    def _climb(self, standing: Standing) -> Standing:
+    def _climb(self, standing: CandidateStanding) -> CandidateStanding:
         """From `batch=x2` upward, as long as twice as much gains; by the gentler rule where the other is refused."""
         while standing.candidate.doubles:
             doubled = standing.candidate.doubled()
-            following = Standing(doubled, Row(mod=doubled.mod))
+            following = CandidateStanding(doubled, Row(mod=doubled.mod))
             self.standings[doubled.mod] = following
             reached = standing.gain or 1.0
             least = max(WORTH, self.speeds.margin(1))
@@ -248,7 +248,7 @@ class Search:
             standing = following
         return standing
 
-    def _confirm(self, standing: Standing) -> None:
+    def _confirm(self, standing: CandidateStanding) -> None:
         """Best and candidate in turn, until it is clear which is faster."""
         old, new = self.best, self._with(standing)
         ratios, row = self.trials.pairs(old, new, best=old), standing.row
@@ -326,10 +326,10 @@ class Search:
 
     # -- odds and ends ---------------------------------------------------------------------------------------------
 
-    def _open(self) -> list[Standing]:
+    def _open(self) -> list[CandidateStanding]:
         return [one for mod, one in self.standings.items() if not one.out and mod not in self.best]
 
-    def _with(self, standing: Standing) -> Mods:
+    def _with(self, standing: CandidateStanding) -> Mods:
         return together(self.best, standing.candidate.mod)
 
     def _compared(self, mods: Mods, measured: Measured) -> Compared:

@@ -15,7 +15,7 @@ STALE, UNSTEADY = 4, 0.03  # trials after which a speed is measured anew, on a m
 AS_IT_IS: Mods = ()
 
 
-class Clock(Protocol):
+class TimeLeft(Protocol):
     """The part of a budget that a search looks at."""
 
     @property
@@ -28,7 +28,7 @@ class Measures(Protocol):
     """A bench: it measures a set of mods, and gives failures as results."""
 
     @property
-    def budget(self) -> Clock: ...
+    def budget(self) -> TimeLeft: ...
     def measure(self, name: str, *, mods: Mods | None = None, **changes: Any) -> Measured: ...
 
 

@@ -12,7 +12,7 @@ from paceline.record.phases import PHASES
 from paceline.tables.difference import difference, difference_of_ops
 from paceline.tables.trace.time_limit import within
 from paceline.units import rate
-from paceline.view.records.measures import Measures, measure
+from paceline.view.records.measures import RunMeasures, measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
@@ -40,7 +40,7 @@ def _who(letter: str, record: Opened) -> Note:
     return Note(text=f"{letter}: {command(record)}", links=[(record.name, href("run", record.name))])
 
 
-def _tiles(a: Measures, b: Measures) -> list[Tile]:
+def _tiles(a: RunMeasures, b: RunMeasures) -> list[Tile]:
     tiles = []
     if a.samples_per_s and b.samples_per_s:
         times = b.samples_per_s / a.samples_per_s
@@ -65,7 +65,7 @@ def _tiles(a: Measures, b: Measures) -> list[Tile]:
     return tiles
 
 
-def _split(told: Sequence[Measures]) -> Chart:
+def _split(told: Sequence[RunMeasures]) -> Chart:
     return Chart(
         name="split",
         title="Where the time of a step went",

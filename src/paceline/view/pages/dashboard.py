@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from paceline.record.phases import PHASES
 from paceline.tables.stragglers import stragglers
 from paceline.units import rate, seconds, size
-from paceline.view.records.measures import Measures, measure
+from paceline.view.records.measures import RunMeasures, measure
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Facts, Findings, Note, Page, Split, Tile, Tiles
+from paceline.view.ui.blocks import Block, FactsBlock, Findings, Note, Page, SplitBlock, Tile, Tiles
 from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
 from paceline.view.ui.run_parts import SLOWEST, command, step_charts, trials
@@ -27,7 +27,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks.append(Tiles(_tiles(record, told)))
     if record.steps.frame.height:
         blocks += [
-            Split(
+            SplitBlock(
                 title="Where the time of a step went",
                 how=f"Mean seconds of a step over workers, after {told.warm_up} warm-up steps. Each worker times its "
                 "own phases at the seams; communication is what no other work hid.",
@@ -42,7 +42,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         blocks += step_charts(record, told)
     blocks += utilisation(record)
     blocks += trials(record)
-    blocks.append(Facts(title="What was run", facts=_facts(record), open=not record.steps.frame.height))
+    blocks.append(FactsBlock(title="What was run", facts=_facts(record), open=not record.steps.frame.height))
     if record.steps.partly:
         blocks.append(Note(text="The run is long: its first steps are left out of these figures.", tone="warn"))
     return Page(title=record.name.rpartition("/")[2], lead=command(record), blocks=blocks)
@@ -64,7 +64,7 @@ def _outcome(record: Opened) -> Sequence[Block]:
     return blocks
 
 
-def _tiles(record: Opened, told: Measures) -> list[Tile]:
+def _tiles(record: Opened, told: RunMeasures) -> list[Tile]:
     run, outcome = record.run, record.run.outcome
     tiles = [
         Tile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePath
 
-from paceline.view.records.library import MOST_RUNS, Entry, Library
+from paceline.view.records.library import MOST_RUNS, Library, RecordEntry
 from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid, Row
 from paceline.view.ui.links import href
@@ -78,7 +78,7 @@ def _from_here(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _row(entry: Entry) -> Row:
+def _row(entry: RecordEntry) -> Row:
     return {
         "name": entry.name,
         "verb": entry.verb,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.view.records.record import Opened
-from paceline.view.records.spans import MOST, Spans, spans_of, steps_of
+from paceline.view.records.spans import MOST, StepSpans, spans_of, steps_of
 from paceline.view.ui.blocks import Block, Note, Page, TimeLine
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.links import href
@@ -43,7 +43,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     return Page(title="Time line", blocks=blocks)
 
 
-def _longest(told: Spans) -> Grid:
+def _longest(told: StepSpans) -> Grid:
     """The same as a table: for those who cannot see the picture, and for sorting."""
     first = sorted(range(len(told.length)), key=lambda number: -told.length[number])[:LONGEST]
     rows = [

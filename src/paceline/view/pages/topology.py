@@ -9,9 +9,9 @@ import msgspec
 
 from paceline.errors import RecordError
 from paceline.record.schema import WorkerInfo
-from paceline.topology.choosing import Choice
+from paceline.topology.choosing import DeviceChoice
 from paceline.topology.host import format_list
-from paceline.topology.machine import Gpu, Link, Node, Package, Topology
+from paceline.topology.machine import Gpu, Link, NumaNode, Package, Topology
 from paceline.topology.picture import draw
 from paceline.topology.survey import survey
 from paceline.view.records.record import Opened
@@ -33,7 +33,7 @@ class _Recorded(msgspec.Struct):
     name: str = ""
     cores: list[_Core] = []
     gpus: list[str] = []
-    choice: Choice | None = None
+    choice: DeviceChoice | None = None
     links: tuple[Link, ...] = ()
 
 
@@ -66,7 +66,7 @@ def as_topology(told: _Recorded) -> Topology:
         devices=tuple(Gpu(index=index) for index in gpus),
         links=told.links,
         numa=tuple(
-            Node(id=node, cpus=format_list([c.id for c in told.cores if c.node == node])) for node in nodes[:MOST]
+            NumaNode(id=node, cpus=format_list([c.id for c in told.cores if c.node == node])) for node in nodes[:MOST]
         ),
         packages=tuple(
             Package(
@@ -79,7 +79,7 @@ def as_topology(told: _Recorded) -> Topology:
     )
 
 
-def _drawn(topology: Topology, choice: Choice | None) -> Block:
+def _drawn(topology: Topology, choice: DeviceChoice | None) -> Block:
     try:
         return Picture(title=topology.host or "The machine", svg=draw(topology, choice=choice))
     except (ValueError, KeyError, IndexError) as error:

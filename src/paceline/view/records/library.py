@@ -18,7 +18,7 @@ from paceline.record.inside import Folder
 from paceline.record.schema import Run, Step
 from paceline.view.records.record import Opened, state_of
 from paceline.view.records.steps import read_tail
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 
 OPEN = 8  # records kept in memory, of traces no more than one record may have
 MOST_RUNS = 5000  # in the list, the newest
@@ -26,7 +26,7 @@ _FILES = ("run.json", "verdict.json", "findings.json", "steps.rank*.jsonl", "tra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RecordEntry:
     """A record in the list. `problem` says why it cannot be opened; then there is nothing else."""
 
     name: str
@@ -47,13 +47,13 @@ class Entry:
 class Library:
     """All records below one folder. Safe to use from several threads."""
 
-    def __init__(self, root: Path, limits: Limits | None = None) -> None:
+    def __init__(self, root: Path, limits: ViewLimits | None = None) -> None:
         self.root = Path(root).resolve()
-        self.limits = limits or Limits()
+        self.limits = limits or ViewLimits()
         self._folder = Folder(self.root)
         self._lock = threading.Lock()
         self._open: OrderedDict[str, tuple[object, Opened]] = OrderedDict()
-        self._entries: dict[str, tuple[object, Entry]] = {}
+        self._entries: dict[str, tuple[object, RecordEntry]] = {}
 
     def find(self, name: str) -> Folder:
         """The folder of a record. NoRecordError where there is none of that name, or a link is on the way to it."""
@@ -100,10 +100,10 @@ class Library:
         except RecordError:
             return False  # a file, or a link
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RecordEntry]:
         return [self.entry(name) for name in self.names()[:MOST_RUNS]]
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> RecordEntry:
         """A record's line in the list; also of one that cannot be opened."""
         try:
             folder = self.find(name)
@@ -115,10 +115,10 @@ class Library:
             self._entries[name] = (stamp, entry)
             return entry
         except PacelineError as error:
-            return Entry(name=name, problem=error.message)
+            return RecordEntry(name=name, problem=error.message)
 
 
-def _entry(name: str, folder: Folder) -> Entry:
+def _entry(name: str, folder: Folder) -> RecordEntry:
     opened = Opened.of(name, folder)
     run = opened.run
     # The end of the first worker's steps is enough for a list, however long the run is.
@@ -131,7 +131,7 @@ def _entry(name: str, folder: Folder) -> Entry:
             problem = error.message
     speeds = [step.samples / step.total for step in tail if step.total > 0]
     losses = [step.loss for step in tail if step.loss is not None]
-    return Entry(
+    return RecordEntry(
         name=name,
         verb=run.verb,
         script=run.script,

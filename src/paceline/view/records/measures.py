@@ -12,7 +12,7 @@ from paceline.view.records.record import Opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measures:
+class RunMeasures:
     """`step` holds mean seconds of each part of a step, and `total`. None: nothing to measure."""
 
     warm_up: int
@@ -26,11 +26,11 @@ class Measures:
     memory: int
 
 
-def measure(record: Opened) -> Measures:
+def measure(record: Opened) -> RunMeasures:
     steps = record.steps.frame
     if not steps.height:
         nothing = dict.fromkeys(("total", *PHASES), 0.0)
-        return Measures(
+        return RunMeasures(
             warm_up=0, steps=0, samples=0, samples_per_s=None, median_step=None, step=nothing,
             first_loss=None, last_loss=None, memory=0,
         )  # fmt: skip
@@ -41,7 +41,7 @@ def measure(record: Opened) -> Measures:
     everything = pl.concat([part[dropped:] for part in steps.partition_by("rank")])
     split = everything.filter("split") if everything["split"].any() else everything
     losses = first["loss"].drop_nulls()
-    return Measures(
+    return RunMeasures(
         warm_up=dropped,
         steps=first.height,
         samples=int(first["samples"].sum()),

@@ -22,7 +22,7 @@ from paceline.tables.trace.columns import Trace, rank_in, read_trace
 from paceline.tables.trace.steps import windows
 from paceline.tables.trace.time_limit import within
 from paceline.view.records.steps import Steps, read_steps
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 
 LARGEST = 16 << 20  # bytes of a JSON document: those of ours have some kilobytes
 MOST_WORKERS = 4096
@@ -64,7 +64,7 @@ class Opened:
     name: str
     folder: Folder
     run: Run
-    limits: Limits = Limits()  # noqa: RUF009
+    limits: ViewLimits = ViewLimits()  # noqa: RUF009
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False)
     turn: anyio.Lock = field(default_factory=anyio.Lock, compare=False)  # of visitors who want its traces
     made: dict[str, tuple[str, Any]] = field(
@@ -72,7 +72,7 @@ class Opened:
     )  # what pages computed, kept for the next one
 
     @classmethod
-    def of(cls, name: str, folder: Folder, limits: Limits | None = None) -> Opened:
+    def of(cls, name: str, folder: Folder, limits: ViewLimits | None = None) -> Opened:
         """RecordError where there is no record, or none that fits in memory."""
         try:
             run = read_run(folder, most=LARGEST)
@@ -82,7 +82,7 @@ class Opened:
             raise RecordError(
                 f"{folder.file('run.json')} speaks of {len(run.workers):,} workers: more than can be shown."
             )
-        return cls(name, folder, run, limits or Limits())
+        return cls(name, folder, run, limits or ViewLimits())
 
     def once(self, what: str, make: Callable[[], T], *, instead: str = "") -> T:
         """What it makes, in the time that a page may take; made once, and so is a refusal. `what` begins a sentence.

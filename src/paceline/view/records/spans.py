@@ -41,7 +41,7 @@ class Track(msgspec.Struct, kw_only=True):
     rows: int
 
 
-class Spans(msgspec.Struct, kw_only=True):
+class StepSpans(msgspec.Struct, kw_only=True):
     """Columns: a span's track, row in it, start and length (nanoseconds since the step began), name and kind, the last
     two as numbers into lists."""
 
@@ -85,9 +85,9 @@ class _Drawing:
             columns["name"].append(self.names.setdefault(_spoken(name), len(self.names)))
             columns["kind"].append(KINDS.index(kind))
 
-    def told(self, step: int, end: int, left_out: int, note: str = "") -> Spans:
+    def told(self, step: int, end: int, left_out: int, note: str = "") -> StepSpans:
         names = list(self.names)
-        return Spans(
+        return StepSpans(
             step=step,
             end=end,
             kinds=KINDS,
@@ -119,12 +119,12 @@ def _traced(traces: Sequence[Trace]) -> list[int]:
     return sorted({int(step) for trace in traces for step in windows(trace)["step"]})[:MOST_STEPS]
 
 
-def spans_of(record: Opened, step: int, *, most: int = MOST) -> Spans:
+def spans_of(record: Opened, step: int, *, most: int = MOST) -> StepSpans:
     """One step. RecordError where there is no such step."""
     if step not in steps_of(record):
         raise RecordError(f"{record.name} has no step {step} that could be drawn.")
 
-    def draw() -> Spans:
+    def draw() -> StepSpans:
         if record.trace_paths:
             return _from_traces(record.tables.traces, step, most)
         return _from_timeline(record, step, most)
@@ -135,7 +135,7 @@ def spans_of(record: Opened, step: int, *, most: int = MOST) -> Spans:
 # -- of traces ---------------------------------------------------------------------------------------------------------
 
 
-def _from_traces(traces: Sequence[Trace], step: int, most: int) -> Spans:
+def _from_traces(traces: Sequence[Trace], step: int, most: int) -> StepSpans:
     found: list[tuple[Trace, int, int]] = []
     for trace in traces:
         window = windows(trace).filter(pl.col("step") == step)
@@ -209,7 +209,7 @@ def _depths(spans: Iterable[tuple[int, int, str, str]]) -> list[int]:
 # -- of a run with --timeline ------------------------------------------------------------------------------------------
 
 
-def _from_timeline(record: Opened, step: int, most: int) -> Spans:
+def _from_timeline(record: Opened, step: int, most: int) -> StepSpans:
     row = record.steps.frame.filter(pl.col("step") == step).row(0, named=True)
     start, end = row["at"] - row["total"], row["at"]
     drawing, left_out = _Drawing(), 0

@@ -27,7 +27,7 @@ from paceline.view.records.record import Opened
 from paceline.view.records.spans import spans_of
 from paceline.view.server.auth import Gate
 from paceline.view.server.follow import follow
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 from paceline.view.server.site import PAGES, Kind
 from paceline.view.server.turns import Turns
 from paceline.view.ui import render
@@ -42,7 +42,9 @@ LASTING = {"Cache-Control": "private, max-age=86400", "Vary": "Accept-Encoding"}
 PACKED = {**LASTING, "Content-Encoding": "gzip"}
 
 
-def make_app(root: Path, *, token: str, hosts: frozenset[str] | None = None, limits: Limits | None = None) -> ASGIApp:
+def make_app(
+    root: Path, *, token: str, hosts: frozenset[str] | None = None, limits: ViewLimits | None = None
+) -> ASGIApp:
     """The app over a folder of records. `hosts`: names under which it may be asked for; None: any."""
     shelf = Shelf(Library(root, limits))
     library = shelf.library
@@ -64,7 +66,7 @@ def make_app(root: Path, *, token: str, hosts: frozenset[str] | None = None, lim
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageQuery:
     """What a request asks of its page."""
 
     query: dict[str, str]
@@ -72,7 +74,7 @@ class Asked:
     kept: list[tuple[str, str]]
 
     @classmethod
-    def by(cls, request: Request) -> Asked:
+    def by(cls, request: Request) -> PageQuery:
         pairs = request.query_params.multi_items()
         kept = [(key, value) for key, value in pairs if key not in ("grid", "q", "sort", "order", "token")]
         return cls(dict(pairs), request.url.path, kept)
@@ -88,11 +90,11 @@ class Asked:
         )
 
 
-def _answer(make: Callable[[Asked, dict[str, str]], Response]) -> Callable[[Request], Any]:
+def _answer(make: Callable[[PageQuery, dict[str, str]], Response]) -> Callable[[Request], Any]:
     """What it makes of a request and of the parts of its address, made in a thread: pages read files."""
 
     async def answer(request: Request) -> Response:
-        return await run_in_threadpool(make, Asked.by(request), request.path_params)
+        return await run_in_threadpool(make, PageQuery.by(request), request.path_params)
 
     return answer
 
@@ -123,7 +125,7 @@ def _any_traced(records: list[Opened]) -> bool:
 
 def _page(shelf: Shelf, kind: Kind) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
-        asked = Asked.by(request)
+        asked = PageQuery.by(request)
 
         def make(record: Opened) -> Response:
             return asked.render(build(record, kind, asked.query), kind.key, record)
@@ -144,24 +146,24 @@ def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
 
 def _compare(shelf: Shelf) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
-        asked = Asked.by(request)
+        asked = PageQuery.by(request)
         make = partial(_compared, asked)
         return await shelf.answer(_two(asked), make, long=True)
 
     return answer
 
 
-def _compared(asked: Asked, before: Opened, after: Opened) -> Response:
+def _compared(asked: PageQuery, before: Opened, after: Opened) -> Response:
     return asked.render(compare.build(before, after), "compare")
 
 
-def _two(asked: Asked) -> list[str]:
+def _two(asked: PageQuery) -> list[str]:
     if len(asked.names) != 2:
         raise RecordError("Two runs can be compared, no more and no less.", advice="Tick two in the list.")
     return asked.names
 
 
-def _machine(asked: Asked, told: dict[str, str]) -> Response:
+def _machine(asked: PageQuery, told: dict[str, str]) -> Response:
     return asked.render(topology.build_machine(), "machine")
 
 
@@ -203,14 +205,14 @@ def _download(shelf: Shelf) -> Callable[[Request], Any]:
     """`/csv/run/steps/NAME` is the grid `steps` of the page `run`."""
 
     async def answer(request: Request) -> Response:
-        asked, told = Asked.by(request), request.path_params
+        asked, told = PageQuery.by(request), request.path_params
         names, page, long = _any_page(shelf.library, asked, told["page"], told["name"])
         return await shelf.answer(names, lambda *records: _table(asked, told, page(*records)), long=long)
 
     return answer
 
 
-def _any_page(library: Library, asked: Asked, key: str, name: str) -> tuple[list[str], Callable[..., Page], bool]:
+def _any_page(library: Library, asked: PageQuery, key: str, name: str) -> tuple[list[str], Callable[..., Page], bool]:
     """The records that a page is made of, what makes it, and whether that may take long."""
     if key == "runs":
         return [], lambda: runs.build(library), False
@@ -224,7 +226,7 @@ def _any_page(library: Library, asked: Asked, key: str, name: str) -> tuple[list
     return [name], lambda record: build(record, kind, asked.query), kind.traced
 
 
-def _table(asked: Asked, told: dict[str, str], page: Page) -> Response:
+def _table(asked: PageQuery, told: dict[str, str], page: Page) -> Response:
     form, grid = told["form"], page.grid(told["grid"])
     if grid is None or form not in ("csv", "json"):
         raise HTTPException(404)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.view.records.library import Library
 from paceline.view.records.record import Opened
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui import render
 from paceline.view.ui.blocks import Note, Page
@@ -25,7 +25,7 @@ from paceline.view.ui.blocks import Note, Page
 SCRIPTS = ("theme.js", "app.js", "timeline.js")
 
 
-def export(root: Path, name: str, target: Path, *, limits: Limits | None = None) -> tuple[Path, int]:
+def export(root: Path, name: str, target: Path, *, limits: ViewLimits | None = None) -> tuple[Path, int]:
     """Writes the report of a record, or of the newest one. Gives the record's folder, and the report's bytes."""
     library = Library(root, limits)
     if not name:

@@ -32,7 +32,7 @@ LINES = 14  # of the log
 _sample = msgspec.json.Decoder(Sample)
 
 
-class Tail:
+class FileTail:
     """Whole lines that a file gained. A file that was begun anew is read from its start."""
 
     def __init__(self, path: Path | File) -> None:
@@ -64,15 +64,15 @@ class Follower:
 
     def __init__(self, library: Library, name: str) -> None:
         self._library, self._name = library, name
-        self._steps: dict[int, Tail] = {}  # by rank, as they become known: a run is there before its workers are
+        self._steps: dict[int, FileTail] = {}  # by rank, as they become known: a run is there before its workers are
         self._state = ""
-        self._samples = Tail(library.open(name).folder.file(FILE))
+        self._samples = FileTail(library.open(name).folder.file(FILE))
 
     def look(self) -> dict[str, Any] | None:
         """What is new; None where nothing is. Blocks: it reads files."""
         record = self._library.open(self._name)
         for rank in record.ranks[:RANKS]:
-            self._steps.setdefault(rank, Tail(record.folder.file(f"steps.rank{rank}.jsonl")))
+            self._steps.setdefault(rank, FileTail(record.folder.file(f"steps.rank{rank}.jsonl")))
         new = {rank: parse(tail.take(), record.folder) for rank, tail in sorted(self._steps.items())}
         first = next(iter(new.values()), [])
         told: dict[str, Any] = {

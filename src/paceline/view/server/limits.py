@@ -10,7 +10,7 @@ FEWER = "trace fewer steps: paceline profile --steps 3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ViewLimits:
     """As `paceline view` was asked."""
 
     seconds: float = 30.0  # for reading a record's traces, and for each table that is made of them

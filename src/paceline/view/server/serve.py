@@ -10,7 +10,7 @@ import uvicorn
 
 from paceline.errors import UsageError
 from paceline.view.server.app import make_app
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 
 HERE = "127.0.0.1"
 SHORTEST = 16  # characters of a token that is to keep strangers out
@@ -43,7 +43,7 @@ def address(bound: socket.socket, token: str, path: str = "/") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}?token={token}"
 
 
-def server(root: Path, bound: socket.socket, *, token: str, limits: Limits | None = None) -> uvicorn.Server:
+def server(root: Path, bound: socket.socket, *, token: str, limits: ViewLimits | None = None) -> uvicorn.Server:
     """Its `run(sockets=[bound])` serves until it is interrupted. Where only this machine can ask, it must ask for this
     machine."""
     local = bound.getsockname()[0] == HERE

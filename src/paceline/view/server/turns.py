@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from paceline.errors import TraceError
 from paceline.view.records.record import Opened
-from paceline.view.server.limits import Limits
+from paceline.view.server.limits import ViewLimits
 
 TOGETHER = 4  # pages over traces that are made at the same time
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class Turns:
     """Of one server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ViewLimits) -> None:
         self._limits = limits
         self._few = anyio.CapacityLimiter(TOGETHER)
 

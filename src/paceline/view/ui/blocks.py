@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from paceline.charts.chart import Chart
-from paceline.view.records.spans import Spans
+from paceline.view.records.spans import StepSpans
 from paceline.view.ui.grid import Grid
 
 Tone = Literal["", "good", "bad", "warn", "live"]
@@ -31,7 +31,7 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class SplitBlock:
     """A whole and its parts, as one bar: (part, seconds, colour)."""
 
     title: str
@@ -43,7 +43,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FindingBlock:
     """What a rule said. `href` leads to `page`, which shows the evidence; `where` is a line of the script."""
 
     rule: str
@@ -62,7 +62,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    findings: Sequence[Finding]
+    findings: Sequence[FindingBlock]
     kind: str = field(default="findings", init=False)
 
 
@@ -76,7 +76,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class FactsBlock:
     """Names and what they are: no measurements."""
 
     title: str
@@ -108,7 +108,7 @@ class TimeLine:
     """Spans on tracks, drawn on a canvas. `source` is where the browser gets them; in a report they are in `data`."""
 
     source: str = ""
-    data: Spans | None = None
+    data: StepSpans | None = None
     step: int = 0
     before: int | None = None  # the steps beside it that can be drawn
     after: int | None = None
@@ -127,7 +127,7 @@ class Live:
     kind: str = field(default="live", init=False)
 
 
-Block: TypeAlias = Tiles | Chart | Split | Findings | Note | Facts | Text | Picture | TimeLine | Live | Grid
+Block: TypeAlias = Tiles | Chart | SplitBlock | Findings | Note | FactsBlock | Text | Picture | TimeLine | Live | Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.view.records.contents import shows
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Finding
+from paceline.view.ui.blocks import FindingBlock
 from paceline.view.ui.links import href
 from paceline.view.ui.wording import say
 
@@ -29,18 +29,18 @@ OTHERWISE = ("devices", "op-types", "iterations")
 TITLES = {"timeline": "time line", "op-types": "op types"}
 
 
-def read_findings(record: Opened) -> list[Finding] | None:
+def read_findings(record: Opened) -> list[FindingBlock] | None:
     """None where nobody asked the rules."""
     if record.findings is None:
         return None
     return [_finding(told, record) for told in record.findings[:MOST]]
 
 
-def _finding(told: Mapping[str, Any], record: Opened) -> Finding:
+def _finding(told: Mapping[str, Any], record: Opened) -> FindingBlock:
     rule = str(told.get("rule", ""))
     page = _page(rule, record)
     mod = told.get("mod")
-    return Finding(
+    return FindingBlock(
         rule=rule,
         title=str(told.get("title", rule)),
         evidence=_figures(told.get("evidence")),

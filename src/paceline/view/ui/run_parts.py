@@ -9,7 +9,7 @@ import polars as pl
 from paceline.charts.chart import Axis, Chart, Line, Points, Shade
 from paceline.charts.thin import thinned
 from paceline.tables.iterations import iterations
-from paceline.view.records.measures import Measures
+from paceline.view.records.measures import RunMeasures
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note
 from paceline.view.ui.links import href
@@ -29,7 +29,7 @@ def command(record: Opened) -> str:
     return f"paceline {run.verb}{number}{mods} {shlex.join([run.script, *run.arguments])}"
 
 
-def step_charts(record: Opened, told: Measures) -> list[Block]:
+def step_charts(record: Opened, told: RunMeasures) -> list[Block]:
     """Step times, throughput and loss over the steps of the first worker."""
     steps = record.steps.frame
     first = steps.filter(pl.col("rank") == pl.col("rank").min())

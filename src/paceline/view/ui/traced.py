@@ -7,7 +7,7 @@ from paceline.errors import RecordError, UsageError
 from paceline.tables.timeline import CAUSES
 from paceline.units import percent, seconds
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Split, Tile, Tiles
+from paceline.view.ui.blocks import Block, SplitBlock, Tile, Tiles
 from paceline.view.ui.grid import Column
 
 STEP = "Sum over the traced steps of all ranks, by the number of traced steps: a step of one rank."
@@ -79,7 +79,7 @@ def device_split(record: Opened) -> list[Block]:
     ]
     reasons = "; ".join(f"{cause}: {why}" for cause, why in IDLE.items())
     return [
-        Split(
+        SplitBlock(
             name="device-split",
             title="What the device did in a step",
             how="Each moment counts once: compute, else communication, else copy, else idle, by cause. "
