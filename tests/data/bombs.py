@@ -50,7 +50,7 @@ def record_head(length: int) -> bytes:
     from paceline.data.formats import crc32c
 
     raw = struct.pack("<Q", length)
-    return raw + struct.pack("<I", crc32c.masked(crc32c.value()(raw)))
+    return raw + struct.pack("<I", crc32c.masked(raw))
 
 
 def tar_head(name: str, size: int) -> bytes:

@@ -28,12 +28,12 @@ def by_definition(raw: bytes) -> tuple[list[bytes], list[str]]:
         if len(raw) - at < 12:
             return records, [*wrong, f"{place}: {FOUND[1]}"]
         length, crc = struct.unpack_from("<QI", raw, at)
-        if crc32c.masked(crc32c.by_numpy(raw[at : at + 8])) != crc:
+        if crc32c.masked(raw[at : at + 8]) != crc:
             return records, [*wrong, f"{place}: {FOUND[0]}"]
         record, tail = raw[at + 12 : at + 12 + length], raw[at + 12 + length : at + 16 + length]
         if len(tail) < 4:
             return records, [*wrong, f"{place}: {FOUND[1]}"]
-        if crc32c.masked(crc32c.by_numpy(record)) == struct.unpack("<I", tail)[0]:
+        if crc32c.masked(record) == struct.unpack("<I", tail)[0]:
             records.append(record)
         else:
             wrong.append(f"{place}: {FOUND[2]}")

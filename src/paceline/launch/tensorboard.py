@@ -30,7 +30,11 @@ Line = TypeVar("Line", Step, Logged)
 
 
 def prove_board(folder: Path) -> None:
-    """Makes the folder and writes something there. UsageError where that cannot be: ask before a run is started."""
+    """Makes the folder and writes something there. UsageError where that cannot be, or where a package is missing: ask
+    before a run is started."""
+    from paceline.data.formats import crc32c  # only where it was asked for: it imports numpy
+
+    crc32c.checksum()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
