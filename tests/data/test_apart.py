@@ -248,9 +248,9 @@ def test_nothing_is_left_behind(shards: str, tmp_path: Path) -> None:
     script = tmp_path / "left.py"
     script.write_text(
         "import os, sys, paceline.data as pd\n"
-        "from paceline.data import ahead\n"
+        "from paceline.data.execution import prefetch\n"
         "def look(self, now): self.apart, was = True, self.apart; return not was\n"
-        "ahead.Choice.look = look\n"
+        "prefetch.Choice.look = look\n"
         "made = pd.files(sys.argv[1]).records().repeat().map_and_batch(pd.decode_sample, 4).prefetch(2)\n"
         "for number, batch in enumerate(made):\n"
         "    if number == 5:\n"
