@@ -5,14 +5,18 @@ hold Python's lock keep the consumer from its own work, so that it seems to be t
 are tried, and stay if the consumer gets more done. A window is a number of results that were given under one setting;
 the first ones after a change do not count. What came out about as good as the best is measured again before it is
 chosen: a window may be lucky.
+
+`Tuner` sets where a stage computes and how much of it at a time, `PrefetchTuner` whether a prefetch runs in a thread
+or in a process. Both measure in a `Window`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+from paceline.data.error_policy import Losses
 from paceline.data.execution.gil_probe import Grip
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.stages import How
@@ -27,9 +31,33 @@ FINAL, TWICE = 3, 2  # settings that are looked at again, and windows of each
 COMPUTES = 0.1  # cores that threads are busy with, beside a consumer that does not wait, before the lock matters
 USED = 0.7  # of the cores that threads ought to use, below which processes are tried
 WAITS = 0.5  # cores, below which work waits for something else than the lock
+PREFETCH_SETTLE, PREFETCH_TIME = 1.0, 1.0  # seconds: those that do not count after a change, and those of a window
+PREFETCH_WINDOW = 16  # results, at least
+PREFETCH_BUSY = 0.02  # cores that are busy with what is prefetched, before it matters to the script
+PREFETCH_WAITS = 0.5  # of the time: a consumer that waits longer is not kept from its own work
+PREFETCH_BETTER = 1.03  # times as many results, for a process to be worth it
 MOST = 64  # at a time, of jobs that wait
 BRIEF, FEW = 5e-3, 4  # seconds of a job, and threads to begin with where it is shorter: more would pass the lock around
 ONE = {"threads": "thread", "processes": "process"}
+
+
+class Window:
+    """Results that are given under one setting, and what they cost. Begins when the setting has settled."""
+
+    def __init__(self) -> None:
+        self._begin: tuple[float, ...] | None = None
+
+    def look(self, now: tuple[float, ...], *, settled: bool, seconds: float, results: int) -> tuple[float, ...] | None:
+        """`now` is the time, the number of results, and other sums so far. What they grew by since the window began,
+        and a new window begins; None as long as the window is too short."""
+        if self._begin is None:
+            self._begin = now if settled else None
+            return None
+        grown = tuple(new - old for new, old in zip(now, self._begin, strict=True))
+        if grown[0] < seconds or grown[1] < results:
+            return None
+        self._begin = now
+        return grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +101,7 @@ class Tuner:
         self.setting = Setting(kind, how.parallel or (min(cores, FEW) if few else cores))
         self.fixed = how.parallel is not None and how.kind in ("threads", "processes")
         self._seen: dict[Setting, Seen] = {}
-        self._begin: tuple[float, int, float, float, float] | None = None
+        self._window = Window()
         # What a result costs where it is asked for, as seen before there was a pool.
         self._here = (meter.work + meter.wait) / meter.jobs if meter.jobs and how == How() else None
         self._alone = 0.0  # results a second that this promises
@@ -84,16 +112,16 @@ class Tuner:
         if self.fixed:
             return None
         meter = self._meter
-        here = now, meter.given, meter.idle, meter.cpu, meter.wait
-        if self._begin is None:
-            self._pass += 1
-            if self._pass > 2 * self.setting.size:
-                self._begin = here
+        self._pass += 1
+        grown = self._window.look(
+            (now, meter.given, meter.idle, meter.cpu, meter.wait),
+            settled=self._pass > 2 * self.setting.size,
+            seconds=TIME,
+            results=max(WINDOW, 3 * self.setting.size),
+        )
+        if grown is None:
             return None
-        passed, given, idle, cpu, wait = (new - old for new, old in zip(here, self._begin, strict=True))
-        if given < max(WINDOW, 3 * self.setting.size) or passed < TIME:
-            return None
-        self._begin = here
+        passed, given, idle, cpu, wait = grown
         if self.setting.kind == "here":
             pass  # who does the work itself waits for all of it
         elif idle < STARVED * passed:
@@ -118,7 +146,7 @@ class Tuner:
 
     def _go(self, wanted: Setting) -> Setting | None:
         changed = wanted != self.setting
-        self.setting, self._begin, self._pass = wanted, None, 0
+        self.setting, self._window, self._pass = wanted, Window(), 0
         return wanted if changed else None
 
     def _look_beside(self, rate: float, used: float) -> Setting | None:
@@ -200,3 +228,71 @@ class Tuner:
 
     def _top(self) -> Setting:
         return max(self._seen, key=lambda setting: self._seen[setting].rate)
+
+
+class HasStages(Protocol):
+    """The stages before a prefetch, as they would run in a process."""
+
+    meters: list[Meter]
+    losses: Losses
+
+
+class PrefetchTuner:
+    """Thread or process, of one prefetch over all its epochs. A thread takes Python's lock at each turn from a script
+    that wants it; no clock shows how much that costs, so both are tried, and the process stays if the script gets on
+    faster."""
+
+    def __init__(self, meter: Meter, stages: HasStages | None) -> None:
+        self.in_process = False
+        self._meter, self._stages = meter, stages  # None: nothing is left to choose
+        self._kept = 0.0  # results a second with the thread
+        self._again()
+
+    def _again(self) -> None:
+        self._passed, self._results = 0.0, 0
+        self._last: float | None = None
+        self._window = Window()
+
+    def pause(self) -> None:
+        """A loop ends: what is between two of them does not count."""
+        self._last = None
+
+    def never(self) -> None:
+        """It cannot be done in a process."""
+        self.in_process, self._stages = False, None
+
+    def look(self, now: float) -> bool:
+        """Called after each result. Whether to change over."""
+        if self._stages is None:
+            return False
+        if self._last is not None:
+            self._passed += now - self._last
+            self._results += 1
+        self._last = now
+        if self._passed < PREFETCH_SETTLE:
+            return False
+        busy = self._meter.cpu + sum(meter.cpu for meter in self._stages.meters)
+        grown = self._window.look(
+            (self._passed, self._results, self._meter.wait, busy),
+            settled=True,
+            seconds=PREFETCH_TIME,
+            results=PREFETCH_WINDOW,
+        )
+        if grown is None:
+            return False
+        passed, results, waited, busy = grown
+        rate = results / passed
+        if self.in_process:
+            return self._decide(rate)
+        self._again()
+        # What lies ready is made again after a change, and what was lost of it would be counted twice.
+        if waited > PREFETCH_WAITS * passed or busy < PREFETCH_BUSY * passed or self._stages.losses.count:
+            return False
+        self._kept, self.in_process = rate, True
+        return True
+
+    def _decide(self, rate: float) -> bool:
+        self._stages = None
+        self.in_process = rate > PREFETCH_BETTER * self._kept
+        self._meter.notes.append(f"with a thread {self._kept:.3g}/s, with a process {rate:.3g}/s")
+        return not self.in_process

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
+from paceline.data.execution.autotune import PrefetchTuner
 from paceline.data.execution.prefetch_process import Apart, ApartCursor
 from paceline.data.execution.thread_pool import start
 from paceline.data.metrics.meters import Meter
@@ -18,71 +19,7 @@ DEPTHS = 16  # … at most, when they are found missing
 LOOK = 8  # results after which it is known whether a thread is worth it
 HANDED = 30e-6  # seconds that it costs to hand a result from thread to thread, about
 WORTH = 0.05  # of the time that must be won
-SETTLE, WINDOW = 1.0, 1.0  # seconds: those that do not count after a change, and those that do
-RESULTS = 16  # of a window, at least
-BUSY = 0.02  # cores that are busy here with what comes next, before it matters to the script
-WAITS = 0.5  # of the time: a consumer that waits longer is not kept from its own work
-BETTER = 1.03  # times as many results, for a process to be worth it
 STOP = object()
-
-
-class Choice:
-    """Thread or process, of one stage over all its epochs. A thread takes Python's lock at each turn from a script that
-    wants it; how much that costs no clock shows, so both are tried, and the process stays if the script gets on
-    faster."""
-
-    def __init__(self, meter: Meter, apart: Apart | None) -> None:
-        self.apart = False
-        self._meter, self._home = meter, apart
-        self._kept = 0.0  # results a second with the thread
-        self._again()
-
-    def _again(self) -> None:
-        self._passed, self._results = 0.0, 0
-        self._last: float | None = None
-        self._begin: tuple[float, int, float, float] | None = None
-
-    def pause(self) -> None:
-        """A loop ends: what is between two of them does not count."""
-        self._last = None
-
-    def never(self) -> None:
-        """It cannot be done in a process."""
-        self.apart, self._home = False, None
-
-    def look(self, now: float) -> bool:
-        """Called after each result. Whether to change over."""
-        if self._home is None:
-            return False
-        if self._last is not None:
-            self._passed += now - self._last
-            self._results += 1
-        self._last = now
-        if self._passed < SETTLE:
-            return False
-        busy = self._meter.cpu + sum(meter.cpu for meter in self._home.meters)
-        here = self._passed, self._results, self._meter.wait, busy
-        if self._begin is None:
-            self._begin = here
-            return False
-        passed, results, waited, busy = (new - old for new, old in zip(here, self._begin, strict=True))
-        if passed < WINDOW or results < RESULTS:
-            return False
-        rate = results / passed
-        if self.apart:
-            return self._decide(rate)
-        self._again()
-        # What lies ready is made again after a change, and what was lost of it would be counted twice.
-        if waited > WAITS * passed or busy < BUSY * passed or self._home.losses.count:
-            return False
-        self._kept, self.apart = rate, True
-        return True
-
-    def _decide(self, rate: float) -> bool:
-        self._home = None
-        self.apart = rate > BETTER * self._kept
-        self._meter.notes.append(f"with a thread {self._kept:.3g}/s, with a process {rate:.3g}/s")
-        return not self.apart
 
 
 class Ahead(Through):
@@ -90,7 +27,7 @@ class Ahead(Through):
 
     def __init__(self, depth: int | None, meter: Meter, apart: Apart | None = None) -> None:
         self.depth, self.meter, self.apart = depth, meter, apart
-        self.choice = Choice(meter, apart)
+        self.tuner = PrefetchTuner(meter, apart)
 
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
         return AheadCursor(self, up, context, mark)
@@ -100,7 +37,7 @@ class AheadCursor(Cursor):
     """Begins in the consumer's own thread, if it may choose, and looks at what that costs."""
 
     def __init__(self, node: Ahead, up: Opener, context: Context, mark: Mark | None) -> None:
-        self._node, self._meter, self._choice = node, node.meter, node.choice
+        self._node, self._meter, self._tuner = node, node.meter, node.tuner
         self._opener, self._context = up, context
         self._depth = node.depth or DEPTH
         self._chooses = node.depth is None
@@ -110,7 +47,7 @@ class AheadCursor(Cursor):
         self._ended: BaseException | bool = False
         self._apart: ApartCursor | None = None
         self._up: Cursor | None = None
-        if self._choice.apart:
+        if self._tuner.in_process:
             self._go_apart(mark)
         else:
             self._up = up(context, mark)
@@ -125,7 +62,7 @@ class AheadCursor(Cursor):
             return self._take_here(count)
         else:
             found = self._take_ready(count)
-        if found and self._choice.look(perf_counter()):
+        if found and self._tuner.look(perf_counter()):
             if self._apart is None:
                 self._stop_thread(wait=True)
                 self._go_apart(self._mark)
@@ -232,7 +169,7 @@ class AheadCursor(Cursor):
             if not self._fresh:
                 raise
             # Whether it cannot be done in a process or not at all: here that shows.
-            self._choice.never()
+            self._tuner.never()
             self._come_back()
             return self.take(count)
         self._fresh = False
@@ -258,7 +195,7 @@ class AheadCursor(Cursor):
         return self._mark if self._apart is None else self._apart.mark()
 
     def close(self, *, wait: bool = True) -> None:
-        self._choice.pause()
+        self._tuner.pause()
         if self._apart is not None:
             self._apart.close(wait=wait)
             return
