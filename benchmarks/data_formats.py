@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.formats import tar
 from paceline.data.formats.tf_example import decode_example, encode_example
 
@@ -126,7 +126,7 @@ def write_shard(path: Path, count: int, size: int) -> None:
 
 
 def by_us(path: Path) -> Iterator[dict[str, Any]]:
-    for chunk in tar.read(path, 0, "raise", Losses()):
+    for chunk in tar.read(path, 0, "raise", LostSamples()):
         yield from chunk
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from slow_crc import masked_crc
 
 import paceline.data as pd
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.formats import crc32c, tfrecord
 from paceline.data.formats.tf_example import decode_example, encode_example
 from paceline.errors import DataError, PacelineError, UsageError
@@ -136,7 +136,7 @@ def test_reading_from_the_middle(tmp_path: Path, index: bool) -> None:
         for record in records:
             writer.write(record)
     for start in (0, 1, 17, 49, 50, 60):
-        chunks = tfrecord.read(tmp_path / "file", start, "raise", Losses())
+        chunks = tfrecord.read(tmp_path / "file", start, "raise", LostSamples())
         assert list(itertools.chain(*chunks)) == records[start:]
 
 
@@ -146,7 +146,7 @@ def test_an_index_of_another_file_is_not_believed(tmp_path: Path) -> None:
     raw = (tmp_path / "file").read_bytes()
     (tmp_path / "file").write_bytes(raw + framed(b"more"))
     assert tfrecord.read_index(tmp_path / "file") is None
-    assert [list(c) for c in tfrecord.read(tmp_path / "file", 1, "raise", Losses())] == [[b"more"]]
+    assert [list(c) for c in tfrecord.read(tmp_path / "file", 1, "raise", LostSamples())] == [[b"more"]]
 
 
 @pytest.mark.parametrize("index", [True, False])

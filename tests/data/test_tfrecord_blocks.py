@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.formats import crc32c, tfrecord
 
 FOUND = "its length's checksum is wrong", "the file ends in the middle of it", "its checksum is wrong"
@@ -72,7 +72,7 @@ def test_blocks_hide_nothing(
     del raw[max(0, len(raw) - cut) :]
     path = tmp_path / "file"
     path.write_bytes(packing(bytes(raw)))
-    losses = Losses()
+    losses = LostSamples()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tfrecord, "BLOCK", block)
         found = list(itertools.chain(*tfrecord.read(path, start, "skip", losses)))

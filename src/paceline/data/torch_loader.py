@@ -26,12 +26,12 @@ from torch.utils.data import (
 
 from paceline.data.execution.job import Step, Where, Work
 from paceline.data.execution.parallel_map import Jobs
-from paceline.data.execution.prefetch import Ahead
+from paceline.data.execution.prefetch import PrefetchNode
 from paceline.data.metrics.record import keeper
 from paceline.data.metrics.report import Report, report_of
 from paceline.data.planning.cursor import Context, Cursor, Mark
 from paceline.data.planning.nodes import Through
-from paceline.data.planning.planner import Plan
+from paceline.data.planning.planner import PipelinePlan
 from paceline.data.planning.runtime import Runtime
 from paceline.data.planning.stages import How, Kind
 from paceline.data.sources.memory import Arrays, of_dataset
@@ -121,7 +121,7 @@ class Feeder:
         self._how = how
         self.runtime = Runtime()
         self.why = ""
-        self._nodes: tuple[Jobs, Ahead] | None = None
+        self._nodes: tuple[Jobs, PrefetchNode] | None = None
         self._contents: Any = None  # of the dataset, when they were made
 
     def __del__(self) -> None:
@@ -143,7 +143,7 @@ class Feeder:
                 return
             count = None if count is None else count - 1
         assert self._nodes is not None
-        cursor = Plan([Lists(indices, count), *self._nodes]).open(Context(), None)
+        cursor = PipelinePlan([Lists(indices, count), *self._nodes]).open(Context(), None)
         clock, kept = self.runtime.clock, keeper()
         if kept is not None:
             kept.begins(self.runtime, f"loader over {type(self._dataset).__name__}")
@@ -178,7 +178,7 @@ class Feeder:
         work = Work(steps=(Step(self._gatherer() or self._fetch),))
         meter = self.runtime.meter("load")
         jobs = Jobs(work=work, losses=self.runtime.losses, meter=meter, pools=self.runtime.chooser(self._how))
-        self._nodes = jobs, Ahead(None, self.runtime.meter("prefetch"))
+        self._nodes = jobs, PrefetchNode(None, self.runtime.meter("prefetch"))
         return batch, False
 
     def _fetch(self, indices: Any) -> Any:

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from paceline.data.error_policy import Losses
-from paceline.data.execution.gil_probe import Grip
+from paceline.data.error_policy import LostSamples
+from paceline.data.execution.gil_probe import GilProbe
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.stages import How
 
@@ -74,7 +74,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PoolSetting:
     kind: Literal["here", "threads", "processes"]
     size: int
 
@@ -84,30 +84,30 @@ class Setting:
         return f"{self.size} {self.kind if self.size > 1 else ONE[self.kind]}"
 
 
-HERE = Setting("here", 1)
+HERE = PoolSetting("here", 1)
 KINDS = ("here", "threads", "processes")  # from what costs least
 
 
-class Tuner:
+class StageTuner:
     """Of one stage. `look` is called after each result, and says when another setting is to be tried."""
 
-    def __init__(self, how: How, meter: Meter, cores: int, grip: Grip | None = None) -> None:
+    def __init__(self, how: How, meter: Meter, cores: int, probe: GilProbe | None = None) -> None:
         self._how, self._meter, self._cores = how, meter, cores
-        self._grip = grip or Grip()
-        self._beside: dict[Setting, list[float]] = {}  # results a second while the consumer did not wait
+        self._probe = probe or GilProbe()
+        self._beside: dict[PoolSetting, list[float]] = {}  # results a second while the consumer did not wait
         self._lock_matters = how.kind == "auto"  # as far as is known
         kind: Literal["threads", "processes"] = "processes" if how.kind == "processes" else "threads"
         few = kind == "threads" and meter.each < BRIEF
-        self.setting = Setting(kind, how.parallel or (min(cores, FEW) if few else cores))
+        self.setting = PoolSetting(kind, how.parallel or (min(cores, FEW) if few else cores))
         self.fixed = how.parallel is not None and how.kind in ("threads", "processes")
-        self._seen: dict[Setting, Seen] = {}
+        self._seen: dict[PoolSetting, Seen] = {}
         self._window = Window()
         # What a result costs where it is asked for, as seen before there was a pool.
         self._here = (meter.work + meter.wait) / meter.jobs if meter.jobs and how == How() else None
         self._alone = 0.0  # results a second that this promises
         self._pass = 0  # results since the last change
 
-    def look(self, now: float) -> Setting | None:
+    def look(self, now: float) -> PoolSetting | None:
         """A setting to go over to; None: stay."""
         if self.fixed:
             return None
@@ -144,17 +144,17 @@ class Tuner:
             self._meter.notes.append(f"{wanted}: the best of {told}")
         return self._go(wanted)
 
-    def _go(self, wanted: Setting) -> Setting | None:
+    def _go(self, wanted: PoolSetting) -> PoolSetting | None:
         changed = wanted != self.setting
         self.setting, self._window, self._pass = wanted, Window(), 0
         return wanted if changed else None
 
-    def _look_beside(self, rate: float, used: float) -> Setting | None:
+    def _look_beside(self, rate: float, used: float) -> PoolSetting | None:
         """The consumer does not wait. Is it kept from its own work?"""
         if not self._lock_matters:
             return None
         if not self._beside:
-            if self.setting.kind != "threads" or used < COMPUTES or (held := self._grip.holds()) is None:
+            if self.setting.kind != "threads" or used < COMPUTES or (held := self._probe.holds()) is None:
                 return None
             if not held:
                 self._lock_matters = False
@@ -164,22 +164,22 @@ class Tuner:
         if len(rates) < TWICE:
             return None
         if self.setting.kind == "threads":
-            return self._go(Setting("processes", self.setting.size))
+            return self._go(PoolSetting("processes", self.setting.size))
         (threads, kept), (processes, gave) = ((one, max(rates)) for one, rates in self._beside.items())
         self._meter.notes.append(f"threads hold Python's lock: with them {kept:.3g}/s, with processes {gave:.3g}/s")
         return self._end_beside(processes if gave > BETTER * kept else threads)
 
-    def _end_beside(self, wanted: Setting) -> Setting | None:
+    def _end_beside(self, wanted: PoolSetting) -> PoolSetting | None:
         self._lock_matters = False
         return self._go(wanted)
 
-    def _doubtful(self) -> Setting | None:
+    def _doubtful(self) -> PoolSetting | None:
         """The next of the best ones, the very best among them, that was seen only once."""
         best = sorted(self._seen, key=lambda setting: -self._seen[setting].rate)[:FINAL]
         close = [setting for setting in best if self._seen[setting].rate * CLOSE >= self._seen[best[0]].rate]
         return next((setting for setting in close if self._seen[setting].windows < TWICE), None)
 
-    def _ideas(self) -> Iterator[Setting]:
+    def _ideas(self) -> Iterator[PoolSetting]:
         """What may be better than the best so far, the most promising first."""
         best = max((setting for setting in self._seen if setting != HERE), key=self._worth)
         used = self._seen[best].cores
@@ -198,35 +198,35 @@ class Tuner:
         if self._alone * CLOSE >= self._seen[best].rate:
             yield HERE  # a promise from before: others may have come to use the cores since
 
-    def _other_kind(self, best: Setting, used: float, waits: bool) -> Setting | None:
+    def _other_kind(self, best: PoolSetting, used: float, waits: bool) -> PoolSetting | None:
         if self._how.kind != "auto":
             return None
         if best.kind == "threads" and used < USED * min(best.size, self._cores):
-            return Setting("processes", self._how.parallel or max(2, self._cores))
-        return Setting("threads", best.size) if best.kind == "processes" and waits else None
+            return PoolSetting("processes", self._how.parallel or max(2, self._cores))
+        return PoolSetting("threads", best.size) if best.kind == "processes" and waits else None
 
-    def _pools(self, best: Setting, used: float) -> Iterator[Setting]:
+    def _pools(self, best: PoolSetting, used: float) -> Iterator[PoolSetting]:
         if used < USED * self._cores and 2 * best.size <= MOST:
-            yield Setting(best.kind, 2 * best.size)
+            yield PoolSetting(best.kind, 2 * best.size)
         if best.size < 2 * self._cores or (best.size < MOST and used < USED * self._cores):
-            yield Setting(best.kind, best.size + 1)
+            yield PoolSetting(best.kind, best.size + 1)
         if best.size > 1:
-            yield Setting(best.kind, best.size - 1)
+            yield PoolSetting(best.kind, best.size - 1)
 
-    def _worth(self, setting: Setting) -> float:
+    def _worth(self, setting: PoolSetting) -> float:
         """Processes cost memory and a start: they are taken for what they give more."""
         return self._seen[setting].rate / (BETTER if setting.kind == "processes" else 1)
 
-    def _best(self) -> Setting:
+    def _best(self) -> PoolSetting:
         """The smallest of those that are about as good as the best."""
         top = max(seen.rate for seen in self._seen.values())
         good = [setting for setting, seen in self._seen.items() if seen.rate * self._margin(setting) >= top]
         return min(good, key=lambda setting: (KINDS.index(setting.kind), setting.size))
 
-    def _margin(self, setting: Setting) -> float:
+    def _margin(self, setting: PoolSetting) -> float:
         return BETTER if setting.kind != "processes" and self._top().kind == "processes" else SAME
 
-    def _top(self) -> Setting:
+    def _top(self) -> PoolSetting:
         return max(self._seen, key=lambda setting: self._seen[setting].rate)
 
 
@@ -234,7 +234,7 @@ class HasStages(Protocol):
     """The stages before a prefetch, as they would run in a process."""
 
     meters: list[Meter]
-    losses: Losses
+    losses: LostSamples
 
 
 class PrefetchTuner:

@@ -1,4 +1,4 @@
-"""Ahead: what comes next is made while the consumer uses what it has, in a thread, or in a process of its own."""
+"""Prefetch: what comes next is made while the consumer uses what it has, in a thread, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.data.execution.autotune import PrefetchTuner
-from paceline.data.execution.prefetch_process import Apart, ApartCursor
+from paceline.data.execution.prefetch_process import PrefetchProcess, PrefetchProcessCursor
 from paceline.data.execution.thread_pool import start
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
@@ -22,21 +22,21 @@ WORTH = 0.05  # of the time that must be won
 STOP = object()
 
 
-class Ahead(Through):
+class PrefetchNode(Through):
     """`depth` results in advance; None: as many as prove useful, and no thread where making them costs nothing."""
 
-    def __init__(self, depth: int | None, meter: Meter, apart: Apart | None = None) -> None:
-        self.depth, self.meter, self.apart = depth, meter, apart
-        self.tuner = PrefetchTuner(meter, apart)
+    def __init__(self, depth: int | None, meter: Meter, process: PrefetchProcess | None = None) -> None:
+        self.depth, self.meter, self.process = depth, meter, process
+        self.tuner = PrefetchTuner(meter, process)
 
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
-        return AheadCursor(self, up, context, mark)
+        return PrefetchCursor(self, up, context, mark)
 
 
-class AheadCursor(Cursor):
+class PrefetchCursor(Cursor):
     """Begins in the consumer's own thread, if it may choose, and looks at what that costs."""
 
-    def __init__(self, node: Ahead, up: Opener, context: Context, mark: Mark | None) -> None:
+    def __init__(self, node: PrefetchNode, up: Opener, context: Context, mark: Mark | None) -> None:
         self._node, self._meter, self._tuner = node, node.meter, node.tuner
         self._opener, self._context = up, context
         self._depth = node.depth or DEPTH
@@ -45,10 +45,10 @@ class AheadCursor(Cursor):
         self._seen, self._last = 0, 0.0
         self._thread: threading.Thread | None = None
         self._ended: BaseException | bool = False
-        self._apart: ApartCursor | None = None
+        self._process: PrefetchProcessCursor | None = None
         self._up: Cursor | None = None
         if self._tuner.in_process:
-            self._go_apart(mark)
+            self._go_to_process(mark)
         else:
             self._up = up(context, mark)
             self._mark = self._up.mark()
@@ -56,16 +56,16 @@ class AheadCursor(Cursor):
                 self._start()
 
     def take(self, count: int) -> list[Any]:
-        if self._apart is not None:
-            found = self._take_apart(count)
+        if self._process is not None:
+            found = self._take_from_process(count)
         elif self._thread is None and not self._ended:
             return self._take_here(count)
         else:
             found = self._take_ready(count)
         if found and self._tuner.look(perf_counter()):
-            if self._apart is None:
+            if self._process is None:
                 self._stop_thread(wait=True)
-                self._go_apart(self._mark)
+                self._go_to_process(self._mark)
             else:
                 self._come_back()
         return found
@@ -121,7 +121,7 @@ class AheadCursor(Cursor):
         for _ in range(self._depth):
             self._room.put(None)
         self._meter.parallel, self._meter.kind = 1, "thread"
-        self._thread = start("paceline-ahead", self._make)
+        self._thread = start("paceline-prefetch", self._make)
 
     def _grow(self) -> None:
         """Asked for more while nothing lay ready: a longer queue evens out what takes longer now and then."""
@@ -153,18 +153,18 @@ class AheadCursor(Cursor):
 
     # -- in a process ----------------------------------------------------------------------------------------------
 
-    def _go_apart(self, mark: Mark | None) -> None:
+    def _go_to_process(self, mark: Mark | None) -> None:
         """What lies ready from the thread is made again there: it stands where the consumer does."""
-        assert self._node.apart is not None
+        assert self._node.process is not None
         self._up, self._fresh, self._begun = None, True, mark
-        self._apart = self._node.apart.open(self._context, mark)
+        self._process = self._node.process.open(self._context, mark)
         self._meter.parallel, self._meter.kind, self._meter.fill = 1, "process", None
 
-    def _take_apart(self, count: int) -> list[Any]:
-        assert self._apart is not None
+    def _take_from_process(self, count: int) -> list[Any]:
+        assert self._process is not None
         try:
             with self._meter.waiting():
-                found = self._apart.take(count)
+                found = self._process.take(count)
         except Exception:
             if not self._fresh:
                 raise
@@ -177,27 +177,27 @@ class AheadCursor(Cursor):
 
     def _come_back(self) -> None:
         """For good: there will be no other try."""
-        assert self._apart is not None
-        assert self._node.apart is not None
-        mark = self._begun if self._fresh else self._apart.mark()
-        self._node.apart.close(wait=True)
-        self._apart = None
+        assert self._process is not None
+        assert self._node.process is not None
+        mark = self._begun if self._fresh else self._process.mark()
+        self._node.process.close(wait=True)
+        self._process = None
         self._up = self._opener(self._context, mark)
         self._mark = self._up.mark()
         self._start()
 
     def ready(self) -> bool:
-        if self._apart is not None:
-            return self._apart.ready()
+        if self._process is not None:
+            return self._process.ready()
         return self._thread is not None and not self._ready.empty()
 
     def mark(self) -> Mark:
-        return self._mark if self._apart is None else self._apart.mark()
+        return self._mark if self._process is None else self._process.mark()
 
     def close(self, *, wait: bool = True) -> None:
         self._tuner.pause()
-        if self._apart is not None:
-            self._apart.close(wait=wait)
+        if self._process is not None:
+            self._process.close(wait=wait)
             return
         if self._thread is not None:
             self._ended = self._ended or True

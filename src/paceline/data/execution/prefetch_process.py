@@ -1,5 +1,4 @@
-"""Apart: the stages before a `prefetch` in a process of their own, where none of their work takes Python's lock from
-the script.
+"""Prefetch process: runs the stages before a `prefetch`, so that their work never takes Python's lock from the script.
 
 The process is forked when it is first needed, and serves all epochs. It plans the same stages anew, with threads and
 processes of its own, and writes what comes out into slots of shared memory, as many ahead as there are slots. It ends
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from paceline.data.device.pinned_slots import Pinned
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.execution.process_pool import died, end, forked, picklable
 from paceline.data.execution.slots import Pickler, SlotPool
 from paceline.data.metrics.meters import Meter
@@ -41,13 +40,13 @@ LOOK = 8  # results in a row for which there was always room: the script takes t
 Planned = Callable[[], "tuple[Opener, Runtime]"]  # called in the process
 
 
-class Apart:
+class PrefetchProcess:
     """The process, seen from the script's. `meters` and `losses` are those of the same stages here. What comes next
     sets `pins` if it copies to a GPU, and keeps what it copies until then."""
 
     pins = False
 
-    def __init__(self, planned: Planned, meters: Sequence[Meter], losses: Losses) -> None:
+    def __init__(self, planned: Planned, meters: Sequence[Meter], losses: LostSamples) -> None:
         self._planned, self.meters, self.losses = planned, list(meters), losses
         self._slots = SlotPool(0, 0)
         self.pinned: Pinned | None = None
@@ -56,13 +55,13 @@ class Apart:
         self._loops = 0
         self.lent = 0  # slots that are not the process's to fill: the consumer's, and those that are free here
 
-    def open(self, context: Context, mark: Mark | None) -> ApartCursor:
+    def open(self, context: Context, mark: Mark | None) -> PrefetchProcessCursor:
         if self._pipe is None:
             self._fork()
         assert self._pipe is not None
         self._loops += 1
         self._pipe.send(("open", self._loops, context, mark))
-        return ApartCursor(self, self._pipe, self._slots, self._loops)
+        return PrefetchProcessCursor(self, self._pipe, self._slots, self._loops)
 
     def _fork(self) -> None:
         largest = max((meter.bytes for meter in self.meters), default=0)
@@ -100,10 +99,10 @@ class Apart:
         self.close(wait=False)
 
 
-class ApartCursor(Cursor):
+class PrefetchProcessCursor(Cursor):
     """One loop over what the process makes."""
 
-    def __init__(self, home: Apart, pipe: Connection, slots: SlotPool, number: int) -> None:
+    def __init__(self, home: PrefetchProcess, pipe: Connection, slots: SlotPool, number: int) -> None:
         self._home, self._pipe, self._slots, self._number = home, pipe, slots, number
         self._mark: Mark | None = None
         self._ended: BaseException | bool = False

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.execution.job import NOTHING, Token, Where, Work
 from paceline.data.execution.slots import Copied, Pickler, SlotPool, Unpickler
 from paceline.data.metrics.meters import Meter
@@ -72,7 +72,7 @@ class ProcessEngine:
 
     kind = "processes"
 
-    def __init__(self, work: Work, losses: Losses, meter: Meter, size: int, largest: int) -> None:
+    def __init__(self, work: Work, losses: LostSamples, meter: Meter, size: int, largest: int) -> None:
         self.work, self.losses, self.meter, self.size = work, losses, meter, size
         self._slots = SlotPool(3 * size + SPARE, 4 * largest)
         self._slots.free.extend(range(len(self._slots)))
@@ -243,7 +243,7 @@ def _live(pipe: Connection, work: Work, slots: SlotPool) -> None:
         keys = Unpickler(io.BytesIO(raw), Copied(slot)).load()  # copies, as the result takes their place
         slot.used = 0
         began, busy = time.perf_counter(), time.process_time()
-        losses = Losses(keeps=True)
+        losses = LostSamples(keeps=True)
         try:
             file = io.BytesIO()
             value = work.do(keys, _place, losses, slot.allocate, token)

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from paceline.data.error_policy import Losses, Policy
+from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.formats import crc32c
 from paceline.data.formats.compression import DamageError, Stream, opened, read_from
 from paceline.data.size_limits import RECORD, STEP, too_large
@@ -39,7 +39,7 @@ WRONG = "its checksum is wrong"
 SKIP = "on_error='skip', or 'warn' to be told."
 
 
-def read(path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int = RECORD) -> Iterator[list[bytes]]:
+def read(path: Any, start: int, policy: Policy, losses: LostSamples, max_bytes: int = RECORD) -> Iterator[list[bytes]]:
     """A file's records from number `start` on, in chunks of about a block."""
     reader = Reader(os.fspath(path), policy, losses, max_bytes)
     try:
@@ -52,9 +52,9 @@ class Reader:
     """One file. `number` and `offset` say where it stands, for errors."""
 
     def __init__(
-        self, path: str, policy: Policy = "raise", losses: Losses | None = None, max_bytes: int = RECORD
+        self, path: str, policy: Policy = "raise", losses: LostSamples | None = None, max_bytes: int = RECORD
     ) -> None:
-        self.path, self.policy, self.losses, self._limit = path, policy, losses or Losses(), max_bytes
+        self.path, self.policy, self.losses, self._limit = path, policy, losses or LostSamples(), max_bytes
         self.number = self.offset = 0
         crc32c.checksum()  # if the package is missing, say so before anything is read
         self._raw = open_file(path)

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.execution import autotune, engines, prefetch, prefetch_process
 from paceline.data.planning.cursor import Context
 from paceline.errors import DataError
@@ -134,7 +134,7 @@ def test_what_waits_for_the_pipeline_is_not_kept_from_its_work(monkeypatch: pyte
     meter = prefetch.Meter("prefetch")
     monkeypatch.setattr(autotune, "PREFETCH_WINDOW", 1)
     for wait, cpu, wanted in ((0.9, 1.0, False), (0.0, 0.0, False), (0.1, 0.5, True)):
-        tuner = autotune.PrefetchTuner(meter, prefetch.Apart(lambda: None, [meter], Losses()))  # type: ignore[arg-type, return-value]
+        tuner = autotune.PrefetchTuner(meter, prefetch.PrefetchProcess(lambda: None, [meter], LostSamples()))  # type: ignore[arg-type, return-value]
         changed = False
         for second in range(4):
             meter.wait, meter.cpu = wait * second, cpu * second
@@ -240,9 +240,9 @@ def test_a_process_that_is_killed_is_told(shards: str, epochs: Any, switches: se
 )
 def test_what_has_to_be_here_stays_here(shards: str, stages: Any) -> None:
     made = stages(pd.files(shards).records()).prefetch()
-    assert made._plan().nodes[-1].apart is None
-    assert pd.stream(lambda: range(3)).prefetch()._plan().nodes[-1].apart is None
-    assert pd.files(shards).records().prefetch()._plan().nodes[-1].apart is not None
+    assert made._plan().nodes[-1].process is None
+    assert pd.stream(lambda: range(3)).prefetch()._plan().nodes[-1].process is None
+    assert pd.files(shards).records().prefetch()._plan().nodes[-1].process is not None
 
 
 def test_nothing_is_left_behind(shards: str, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_nothing_is_left_behind(shards: str, tmp_path: Path) -> None:
         "made = pd.files(sys.argv[1]).records().repeat().map_and_batch(pd.decode_sample, 4).prefetch(2)\n"
         "for number, batch in enumerate(made):\n"
         "    if number == 5:\n"
-        "        print(made._runtime.aparts[0]._pid, flush=True)\n"
+        "        print(made._runtime.prefetch_processes[0]._pid, flush=True)\n"
         "        os._exit(0)\n"
     )
     # Reads the standard output, which the process has, too, to its end: it ends when the last of them does.
@@ -328,7 +328,7 @@ def test_it_ends_also_where_the_garbage_collector_closed_its_pipe_first(shards: 
     loop = iter(stream)
     next(loop)
     next(loop)
-    (home,) = stream._runtime.aparts
+    (home,) = stream._runtime.prefetch_processes
     assert home._pipe is not None
     home._pipe.__del__()
     stream.close()
