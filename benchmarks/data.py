@@ -75,7 +75,7 @@ def compare(sides: dict[str, Any], args: argparse.Namespace, unit: str) -> Figur
 def arrays(args: argparse.Namespace, folder: Path) -> Figures:
     if args.data:
         names = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
-        from paceline.data.formats.images import read_idx
+        from paceline.data.sources.image_sets import read_idx
 
         images, labels = (read_idx(Path(args.data) / name) for name in names)
     else:

@@ -1,4 +1,4 @@
-"""CRC32C from its definition, a bit at a time: what fast forms and files are held against."""
+"""CRC32C by its definition, a bit at a time, as a reference for files that are written and read."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ MAY = {
     # Pipes and shared memory between a process and its own forks.
     "data/execution/process_pool.py",
     "data/execution/prefetch_process.py",
+    "data/execution/slots.py",
 }
 
 

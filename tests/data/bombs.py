@@ -50,7 +50,7 @@ def record_head(length: int) -> bytes:
     from paceline.data.formats import crc32c
 
     raw = struct.pack("<Q", length)
-    return raw + struct.pack("<I", crc32c.masked(crc32c.value()(raw)))
+    return raw + struct.pack("<I", crc32c.masked(raw))
 
 
 def tar_head(name: str, size: int) -> bytes:
@@ -109,7 +109,8 @@ def bombs(folder: Path) -> dict[str, Callable[[], Any]]:
     twins = (tar_head("a.x", 0) + tar_head("b.x", 0)) * 1024
     entry = b"\x0a\x01a\x12" + _counted(b"\x1a" + _counted(b"\x0a" + _counted(b"\x80\x01" + b"\x01" * (16 * MIB))))
     example = b"\x0a" + _counted(b"\x0a" + _counted(entry))
-    nest = b"\x92\xa4list\xdd" + struct.pack(">I", 32 * MIB) + b"\x80" * (32 * MIB)
+    layout = b'{"list":[' + b"{}," * (11 * MIB) + b"{}]}"
+    nest = struct.pack("<8sHI", b"paceline", 1, len(layout)) + layout
     tall, wide = png(20, 20_000), png(13_000, 13_000)
     photo = jpeg(20_000, 20_000)
     return {

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 import paceline.data as pd
-from paceline.data.execution.autotune import Setting, Tuner
+from paceline.data.execution.autotune import PoolSetting, StageTuner
 from paceline.data.execution.engines import TunedPool
-from paceline.data.execution.gil_probe import Grip
+from paceline.data.execution.gil_probe import GilProbe
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.stages import How
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def tuned(rate: Any, cores_used: Any, how: How, cores: int = 4, meter: Meter | None = None) -> tuple[Setting, int]:
+def tuned(rate: Any, cores_used: Any, how: How, cores: int = 4, meter: Meter | None = None) -> tuple[PoolSetting, int]:
     """The setting that is found for work that gives `rate(setting)` results a second, and how many were tried."""
     meter = meter or Meter("played")
-    tuner = Tuner(how, meter, cores)
+    tuner = StageTuner(how, meter, cores)
     now, tried = 0.0, {tuner.setting}
     for _ in range(20_000):
         if tuner.fixed:
@@ -38,16 +38,16 @@ def tuned(rate: Any, cores_used: Any, how: How, cores: int = 4, meter: Meter | N
 
 def test_work_that_computes_and_lets_go_of_the_lock_gets_a_thread_for_each_core() -> None:
     found, _ = tuned(lambda s: 100 * min(s.size, 4), lambda s: min(s.size, 4), How())
-    assert found == Setting("threads", 4)
+    assert found == PoolSetting("threads", 4)
 
 
 def test_brief_work_begins_with_few_threads_and_gets_one_for_each_core_where_that_helps() -> None:
     for seconds, first in ((1e-3, 4), (0.1, 16)):
         meter = Meter("played")
         meter.add(1, seconds, seconds)
-        assert Tuner(How(), meter, 16).setting == Setting("threads", first)
+        assert StageTuner(How(), meter, 16).setting == PoolSetting("threads", first)
         found, _ = tuned(lambda s: 100 * min(s.size, 16), lambda s: min(s.size, 16), How(), 16, meter)
-        assert found == Setting("threads", 16)
+        assert found == PoolSetting("threads", 16)
 
 
 def test_work_that_holds_the_lock_gets_processes() -> None:
@@ -56,7 +56,7 @@ def test_work_that_holds_the_lock_gets_processes() -> None:
         lambda s: min(s.size, 4) if s.kind == "processes" else 1,
         How(),
     )
-    assert found == Setting("processes", 4)
+    assert found == PoolSetting("processes", 4)
     assert tried < 8
 
 
@@ -67,8 +67,8 @@ def test_work_that_waits_gets_many() -> None:
 
 
 def test_work_that_waits_stays_in_threads_though_processes_once_looked_better() -> None:
-    def rate(setting: Setting) -> float:
-        return 10 * min(setting.size, 32) * (1.3 if setting == Setting("processes", 4) else 1.0)
+    def rate(setting: PoolSetting) -> float:
+        return 10 * min(setting.size, 32) * (1.3 if setting == PoolSetting("processes", 4) else 1.0)
 
     found, _ = tuned(rate, lambda s: 0.01 * s.size, How())
     assert found.kind == "threads"
@@ -88,7 +88,7 @@ def test_work_that_holds_the_lock_on_a_busy_machine_gets_processes_too() -> None
 def test_work_that_costs_more_to_hand_over_than_to_do_goes_back() -> None:
     meter = Meter("played")
     meter.jobs, meter.work = 10, 0.02  # 2 ms each, here
-    assert tuned(lambda s: 300, lambda s: 1.0, How(), meter=meter)[0] == Setting("here", 1)
+    assert tuned(lambda s: 300, lambda s: 1.0, How(), meter=meter)[0] == PoolSetting("here", 1)
     meter = Meter("played")
     meter.jobs, meter.work = 10, 0.02
     assert tuned(lambda s: 300 * min(s.size, 4), lambda s: min(s.size, 4), How(), meter=meter)[0].kind == "threads"
@@ -101,9 +101,9 @@ def test_work_that_went_back_goes_on_here() -> None:
     stream = iter(pipeline)
     stream.cursor._pool, stream.cursor._chosen = pool, True
     first = next(stream)
-    pool._tuner.fixed, pool._setting = True, Setting("here", 1)
+    pool._tuner.fixed, pool._setting = True, PoolSetting("here", 1)
     pool._old.append(pool._engine)
-    pool._engine, pool._outstanding = pool._start(Setting("here", 1)), 3
+    pool._engine, pool._outstanding = pool._start(PoolSetting("here", 1)), 3
     found = [first["y"].tolist(), *(batch["y"].tolist() for batch in stream)]
     assert found == [list(range(at, at + 4)) for at in range(0, 40, 4)]
     assert "here" in str(pipeline.report())
@@ -114,12 +114,12 @@ def test_work_that_went_back_goes_on_here() -> None:
 def test_what_is_asked_for_stays() -> None:
     assert tuned(lambda s: 10 * min(s.size, 2), lambda s: s.size, How(kind="processes"), 2)[0].kind == "processes"
     assert tuned(lambda s: 10 * s.size, lambda s: 0.1, How(parallel=3))[0].size == 3
-    assert Tuner(How(kind="threads", parallel=3), Meter(""), 8).fixed
+    assert StageTuner(How(kind="threads", parallel=3), Meter(""), 8).fixed
 
 
 def test_nothing_is_tried_while_the_consumer_is_slower() -> None:
     meter = Meter("played")
-    tuner = Tuner(How(), meter, 4)
+    tuner = StageTuner(How(), meter, 4)
     for step in range(1000):
         meter.given += 1
         assert tuner.look(step * 0.01) is None
@@ -135,33 +135,33 @@ def test_a_promise_from_before_is_measured_before_work_goes_back() -> None:
 
 def test_a_lucky_window_is_not_believed() -> None:
     """With 5 threads it once went half as fast again, by chance."""
-    visits: list[Setting] = []
+    visits: list[PoolSetting] = []
 
-    def rate(setting: Setting) -> float:
+    def rate(setting: PoolSetting) -> float:
         if not visits or visits[-1] != setting:
             visits.append(setting)
         lucky = setting.size == 5 and visits.count(setting) == 1
         return 430.0 if lucky else {4: 400.0, 5: 300.0}.get(setting.size, 100.0 * min(setting.size, 3))
 
     found, _ = tuned(rate, lambda s: min(s.size, 4), How())
-    assert visits.count(Setting("threads", 5)) == 2
-    assert found == Setting("threads", 4)
+    assert visits.count(PoolSetting("threads", 5)) == 2
+    assert found == PoolSetting("threads", 4)
 
 
 def test_the_best_is_measured_again_also_where_nothing_comes_near() -> None:
     """With 5 threads it once went three times as fast, when the machine was free for a moment."""
-    visits: list[Setting] = []
+    visits: list[PoolSetting] = []
 
-    def rate(setting: Setting) -> float:
+    def rate(setting: PoolSetting) -> float:
         if not visits or visits[-1] != setting:
             visits.append(setting)
         lucky = setting.size == 5 and visits.count(setting) == 1
         return 700.0 if lucky else 300.0 if setting.size == 5 else 520.0 if setting.size == 4 else 200.0
 
-    assert tuned(rate, lambda s: min(s.size, 4), How())[0] == Setting("threads", 4)
+    assert tuned(rate, lambda s: min(s.size, 4), How())[0] == PoolSetting("threads", 4)
 
 
-class PlayedGrip(Grip):
+class PlayedGrip(GilProbe):
     def __init__(self, *answers: bool | None) -> None:
         super().__init__()
         self.answers = list(answers)
@@ -170,10 +170,10 @@ class PlayedGrip(Grip):
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def beside(rate: Any, *answers: bool | None, waits: Any = lambda s: False, cpu: float = 0.9) -> list[Setting]:
+def beside(rate: Any, *answers: bool | None, waits: Any = lambda s: False, cpu: float = 0.9) -> list[PoolSetting]:
     """The settings that are gone through while the consumer gets so many results and does not wait for them."""
     meter = Meter("played")
-    tuner = Tuner(How(), meter, 2, PlayedGrip(*answers))
+    tuner = StageTuner(How(), meter, 2, PlayedGrip(*answers))
     now, seen = 0.0, [tuner.setting]
     for _ in range(2000):
         step = 1 / rate(tuner.setting)
@@ -187,11 +187,11 @@ def beside(rate: Any, *answers: bool | None, waits: Any = lambda s: False, cpu: 
     return seen
 
 
-def slowed(setting: Setting) -> float:
+def slowed(setting: PoolSetting) -> float:
     return 90.0 if setting.kind == "processes" else 60.0
 
 
-THREADS, PROCESSES = Setting("threads", 2), Setting("processes", 2)
+THREADS, PROCESSES = PoolSetting("threads", 2), PoolSetting("processes", 2)
 
 
 def test_threads_that_keep_the_consumer_from_its_own_work_become_processes() -> None:
@@ -222,8 +222,8 @@ def test_the_lock_is_held_where_a_thread_comes_late_to_it(
             self.now += seconds + late
 
     monkeypatch.setattr("paceline.data.execution.gil_probe.time", Played())
-    grip = Grip()
-    while (told := grip.holds()) is None:
+    probe = GilProbe()
+    while (told := probe.holds()) is None:
         pass
     assert told is holds
 
@@ -237,9 +237,9 @@ def test_a_thread_that_computes_in_python_holds_the_lock() -> None:
 
     thread = threading.Thread(target=compute)
     thread.start()
-    grip = Grip()
+    probe = GilProbe()
     try:
-        while (told := grip.holds()) is None:
+        while (told := probe.holds()) is None:
             ended.wait(0.01)
     finally:
         ended.set()
@@ -248,5 +248,5 @@ def test_a_thread_that_computes_in_python_holds_the_lock() -> None:
 
 
 def test_settings_in_words() -> None:
-    said = [str(Setting(kind, size)) for kind in ("here", "threads", "processes") for size in (1, 2)]
+    said = [str(PoolSetting(kind, size)) for kind in ("here", "threads", "processes") for size in (1, 2)]
     assert said == ["here", "here", "1 thread", "2 threads", "1 process", "2 processes"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import struct
 import tarfile
 import zlib
 from pathlib import Path
@@ -251,19 +252,34 @@ def test_damaged_arrays_name_the_byte(tmp_path: Path) -> None:
         pd.idx(tmp_path / "x.idx.gz")
 
 
+def laid_out(layout: bytes, values: bytes = b"") -> bytes:
+    return struct.pack("<8sHI", b"paceline", 1, len(layout)) + layout + values
+
+
 @pytest.mark.parametrize(
     "raw",
     [
         b"",
-        b"\x91" * 5000,
-        b"\x90",
-        b"\x92\xa4dict\x05",
-        b"\x94\xa5array\xa3<f4\x05\xc4\x00",
-        b"\x94\xa5array\xa1O\x91\x01\xc4\x08" + bytes(8),
-        b"\x94\xa5array\xa3<f4\x91\xd0\xff\xc4\x08" + bytes(8),
-        b"\x94\xa6tensor\xa3>i2\x91\x01\xc4\x02ab",
-        b"\x92\xa4what\x90",
-        b"\xdd\xff\xff\xff\xff",
+        b"paceline",
+        pd.encode_sample((1, 2))[:-1],
+        pd.encode_sample((1, 2)) + b"x",
+        pd.encode_sample((1, 2)).replace(b"paceline\1", b"paceline\2"),
+        laid_out(b""),
+        laid_out(b"[" * 5000),
+        laid_out(b'"what"'),
+        laid_out(b"5", bytes(8)),
+        laid_out(b'{"what":[]}'),
+        laid_out(b'{"list":5}'),
+        laid_out(b'{"list":[],"tuple":[]}'),
+        laid_out(b'{"bytes":-1}'),
+        laid_out(b'{"bytes":99999999999}'),
+        laid_out(b'{"str":1}', b"\xff"),
+        laid_out(b'{"array":["<f4",5]}'),
+        laid_out(b'{"array":["O",[1]]}', bytes(8)),
+        laid_out(b'{"array":["<f4,<f4",[1]]}', bytes(8)),
+        laid_out(b'{"array":["<f4",[-1]]}'),
+        laid_out(b'{"array":["<f4",[0,9999999999999999999]]}'),
+        laid_out(b'{"tensor":[">i2",[1]]}', b"ab"),
     ],
 )
 def test_bytes_that_are_no_sample(tmp_path: Path, raw: bytes) -> None:

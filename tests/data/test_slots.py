@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data.execution.process_pool import LONG, Copied, Held, Pickler, Slot, Unpickler
+from paceline.data.execution.slots import LONG, Copied, Held, Pickler, Slot, Unpickler
 
 texts = st.builds(lambda size, fill: bytes([fill]) * size, st.integers(0, 3 * LONG), st.integers(0, 255))
 tensors = st.builds(lambda *shape: torch.rand(*shape), st.integers(0, 4), st.integers(1, 300))

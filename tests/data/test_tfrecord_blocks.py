@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.formats import crc32c, tfrecord
 
 FOUND = "its length's checksum is wrong", "the file ends in the middle of it", "its checksum is wrong"
@@ -28,12 +28,12 @@ def by_definition(raw: bytes) -> tuple[list[bytes], list[str]]:
         if len(raw) - at < 12:
             return records, [*wrong, f"{place}: {FOUND[1]}"]
         length, crc = struct.unpack_from("<QI", raw, at)
-        if crc32c.masked(crc32c.by_numpy(raw[at : at + 8])) != crc:
+        if crc32c.masked(raw[at : at + 8]) != crc:
             return records, [*wrong, f"{place}: {FOUND[0]}"]
         record, tail = raw[at + 12 : at + 12 + length], raw[at + 12 + length : at + 16 + length]
         if len(tail) < 4:
             return records, [*wrong, f"{place}: {FOUND[1]}"]
-        if crc32c.masked(crc32c.by_numpy(record)) == struct.unpack("<I", tail)[0]:
+        if crc32c.masked(record) == struct.unpack("<I", tail)[0]:
             records.append(record)
         else:
             wrong.append(f"{place}: {FOUND[2]}")
@@ -71,7 +71,7 @@ def test_blocks_hide_nothing(
     del raw[max(0, len(raw) - cut) :]
     path = tmp_path / "file"
     path.write_bytes(packing(bytes(raw)))
-    losses = Losses()
+    losses = LostSamples()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tfrecord, "BLOCK", block)
         found = list(itertools.chain(*tfrecord.read(path, start, "skip", losses)))

@@ -19,7 +19,7 @@ SHOWN = 5  # warnings of single ones, before it is the count that counts
 KEPT = 100  # reasons kept for the report
 
 
-class Losses:
+class LostSamples:
     """Counts over all stages and threads of one pipeline."""
 
     def __init__(self, *, keeps: bool = False) -> None:

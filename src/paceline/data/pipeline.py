@@ -18,9 +18,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from paceline.data.device.lookahead import InBursts
+from paceline.data.device.lookahead import Lookahead
 from paceline.data.distributed.batch_sharing import Parting, is_the_scripts_own
-from paceline.data.error_policy import Losses, Policy
+from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.execution.parallel_map import Last
 from paceline.data.execution.thread_pool import wait_for_all
 from paceline.data.formats.registry import read_any, reader_of
@@ -29,7 +29,7 @@ from paceline.data.metrics.report import Report, report_of
 from paceline.data.options import Number, at_least, checked_policy, grows, how, place, runs_as_one, workers
 from paceline.data.planning import stages as s
 from paceline.data.planning.cursor import Context, Mark
-from paceline.data.planning.planner import Plan, Planner
+from paceline.data.planning.planner import PipelinePlan, Planner
 from paceline.data.planning.runtime import Runtime
 from paceline.data.size_limits import LINE
 from paceline.data.sources.memory import Source
@@ -58,7 +58,7 @@ class Pipeline:
         self._source, self._stages, self._title, self._made_of = source, stages, title, made_of
         self._context = context or Context()
         self._runtime = Runtime()
-        self._planned: Plan | None = None
+        self._planned: PipelinePlan | None = None
         self._parting = Parting()
         self._epoch = 0  # of the next loop
         self._begin: tuple[int, Mark | None] | None = None  # where a restored state says to begin
@@ -182,7 +182,7 @@ class Pipeline:
         at_least(1, parallel=cycle, block=block, max_bytes=max_bytes)
         policy = checked_policy(on_error)
 
-        def policed(losses: Losses) -> Any:
+        def policed(losses: LostSamples) -> Any:
             return reader_of(format, policy, losses, max_bytes)
 
         return self._with(s.Interleave(policed, cycle, block, None, "records"))
@@ -240,7 +240,7 @@ class Pipeline:
         context = replace(self._context, epoch=(epoch,), ordered=together, parted=bool(use), place=workers())
         cursor = plan.open(context, mark)
         if plan.gpu is not None:
-            cursor = InBursts(cursor, plan.gpu)
+            cursor = Lookahead(cursor, plan.gpu)
         self._run = Run(self, self._runtime, cursor, epoch, self._title, hand_out)
         _begun.add(self)
         return self._run
@@ -313,12 +313,12 @@ class Pipeline:
 
     # -- planning --------------------------------------------------------------------------------------------------
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> PipelinePlan:
         if self._planned is None:
             self._planned = self._planned_in(self._runtime)
         return self._planned
 
-    def _planned_in(self, runtime: Runtime) -> Plan:
+    def _planned_in(self, runtime: Runtime) -> PipelinePlan:
         first: Any = None
         if self._made_of is not None:
             kind, parts, options = self._made_of

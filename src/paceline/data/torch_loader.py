@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -27,17 +26,18 @@ from torch.utils.data import (
 
 from paceline.data.execution.job import Step, Where, Work
 from paceline.data.execution.parallel_map import Jobs
-from paceline.data.execution.prefetch import Ahead
+from paceline.data.execution.prefetch import PrefetchNode
 from paceline.data.metrics.record import keeper
 from paceline.data.metrics.report import Report, report_of
 from paceline.data.planning.cursor import Context, Cursor, Mark
 from paceline.data.planning.nodes import Through
-from paceline.data.planning.planner import Plan
+from paceline.data.planning.planner import PipelinePlan
 from paceline.data.planning.runtime import Runtime
 from paceline.data.planning.stages import How, Kind
 from paceline.data.sources.memory import Arrays, of_dataset
 from paceline.errors import UsageError
 from paceline.script import rng
+from paceline.script.fingerprint import fingerprint
 from paceline.script.loading import keeps_generator
 
 # Their indices are drawn when they begin, so that reading ahead changes nothing.
@@ -121,7 +121,7 @@ class Feeder:
         self._how = how
         self.runtime = Runtime()
         self.why = ""
-        self._nodes: tuple[Jobs, Ahead] | None = None
+        self._nodes: tuple[Jobs, PrefetchNode] | None = None
         self._contents: Any = None  # of the dataset, when they were made
 
     def __del__(self) -> None:
@@ -129,7 +129,7 @@ class Feeder:
 
     def batches(self, indices: Iterator[Any], count: int | None) -> Iterator[Any]:
         """A batch for each of the `count` lists of indices (None: nobody knows how many)."""
-        if self._nodes is not None and _contents_of(self._dataset) != self._contents:
+        if self._nodes is not None and fingerprint(self._dataset, identity=True) != self._contents:
             self._nodes = None
             self.runtime.close(wait=True)
         if self._nodes is None:
@@ -143,7 +143,7 @@ class Feeder:
                 return
             count = None if count is None else count - 1
         assert self._nodes is not None
-        cursor = Plan([Lists(indices, count), *self._nodes]).open(Context(), None)
+        cursor = PipelinePlan([Lists(indices, count), *self._nodes]).open(Context(), None)
         clock, kept = self.runtime.clock, keeper()
         if kept is not None:
             kept.begins(self.runtime, f"loader over {type(self._dataset).__name__}")
@@ -164,21 +164,21 @@ class Feeder:
 
     def _look(self, first: Any) -> tuple[Any, bool]:
         """Loads the first batch here, and sees whether others may be loaded elsewhere."""
-        before, state = rng.snapshot(), _numbers_of(self._dataset)
+        before, state = rng.snapshot(), fingerprint(self._dataset)
         batch = self._fetch(first)
         if rng.drawn_since(before) or keeps_generator(self._dataset):
             self.why = "its dataset draws random numbers"
-        elif state != _numbers_of(self._dataset):
+        elif state != fingerprint(self._dataset):
             self.why = "its dataset keeps count"
         elif not self._known:
             self.why = "its sampler is one of the script's own"
         if self.why:
             return batch, True
-        self._contents = _contents_of(self._dataset)
+        self._contents = fingerprint(self._dataset, identity=True)
         work = Work(steps=(Step(self._gatherer() or self._fetch),))
         meter = self.runtime.meter("load")
         jobs = Jobs(work=work, losses=self.runtime.losses, meter=meter, pools=self.runtime.chooser(self._how))
-        self._nodes = jobs, Ahead(None, self.runtime.meter("prefetch"))
+        self._nodes = jobs, PrefetchNode(None, self.runtime.meter("prefetch"))
         return batch, False
 
     def _fetch(self, indices: Any) -> Any:
@@ -199,32 +199,6 @@ class Feeder:
             return [column.index_select(0, chosen) for column in columns]
 
         return gather
-
-
-def _numbers_of(dataset: Any) -> dict[str, Any]:
-    """What a dataset may count or keep while it loads."""
-    found: dict[str, Any] = {}
-    for name, value in getattr(dataset, "__dict__", {}).items():
-        if isinstance(value, (bool, int, float, str, type(None))):
-            found[name] = value
-        elif isinstance(value, (list, dict, set)):
-            found[name] = len(value)
-    return found
-
-
-def _contents_of(thing: Any, depth: int = 3) -> Any:
-    """What is another when a script has changed its dataset: what copies of it were made of is made again then."""
-    if isinstance(thing, (bool, int, float, str, type(None))):
-        return thing
-    if isinstance(thing, torch.Tensor):
-        return id(thing), thing._version
-    if isinstance(thing, np.ndarray):
-        return id(thing), hash(thing.reshape(-1)[:: max(1, thing.size // 1000)].tobytes())
-    if isinstance(thing, (list, tuple)):
-        return id(thing), len(thing), [_contents_of(item, depth - 1) for item in thing[:100]] if depth else None
-    if depth and hasattr(thing, "__dict__"):
-        return id(thing), {name: _contents_of(value, depth - 1) for name, value in vars(thing).items()}
-    return id(thing)
 
 
 def _is_known(sampler: Any) -> bool:

@@ -30,7 +30,11 @@ Line = TypeVar("Line", Step, Logged)
 
 
 def prove_board(folder: Path) -> None:
-    """Creates the folder and tries to write there; UsageError if that fails. Call it before a run starts."""
+    """Creates the folder and tries to write there; UsageError if that fails, or if a package is missing. Call it before
+    a run starts."""
+    from paceline.data.formats import crc32c  # imported here: it imports numpy
+
+    crc32c.checksum()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:

@@ -23,17 +23,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
 from paceline.mods.support.pinned_batches import PinnedTensor
 from paceline.script import tree
+from paceline.script.fingerprint import fingerprint
 from paceline.script.seams.stage import Stage
 
 AHEAD = 2  # batches of each process
-PLAIN = (bool, int, float, str, type(None))
-SAMPLED = 1000  # numbers of an array that are looked at
 _holder = SimpleNamespace(held=object())
 OURS = sys.getrefcount(_holder.held)  # references to what one other object holds, as Python counts the question
 
@@ -46,7 +44,9 @@ class Mod:
         self.fast = value == "fast"
         self.processes, self.ahead = 0 if self.fast else int(processes), int(ahead or AHEAD)
         self._feeders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # loader → its dataset's state
+        self._kept: weakref.WeakKeyDictionary[Any, Any] = (
+            weakref.WeakKeyDictionary()
+        )  # loader → its dataset's fingerprint
 
     def on_stage(self, stage: Stage) -> None:
         self.alone = stage.group.world == 1
@@ -62,7 +62,7 @@ class Mod:
             return
         loader.num_workers, loader.prefetch_factor = self.processes, self.ahead
         loader.pin_memory = loader.pin_memory or torch.cuda.is_available()
-        self._kept[loader] = state_of(loader.dataset)
+        self._kept[loader] = fingerprint(loader.dataset, identity=True)
 
     def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:
@@ -73,7 +73,7 @@ class Mod:
             if loader not in self._kept:
                 return plain(loader)
             if getattr(loader, "_iterator", None) is not None:
-                now = state_of(loader.dataset)
+                now = fingerprint(loader.dataset, identity=True)
                 if now != self._kept[loader]:  # the processes have it as it was
                     self._kept[loader], loader._iterator = now, None
                 elif sys.getrefcount(loader._iterator) > OURS:  # another loop goes on over the same loader
@@ -98,19 +98,3 @@ def _persisting(loader: Any, plain: Callable[..., Any], stays: bool) -> Any:
         return plain(loader)
     finally:
         object.__setattr__(loader, "persistent_workers", before)
-
-
-def state_of(thing: Any, depth: int = 3) -> Any:
-    """What would change if a dataset did: numbers, the identity of what it holds, and marks of contents."""
-    if isinstance(thing, PLAIN):
-        return thing
-    if isinstance(thing, torch.Tensor):
-        return id(thing), thing._version
-    if isinstance(thing, np.ndarray):
-        return id(thing), hash(thing.reshape(-1)[:: max(1, thing.size // SAMPLED)].tobytes())
-    if isinstance(thing, (list, tuple, dict, set)):
-        few = list(thing.items() if isinstance(thing, dict) else thing)[:SAMPLED] if depth else []
-        return id(thing), len(thing), [state_of(item, depth - 1) for item in few]
-    if depth and hasattr(thing, "__dict__"):
-        return id(thing), {name: state_of(value, depth - 1) for name, value in vars(thing).items()}
-    return id(thing)

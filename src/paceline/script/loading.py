@@ -18,8 +18,7 @@ import os
 import random
 import threading
 import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +32,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from paceline.comm.shm_exchange import Segments
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
+from paceline.script.fingerprint import fingerprint, held_by
 from paceline.script.slicing.crossings import Split
 
 if TYPE_CHECKING:
@@ -51,9 +51,6 @@ CLOSED = (
     type,
     types.ModuleType,
 )  # holds no generator of the script's
-LOADING = ("__getitem__", "__getitems__", "__call__", "forward")  # methods that make a sample
-EMPTY_CELL = types.CellType()
-SMALL = 100_000  # items, for what may be a count of samples
 
 
 class Dealt(list[Any]):
@@ -66,7 +63,6 @@ class Dealt(list[Any]):
 
 
 NO, PROOF, ALWAYS = 0, 1, 2  # whether everything was fetched
-PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -158,9 +154,9 @@ def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
             data = tree.replace(plain(fetcher, list(index)), lambda leaf: _own_rows(leaf, index))
         return Part(data, index, whole=NO)
     if index.proves:
-        state = _state_of(fetcher.dataset)
+        state = fingerprint(fetcher.dataset)
         data = plain(fetcher, list(index))
-        fine = not rng.drawn_since(before) and state == _state_of(fetcher.dataset)
+        fine = not rng.drawn_since(before) and state == fingerprint(fetcher.dataset)
         if fine and all(map(_can_travel, tree.leaves(data))):
             return Part(data, index, whole=PROOF)
         return Part(data, index, whole=ALWAYS)
@@ -181,29 +177,6 @@ def _own_rows(leaf: Any, index: Dealt) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == len(index):
         return leaf[index.start : index.stop] if index.stop > index.start else leaf[:1]
     return leaf
-
-
-def _state_of(dataset: Any, depth: int = 3) -> Any:
-    """What a dataset may count or keep while it loads: its numbers, and what its containers hold."""
-    if isinstance(dataset, PLAIN):
-        return dataset
-    if isinstance(dataset, (torch.Tensor, np.ndarray)):
-        return _sum_of(dataset)
-    if isinstance(dataset, (list, dict, set, deque)):
-        items = list(dataset.values()) if isinstance(dataset, dict) else list(dataset)
-        held = tuple(item if isinstance(item, PLAIN) else None for item in items) if len(items) <= SMALL else ()
-        return (len(items), held)
-    if not hasattr(dataset, "__dict__") or not depth:
-        return None
-    return {name: _state_of(value, depth - 1) for name, value in vars(dataset).items()}
-
-
-def _sum_of(array: Any) -> int | None:
-    """Of the bytes of an array that is small enough for it to be a count."""
-    array = array.detach() if isinstance(array, torch.Tensor) else array
-    if array.nbytes > 8 * SMALL or (isinstance(array, torch.Tensor) and array.device.type != "cpu"):
-        return None
-    return hash(np.ascontiguousarray(array).tobytes()) if array.dtype is not torch.bfloat16 else None
 
 
 def _can_travel(leaf: Any) -> bool:
@@ -349,33 +322,7 @@ def _reaches_generator(thing: Any, depth: int, seen: set[int]) -> bool:
     if not depth or id(thing) in seen or isinstance(thing, CLOSED):
         return False
     seen.add(id(thing))
-    return any(_reaches_generator(item, depth - 1, seen) for item in _held_by(thing))
-
-
-def _held_by(thing: Any) -> Iterator[Any]:
-    """What an object can reach while it loads a sample."""
-    if isinstance(thing, (list, tuple)):
-        yield from thing[:100]
-    elif isinstance(thing, dict):
-        yield from list(thing.values())[:100]
-    elif isinstance(thing, functools.partial):
-        yield from (thing.func, thing.args, thing.keywords)
-    elif isinstance(thing, types.MethodType):
-        yield from (thing.__func__, thing.__self__)
-    elif isinstance(thing, types.FunctionType):
-        yield from (cell.cell_contents for cell in thing.__closure__ or () if cell != EMPTY_CELL)
-        yield from thing.__defaults__ or ()
-        yield from (thing.__globals__[name] for name in _names_in(thing.__code__) if name in thing.__globals__)
-    else:
-        yield from list(getattr(thing, "__dict__", {}).values())
-        yield from (vars(kind)[name] for kind in type(thing).__mro__ for name in LOADING if name in vars(kind))
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:  # functions and comprehensions inside it
-        if isinstance(constant, types.CodeType):
-            yield from _names_in(constant)
+    return any(_reaches_generator(item, depth - 1, seen) for item in held_by(thing))
 
 
 def join(parts: list[Any]) -> Any:

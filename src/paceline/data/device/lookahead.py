@@ -19,7 +19,7 @@ MOST = 4  # batches
 ROOM = 64 << 20  # bytes that they may take together, on the device
 
 
-class InBursts(Cursor):
+class Lookahead(Cursor):
     """Waits for no batch but the one that is asked for."""
 
     def __init__(self, up: Cursor, device: torch.device) -> None:

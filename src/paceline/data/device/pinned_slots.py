@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.data.execution.process_pool import Slot
+from paceline.data.execution.slots import Slot
 
 PORTABLE = 1  # cudaHostRegisterPortable: for all devices
 STEP = 1 << 20  # bytes: slots are pinned by so many, as batches that differ a little would else be pinned anew

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.data.planning.cursor import Context, Mark
-from paceline.data.planning.planner import Plan
+from paceline.data.planning.planner import PipelinePlan
 from paceline.errors import UsageError
 
 VERSION = 1
 
 
-def begin(plan: Plan, signature: str, context: Context, states: Sequence[dict[str, Any]]) -> tuple[int, Mark | None]:
+def begin(
+    plan: PipelinePlan, signature: str, context: Context, states: Sequence[dict[str, Any]]
+) -> tuple[int, Mark | None]:
     """The epoch and the mark at which this worker begins."""
     for state in states:
         _check(state, signature)
@@ -30,7 +32,9 @@ def begin(plan: Plan, signature: str, context: Context, states: Sequence[dict[st
     return _settle(plan, context, by_rank, world)
 
 
-def _settle(plan: Plan, context: Context, by_rank: dict[int, dict[str, Any]], world: int) -> tuple[int, Mark | None]:
+def _settle(
+    plan: PipelinePlan, context: Context, by_rank: dict[int, dict[str, Any]], world: int
+) -> tuple[int, Mark | None]:
     if len(by_rank) < world:
         if len(by_rank) > 1 or not plan.even:
             raise UsageError(

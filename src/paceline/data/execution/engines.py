@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
-from paceline.data.error_policy import Losses
-from paceline.data.execution.autotune import Setting, Tuner
+from paceline.data.error_policy import LostSamples
+from paceline.data.execution.autotune import PoolSetting, StageTuner
 from paceline.data.execution.job import Token, Where, Work
 from paceline.data.execution.parallel_map import Jobs, Ticket
 from paceline.data.execution.process_pool import ProcessEngine
@@ -52,7 +52,7 @@ class ThreadEngine:
 
     kind = "threads"
 
-    def __init__(self, work: Work, losses: Losses, meter: Meter, size: int) -> None:
+    def __init__(self, work: Work, losses: LostSamples, meter: Meter, size: int) -> None:
         self.work, self.losses, self.meter, self.size = work, losses, meter, size
         self._threads = Threads(size, "paceline-job")
         self._ready = threading.Semaphore(0)
@@ -89,7 +89,7 @@ class HereEngine:
     kind = "here"
     size = 1
 
-    def __init__(self, work: Work, losses: Losses, meter: Meter) -> None:
+    def __init__(self, work: Work, losses: LostSamples, meter: Meter) -> None:
         self.work, self.losses, self.meter = work, losses, meter
 
     def room(self) -> int:
@@ -116,7 +116,7 @@ class TunedPool:
 
     def __init__(self, jobs: Jobs, how: How, meter: Meter) -> None:
         self._jobs, self._meter = jobs, meter
-        self._tuner = Tuner(how, meter, cores())
+        self._tuner = StageTuner(how, meter, cores())
         self._setting = self._tuner.setting
         self._engine: Engine = self._start(self._setting)
         self._old: list[Engine] = []  # that still have jobs
@@ -159,7 +159,7 @@ class TunedPool:
         for engine in old:
             engine.close(wait=wait)
 
-    def _start(self, setting: Setting) -> Engine:
+    def _start(self, setting: PoolSetting) -> Engine:
         jobs, meter = self._jobs, self._meter
         meter.kind, meter.parallel = setting.kind, setting.size
         if setting.kind == "here":

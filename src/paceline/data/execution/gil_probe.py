@@ -17,7 +17,7 @@ LATE = 0.6  # of a switch interval
 OFTEN = 0.1  # of the naps: a tenth of the time is worth a look
 
 
-class Grip:
+class GilProbe:
     """Asked now and then; the first time begins to look. Costs nothing once it knows."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Grip:
     def holds(self) -> bool | None:
         """None: not known yet."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="paceline-grip", daemon=True)
+            self._thread = threading.Thread(target=self._look, name="paceline-gil-probe", daemon=True)
             self._thread.start()
         return None if self._thread.is_alive() else self._late > OFTEN * NAPS
 

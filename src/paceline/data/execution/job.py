@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.data.distributed.rng import generator
-from paceline.data.error_policy import Losses, Policy
+from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.formats.sample import decode
 from paceline.data.formats.sample_batch import decode_together
 from paceline.data.stages.collate import Allocate, Tray, empty
@@ -44,7 +44,7 @@ class Step:
     def name(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
 
-    def __call__(self, value: Any, where: Where, number: int, losses: Losses, token: Token = ()) -> Any:
+    def __call__(self, value: Any, where: Where, number: int, losses: LostSamples, token: Token = ()) -> Any:
         try:
             if self.seed is not None:
                 return self.function(value, generator(self.seed, *token, number))
@@ -89,7 +89,7 @@ class Work:
         """Whether keys are records of samples, and nothing is done but to decode them."""
         return self.fetch is None and len(self.steps) == 1 and self.steps[0].function is decode
 
-    def do(self, keys: Any, where: Where, losses: Losses, allocate: Allocate = empty, token: Token = ()) -> Any:
+    def do(self, keys: Any, where: Where, losses: LostSamples, allocate: Allocate = empty, token: Token = ()) -> Any:
         """A batch of these, or the one sample that is made of the only key; or NOTHING."""
         first = 0
         if isinstance(keys, Slice):
@@ -115,7 +115,7 @@ class Work:
                 batch = step(batch, lambda _: f"the batch that begins with {where(0)}", 0, losses, token)
         return batch
 
-    def on_each(self, keys: Any, where: Where, losses: Losses, token: Token = (), first: int = 0) -> Iterator[Any]:
+    def on_each(self, keys: Any, where: Where, losses: LostSamples, token: Token = (), first: int = 0) -> Iterator[Any]:
         """The samples made of these, the first of which has this number in its batch."""
         samples = keys if self.fetch is None else self._fetched(keys, where, first)
         for number, sample in enumerate(samples, first):

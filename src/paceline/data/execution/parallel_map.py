@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 import torch
 
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.execution.job import NOTHING, Slice, Token, Where, Work
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
@@ -74,7 +74,7 @@ class Jobs:
     """`size` samples to a batch; None: no batches, samples stay single."""
 
     work: Work
-    losses: Losses
+    losses: LostSamples
     meter: Meter
     size: int | None = None
     last: Last = "keep"

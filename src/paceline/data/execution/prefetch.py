@@ -1,4 +1,4 @@
-"""Ahead: what comes next is made while the consumer uses what it has, in a thread, or in a process of its own."""
+"""Prefetch: what comes next is made while the consumer uses what it has, in a thread, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from paceline.data.execution.prefetch_process import Apart, ApartCursor
+from paceline.data.execution.autotune import PrefetchTuner
+from paceline.data.execution.prefetch_process import PrefetchProcess, PrefetchProcessCursor
 from paceline.data.execution.thread_pool import start
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
@@ -18,89 +19,25 @@ DEPTHS = 16  # … at most, when they are found missing
 LOOK = 8  # results after which it is known whether a thread is worth it
 HANDED = 30e-6  # seconds that it costs to hand a result from thread to thread, about
 WORTH = 0.05  # of the time that must be won
-SETTLE, WINDOW = 1.0, 1.0  # seconds: those that do not count after a change, and those that do
-RESULTS = 16  # of a window, at least
-BUSY = 0.02  # cores that are busy here with what comes next, before it matters to the script
-WAITS = 0.5  # of the time: a consumer that waits longer is not kept from its own work
-BETTER = 1.03  # times as many results, for a process to be worth it
 STOP = object()
 
 
-class Choice:
-    """Thread or process, of one stage over all its epochs. A thread takes Python's lock at each turn from a script that
-    wants it; how much that costs no clock shows, so both are tried, and the process stays if the script gets on
-    faster."""
-
-    def __init__(self, meter: Meter, apart: Apart | None) -> None:
-        self.apart = False
-        self._meter, self._home = meter, apart
-        self._kept = 0.0  # results a second with the thread
-        self._again()
-
-    def _again(self) -> None:
-        self._passed, self._results = 0.0, 0
-        self._last: float | None = None
-        self._begin: tuple[float, int, float, float] | None = None
-
-    def pause(self) -> None:
-        """A loop ends: what is between two of them does not count."""
-        self._last = None
-
-    def never(self) -> None:
-        """It cannot be done in a process."""
-        self.apart, self._home = False, None
-
-    def look(self, now: float) -> bool:
-        """Called after each result. Whether to change over."""
-        if self._home is None:
-            return False
-        if self._last is not None:
-            self._passed += now - self._last
-            self._results += 1
-        self._last = now
-        if self._passed < SETTLE:
-            return False
-        busy = self._meter.cpu + sum(meter.cpu for meter in self._home.meters)
-        here = self._passed, self._results, self._meter.wait, busy
-        if self._begin is None:
-            self._begin = here
-            return False
-        passed, results, waited, busy = (new - old for new, old in zip(here, self._begin, strict=True))
-        if passed < WINDOW or results < RESULTS:
-            return False
-        rate = results / passed
-        if self.apart:
-            return self._decide(rate)
-        self._again()
-        # What lies ready is made again after a change, and what was lost of it would be counted twice.
-        if waited > WAITS * passed or busy < BUSY * passed or self._home.losses.count:
-            return False
-        self._kept, self.apart = rate, True
-        return True
-
-    def _decide(self, rate: float) -> bool:
-        self._home = None
-        self.apart = rate > BETTER * self._kept
-        self._meter.notes.append(f"with a thread {self._kept:.3g}/s, with a process {rate:.3g}/s")
-        return not self.apart
-
-
-class Ahead(Through):
+class PrefetchNode(Through):
     """`depth` results in advance; None: as many as prove useful, and no thread where making them costs nothing."""
 
-    def __init__(self, depth: int | None, meter: Meter, apart: Apart | None = None) -> None:
-        self.depth, self.meter, self.apart = depth, meter, apart
-        self.choice = Choice(meter, apart)
+    def __init__(self, depth: int | None, meter: Meter, process: PrefetchProcess | None = None) -> None:
+        self.depth, self.meter, self.process = depth, meter, process
+        self.tuner = PrefetchTuner(meter, process)
 
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
-        return AheadCursor(self, up, context, mark)
+        return PrefetchCursor(self, up, context, mark)
 
 
-class AheadCursor(Cursor):
+class PrefetchCursor(Cursor):
     """Begins in the consumer's own thread, if it may choose, and looks at what that costs."""
 
-    def __init__(self, node: Ahead, up: Opener, context: Context, mark: Mark | None) -> None:
-        self._node, self._meter, self._choice = node, node.meter, node.choice
+    def __init__(self, node: PrefetchNode, up: Opener, context: Context, mark: Mark | None) -> None:
+        self._node, self._meter, self._tuner = node, node.meter, node.tuner
         self._opener, self._context = up, context
         self._depth = node.depth or DEPTH
         self._chooses = node.depth is None
@@ -108,10 +45,10 @@ class AheadCursor(Cursor):
         self._seen, self._last = 0, 0.0
         self._thread: threading.Thread | None = None
         self._ended: BaseException | bool = False
-        self._apart: ApartCursor | None = None
+        self._process: PrefetchProcessCursor | None = None
         self._up: Cursor | None = None
-        if self._choice.apart:
-            self._go_apart(mark)
+        if self._tuner.in_process:
+            self._go_to_process(mark)
         else:
             self._up = up(context, mark)
             self._mark = self._up.mark()
@@ -119,16 +56,16 @@ class AheadCursor(Cursor):
                 self._start()
 
     def take(self, count: int) -> list[Any]:
-        if self._apart is not None:
-            found = self._take_apart(count)
+        if self._process is not None:
+            found = self._take_from_process(count)
         elif self._thread is None and not self._ended:
             return self._take_here(count)
         else:
             found = self._take_ready(count)
-        if found and self._choice.look(perf_counter()):
-            if self._apart is None:
+        if found and self._tuner.look(perf_counter()):
+            if self._process is None:
                 self._stop_thread(wait=True)
-                self._go_apart(self._mark)
+                self._go_to_process(self._mark)
             else:
                 self._come_back()
         return found
@@ -184,7 +121,7 @@ class AheadCursor(Cursor):
         for _ in range(self._depth):
             self._room.put(None)
         self._meter.parallel, self._meter.kind = 1, "thread"
-        self._thread = start("paceline-ahead", self._make)
+        self._thread = start("paceline-prefetch", self._make)
 
     def _grow(self) -> None:
         """Asked for more while nothing lay ready: a longer queue evens out what takes longer now and then."""
@@ -216,23 +153,23 @@ class AheadCursor(Cursor):
 
     # -- in a process ----------------------------------------------------------------------------------------------
 
-    def _go_apart(self, mark: Mark | None) -> None:
+    def _go_to_process(self, mark: Mark | None) -> None:
         """What lies ready from the thread is made again there: it stands where the consumer does."""
-        assert self._node.apart is not None
+        assert self._node.process is not None
         self._up, self._fresh, self._begun = None, True, mark
-        self._apart = self._node.apart.open(self._context, mark)
+        self._process = self._node.process.open(self._context, mark)
         self._meter.parallel, self._meter.kind, self._meter.fill = 1, "process", None
 
-    def _take_apart(self, count: int) -> list[Any]:
-        assert self._apart is not None
+    def _take_from_process(self, count: int) -> list[Any]:
+        assert self._process is not None
         try:
             with self._meter.waiting():
-                found = self._apart.take(count)
+                found = self._process.take(count)
         except Exception:
             if not self._fresh:
                 raise
             # Whether it cannot be done in a process or not at all: here that shows.
-            self._choice.never()
+            self._tuner.never()
             self._come_back()
             return self.take(count)
         self._fresh = False
@@ -240,27 +177,27 @@ class AheadCursor(Cursor):
 
     def _come_back(self) -> None:
         """For good: there will be no other try."""
-        assert self._apart is not None
-        assert self._node.apart is not None
-        mark = self._begun if self._fresh else self._apart.mark()
-        self._node.apart.close(wait=True)
-        self._apart = None
+        assert self._process is not None
+        assert self._node.process is not None
+        mark = self._begun if self._fresh else self._process.mark()
+        self._node.process.close(wait=True)
+        self._process = None
         self._up = self._opener(self._context, mark)
         self._mark = self._up.mark()
         self._start()
 
     def ready(self) -> bool:
-        if self._apart is not None:
-            return self._apart.ready()
+        if self._process is not None:
+            return self._process.ready()
         return self._thread is not None and not self._ready.empty()
 
     def mark(self) -> Mark:
-        return self._mark if self._apart is None else self._apart.mark()
+        return self._mark if self._process is None else self._process.mark()
 
     def close(self, *, wait: bool = True) -> None:
-        self._choice.pause()
-        if self._apart is not None:
-            self._apart.close(wait=wait)
+        self._tuner.pause()
+        if self._process is not None:
+            self._process.close(wait=wait)
             return
         if self._thread is not None:
             self._ended = self._ended or True

@@ -1,5 +1,4 @@
-"""Apart: the stages before a `prefetch` in a process of their own, where none of their work takes Python's lock from
-the script.
+"""Prefetch process: runs the stages before a `prefetch`, so that their work never takes Python's lock from the script.
 
 The process is forked when it is first needed, and serves all epochs. It plans the same stages anew, with threads and
 processes of its own, and writes what comes out into slots of shared memory, as many ahead as there are slots. It ends
@@ -14,7 +13,6 @@ import pickle
 import select
 import signal
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
@@ -24,19 +22,9 @@ from typing import Any
 import torch
 
 from paceline.data.device.pinned_slots import Pinned
-from paceline.data.error_policy import Losses
-from paceline.data.execution.process_pool import (
-    LEAST,
-    Copied,
-    Held,
-    Pickler,
-    Slot,
-    Unpickler,
-    died,
-    end,
-    forked,
-    picklable,
-)
+from paceline.data.error_policy import LostSamples
+from paceline.data.execution.process_pool import died, end, forked, picklable
+from paceline.data.execution.slots import Pickler, SlotPool
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.runtime import Runtime
@@ -52,37 +40,34 @@ LOOK = 8  # results in a row for which there was always room: the script takes t
 Planned = Callable[[], "tuple[Opener, Runtime]"]  # called in the process
 
 
-class Apart:
+class PrefetchProcess:
     """The process, seen from the script's. `meters` and `losses` are those of the same stages here. What comes next
     sets `pins` if it copies to a GPU, and keeps what it copies until then."""
 
     pins = False
 
-    def __init__(self, planned: Planned, meters: Sequence[Meter], losses: Losses) -> None:
+    def __init__(self, planned: Planned, meters: Sequence[Meter], losses: LostSamples) -> None:
         self._planned, self.meters, self.losses = planned, list(meters), losses
-        self._slots: list[Slot] = []
+        self._slots = SlotPool(0, 0)
         self.pinned: Pinned | None = None
         self._pid = 0
         self._pipe: Connection | None = None
         self._loops = 0
-        # Numbers of slots whose tensors are gone, filled by whoever lets go of the last one, at any time; and how many
-        # are not the process's to fill.
-        self.free: deque[int] = deque()
-        self.lent = 0
+        self.lent = 0  # slots that are not the process's to fill: the consumer's, and those that are free here
 
-    def open(self, context: Context, mark: Mark | None) -> ApartCursor:
+    def open(self, context: Context, mark: Mark | None) -> PrefetchProcessCursor:
         if self._pipe is None:
             self._fork()
         assert self._pipe is not None
         self._loops += 1
         self._pipe.send(("open", self._loops, context, mark))
-        return ApartCursor(self, self._pipe, self._slots, self._loops)
+        return PrefetchProcessCursor(self, self._pipe, self._slots, self._loops)
 
     def _fork(self) -> None:
         largest = max((meter.bytes for meter in self.meters), default=0)
-        self._slots = [Slot(max(LEAST, 2 * largest)) for _ in range(SLOTS)]
+        self._slots = SlotPool(SLOTS, 2 * largest)
         self.pinned = Pinned(self._slots) if self.pins else None
-        self.free, self.lent = deque(), 0
+        self.lent = 0
         ours, its = Pipe()
 
         def live() -> None:
@@ -108,17 +93,16 @@ class Apart:
                 end(self._pid, wait=wait)
             if self.pinned is not None:
                 self.pinned.release()
-            for slot in self._slots:
-                slot.close()
+            self._slots.close()
 
     def __del__(self) -> None:
         self.close(wait=False)
 
 
-class ApartCursor(Cursor):
+class PrefetchProcessCursor(Cursor):
     """One loop over what the process makes."""
 
-    def __init__(self, home: Apart, pipe: Connection, slots: list[Slot], number: int) -> None:
+    def __init__(self, home: PrefetchProcess, pipe: Connection, slots: SlotPool, number: int) -> None:
         self._home, self._pipe, self._slots, self._number = home, pipe, slots, number
         self._mark: Mark | None = None
         self._ended: BaseException | bool = False
@@ -129,12 +113,15 @@ class ApartCursor(Cursor):
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
         while len(found) < count and not self._ended:
-            if self._home.free and (len(self._home.free) >= GIVEN or not self.ready()):
+            if (free := self._slots.free) and (len(free) >= GIVEN or not self.ready()):
                 self._give_back()
             kind, *told = self._receive()
             if kind == "item":
                 slot, raw, self._mark = told
-                found.append(self._unpack(raw, slot))
+                # A consumer that keeps many gets copies: what it keeps from here on is its own memory.
+                many = self._home.lent - len(self._slots.free) > SLOTS - SPARE
+                [value] = self._slots.lend(slot, raw, copy=many, pinned=self._home.pinned)
+                found.append(value)
                 self._given += 1
             elif kind == "end":
                 error, mark = told
@@ -164,25 +151,10 @@ class ApartCursor(Cursor):
                     self._mark = told[1]
                 return tuple(told)
             if told[0] == "item":
-                self._home.free.append(told[1])
-
-    def _unpack(self, raw: bytes, number: int) -> Any:
-        slot, home = self._slots[number], self._home
-        held = Held(slot)
-        value = Unpickler(io.BytesIO(raw), held).load()[0]
-        if held.tensors and home.lent - len(home.free) <= SLOTS - SPARE:
-            if home.pinned is not None:
-                home.pinned.reach(number, held.end)
-            weakref.finalize(held.base, home.free.append, number).atexit = False
-        else:
-            if held.tensors:  # the consumer keeps many: what it keeps from here on is its own memory
-                value = Unpickler(io.BytesIO(raw), Copied(slot)).load()[0]
-            home.free.append(number)
-        held.tensors.clear()
-        return value
+                self._slots.free.append(told[1])
 
     def _give_back(self) -> None:
-        free = self._home.free
+        free = self._slots.free
         numbers = [free.popleft() for _ in range(len(free))]  # others may be appended meanwhile
         if numbers:
             self._home.lent -= len(numbers)
@@ -218,7 +190,7 @@ class ApartCursor(Cursor):
 class _Server:
     """What the process does."""
 
-    def __init__(self, pipe: Connection, slots: list[Slot], planned: Planned) -> None:
+    def __init__(self, pipe: Connection, slots: SlotPool, planned: Planned) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(1)  # and no pool of threads, which does not survive a fork
         self._pipe, self._slots = pipe, slots

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,30 +14,9 @@ from paceline.data.storage import open_file
 from paceline.errors import DataError, UsageError
 
 Array = np.ndarray[Any, Any]
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000", "TGA")  # none that run a program
 WIDE = ("I", "F")  # modes of Pillow's with four bytes for each value
 RAISE_LIMIT = "data.decode_image(…, max_bytes={})"
-
-
-def find_pictures(folder: str | os.PathLike[str]) -> tuple[list[tuple[str, int]], list[str]]:
-    """Paths and labels of a folder of folders, one for each class, and the classes' names, all sorted."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise UsageError(f"Asked for the pictures in {folder}, but that is no folder.", advice="Give a folder.")
-    classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
-    found = [
-        (str(path), label)
-        for label, name in enumerate(classes)
-        for path in sorted((root / name).rglob("*"))
-        if path.suffix.lower() in ENDINGS
-    ]
-    if not found:
-        raise UsageError(
-            f"Asked for the pictures in {folder}, but its {len(classes)} folders hold none.",
-            advice="Lay it out as DIR/CLASS/NAME.jpg.",
-        )
-    return found, classes
 
 
 def decode_image(

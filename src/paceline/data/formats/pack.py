@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.data.error_policy import Losses
-from paceline.data.formats.images import decode_image, find_pictures
+from paceline.data.error_policy import LostSamples
+from paceline.data.formats.images import decode_image
 from paceline.data.formats.registry import format_of, reader_of
 from paceline.data.formats.tf_example import decode_example, encode_example
 from paceline.data.formats.tfrecord import Writer, index_of, read_index
 from paceline.data.size_limits import PICTURE, RECORD, too_large
+from paceline.data.sources.image_folder import find_images
 from paceline.errors import DataError, PacelineError, UsageError
 
 TOLD = "pack.json"  # beside the files: what they hold
@@ -50,7 +51,7 @@ def pack_pictures(
     max_bytes: int = RECORD,
 ) -> Packed:
     """A folder of folders of pictures, one for each class. They are copied as they are, not encoded again."""
-    found, classes = find_pictures(folder)
+    found, classes = find_images(folder)
     total = sum(_size_of(path, max_bytes) for path, _ in found)
 
     def record(index: int) -> bytes:
@@ -194,7 +195,7 @@ def _holds_records(path: Path) -> bool:
 def check(path: str, *, decode: bool = False, max_bytes: int | None = None) -> Checked:
     """Reads a whole file. With `decode`, pictures in it are decoded, too. `max_bytes`: of a record, and of a decoded
     picture; None: the defaults of both."""
-    losses = Losses()
+    losses = LostSamples()
     checked = Checked(path=path, format=format_of(path), records=0, bytes=os.path.getsize(path))
     try:
         for chunk in reader_of("auto", "skip", losses, max_bytes)(path, 0):

@@ -109,21 +109,27 @@ _short = lru_cache(maxsize=4096)(_by_hand)
 
 
 def _by_numpy(view: bytes) -> Integers:
-    """All groups are moved to their places, and those of a number put together: their bits never meet."""
+    """All numbers at once, group by group, from the last and highest one to the first."""
     raw = np.frombuffer(view, np.uint8)
-    last = raw < 0x80
-    if last.all():
+    ends = (raw < 0x80).nonzero()[0]
+    if len(ends) == len(raw):
         return raw.astype(np.int64)
-    if not last[-1]:
+    if not len(ends) or ends[-1] != len(raw) - 1:
         raise ValueError("a number is cut off")
-    ends = np.flatnonzero(last)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    sizes = ends - starts + 1
-    if sizes.max() > 10:
+    sizes = ends.copy()
+    sizes[1:] -= ends[:-1]
+    sizes[0] += 1
+    longest = int(sizes.max())
+    if longest > 10:
         raise ValueError("a number of more than 64 bits")
-    places = 7 * (np.arange(len(raw)) - np.repeat(starts, sizes))
-    groups = (raw & np.uint8(0x7F)).astype(np.uint64) << places.astype(np.uint64)
-    return np.add.reduceat(groups, starts).view(np.int64)
+    found = raw[ends].astype(np.int64)
+    shortest = int(sizes.min())
+    groups = raw & np.uint8(0x7F)
+    for back in range(1, longest):
+        more = found << 7
+        more |= groups[ends - back]
+        found = more if back < shortest else np.where(sizes > back, more, found)
+    return found
 
 
 def number(value: int) -> bytes:

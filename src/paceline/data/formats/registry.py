@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from paceline.data.error_policy import Losses, Policy
+from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.formats import tar, tfrecord
 from paceline.data.formats import text as text_lines
 from paceline.data.size_limits import LINE, RECORD
@@ -15,11 +15,11 @@ from paceline.errors import UsageError
 
 PACKED = (".gz", ".gzip", ".zlib", ".zz")
 ENDINGS = {".tar": "tar", ".tgz": "tar", ".txt": "lines", ".csv": "lines", ".jsonl": "lines", ".text": "lines"}
-READERS: dict[str, Callable[[Any, int, Policy, Losses, int], Iterator[Any]]] = {}
+READERS: dict[str, Callable[[Any, int, Policy, LostSamples, int], Iterator[Any]]] = {}
 
 
 def reader_of(
-    format: str, policy: Policy, losses: Losses, max_bytes: int | None = None
+    format: str, policy: Policy, losses: LostSamples, max_bytes: int | None = None
 ) -> Callable[[Any, int], Iterator[Any]]:
     """`read(path, start)`, which gives a file's records in chunks."""
     if format not in ("auto", *READERS):

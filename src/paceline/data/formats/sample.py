@@ -1,9 +1,20 @@
-"""Samples as bytes, and back: nests of arrays, tensors, numbers, texts and bytes. Runs no code of what it reads."""
+"""Packed samples: nests (tuples, lists, dictionaries) of arrays, tensors, numbers, texts and bytes.
+
+    magic, version, size of the layout    14 bytes
+    layout                                JSON: the nest, with the type, shape and size of each leaf
+    values                                raw bytes of each leaf, one after the other, little-endian numbers
+
+Samples of one layout begin with the same bytes, so that a batch of them is read by comparing these bytes once
+(`formats/sample_batch.py`). Reading runs no code of what it reads, and a size counts only if the record has that many
+bytes.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,99 +24,202 @@ import torch
 from paceline.data.size_limits import RECORD, too_large
 from paceline.errors import DataError, UsageError
 
-LONG = 1 << 20  # bytes of a record, from which on its values are counted before it is decoded
-VALUE = 80  # bytes that a value takes in memory, about
+MAGIC, VERSION = b"paceline", 1
+HEAD = struct.Struct("<8sHI")
+EXPANDS = 64  # bytes of memory that a byte of the layout takes at most, decoded
+KEPT = 64  # layouts
+SHORT = 64 << 10  # bytes of a layout that is kept
+FIXED = {"none": 0, "bool": 1, "int": 8, "float": 8}  # bytes of leaves whose size is in their kind
+NUMBERS = {"int": struct.Struct("<q"), "float": struct.Struct("<d")}
+
+
+Read = Callable[[bytes], Any]  # of a record, the value that lies in it
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value of a sample, and where in the record it lies."""
+
+    kind: str
+    begin: int
+    end: int
+    dtype: Any = None  # of an array
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of all samples that begin with the bytes `header`."""
+
+    header: bytes
+    nest: Any  # as the samples, with the numbers of the leaves in their places
+    leaves: list[Leaf]
+    size: int  # bytes of a record
+    read: Read  # gives the sample of a record of this size
 
 
 def encode(sample: Any) -> bytes:
-    """Raises UsageError for what is not a nest of these kinds."""
-    return msgspec.msgpack.encode(_told(sample))
+    """Raises UsageError for a sample that holds anything else."""
+    values: list[Any] = []
+    layout = msgspec.json.encode(_describe(sample, values.append))
+    return b"".join((HEAD.pack(MAGIC, VERSION, len(layout)), layout, *values))
 
 
 def decode(raw: bytes, *, max_bytes: int = RECORD) -> Any:
-    """The sample; DataError for bytes that are none. `max_bytes`: refuses one that takes more memory."""
+    """The sample; DataError for bytes that are none. `max_bytes`: refuses a sample that takes more memory."""
     try:
-        if len(raw) > LONG:
-            _check_size(raw, max_bytes)
-        return _made(msgspec.msgpack.decode(raw))
+        layout = layout_of(raw, max_bytes)
+        if len(raw) != layout.size:
+            raise ValueError(f"its layout describes {layout.size} bytes, but it has {len(raw)}")
+        if len(raw) > max_bytes:
+            raise too_large("The sample", len(raw), max_bytes, "data.decode_sample(…, max_bytes={})")
+        return layout.read(raw)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
         told = str(error) or type(error).__name__
         raise DataError(f"It is no sample: {told}.", advice="Use a decoder that matches the record type.") from None
 
 
-def _check_size(raw: bytes, max_bytes: int) -> None:
-    """An empty dictionary is one byte in a record and many in memory. Arrays, texts and bytes are as large as they are
-    there, and are passed over."""
-    at, end, need = 0, len(raw), len(raw)
-    while at < end:
-        if run := RUN.match(raw, at):
-            need += VALUE * (run.end() - at)
-            at = run.end()
-        else:
-            tag = raw[at]
-            width, size = SIZES[tag]
-            if width and tag not in NESTS:
-                size += int.from_bytes(raw[at + 1 : at + 1 + width], "big")
-            need += VALUE
-            at += 1 + width + size
-        if need > max_bytes:
-            raise too_large("The sample, decoded,", need, max_bytes, "data.decode_sample(…, max_bytes={})", so_far=True)
+_layouts: dict[bytes, Layout] = {}  # by header; threads may share it: at worst two parse the same one
+_last: Layout | None = None  # most records are like the one before
 
 
-def _sizes() -> list[tuple[int, int]]:
-    """For each tag of msgpack: the bytes of the length that follows, and those of the value itself."""
-    found = [(0, tag & 0x1F) if 0xA0 <= tag < 0xC0 else (0, 0) for tag in range(256)]
-    for tags, width in (((0xC4, 0xD9), 1), ((0xC5, 0xDA, 0xDC, 0xDE), 2), ((0xC6, 0xDB, 0xDD, 0xDF), 4)):
-        for tag in tags:
-            found[tag] = width, 0
-    for tag, width in ((0xC7, 1), (0xC8, 2), (0xC9, 4)):  # of a kind of their own, which is told in a byte more
-        found[tag] = width, 1
-    for first, sizes in ((0xCA, (4, 8)), (0xCC, (1, 2, 4, 8, 1, 2, 4, 8)), (0xD4, (2, 3, 5, 9, 17))):
-        for tag, size in enumerate(sizes, first):
-            found[tag] = 0, size
+def layout_of(raw: bytes, max_bytes: int = RECORD) -> Layout:
+    """The layout that a record begins with. Raises what a record may raise that is no sample."""
+    global _last
+    if (found := _last) is not None and raw.startswith(found.header):
+        return found
+    if len(raw) < HEAD.size or not raw.startswith(MAGIC):
+        raise ValueError("it does not begin as a packed sample does")
+    _, version, size = HEAD.unpack_from(raw)
+    if version != VERSION:
+        raise ValueError(f"it is of version {version}, and this version of paceline reads version {VERSION}")
+    start = HEAD.size + size
+    if start > len(raw):
+        raise ValueError("it ends in its layout")
+    header = raw[:start]
+    found = _layouts.get(header)
+    if found is None:
+        if EXPANDS * size > max_bytes:
+            what = "The layout of the sample, decoded,"
+            raise too_large(what, EXPANDS * size, max_bytes, "data.decode_sample(…, max_bytes={})")
+        found = _parse(header)
+        if len(header) <= SHORT:
+            if len(_layouts) >= KEPT:
+                _layouts.clear()
+            _layouts[header] = found
+    _last = found
     return found
 
 
-NESTS = (0xDC, 0xDD, 0xDE, 0xDF)  # whose length counts values
-RUN = re.compile(rb"[\x00-\x9f\xc0-\xc3\xe0-\xff]+")  # of values that are told by their tags alone
-SIZES = _sizes()
+def _parse(header: bytes) -> Layout:
+    leaves: list[Leaf] = []
+    at = len(header)
+
+    def leaf(kind: str, size: int, dtype: Any = None, shape: tuple[int, ...] = ()) -> int:
+        nonlocal at
+        leaves.append(Leaf(kind, at, at + size, dtype, shape))
+        at += size
+        return len(leaves) - 1
+
+    def nest(told: Any) -> Any:
+        if isinstance(told, str):
+            return leaf(told, FIXED[told])
+        [(kind, inner)] = told.items()
+        if kind in ("array", "tensor"):
+            name, shape = inner
+            dtype = np.dtype(name)
+            swapped = kind == "tensor" and not dtype.isnative  # which torch does not have
+            if dtype.kind not in "biufc" or swapped or not all(map(_is_size, shape)):
+                raise ValueError(f"{kind} of type {name} and shape {shape}")
+            return leaf(kind, math.prod(shape) * dtype.itemsize, dtype, tuple(shape))
+        if kind in ("str", "bytes", "integer") and _is_size(inner):
+            return leaf(kind, inner)
+        if kind == "dict":
+            return {key: nest(item) for key, item in inner.items()}
+        if kind not in ("tuple", "list"):
+            raise ValueError(f"a part of the unknown kind {kind!r}")
+        items = [nest(item) for item in inner]
+        return tuple(items) if kind == "tuple" else items
+
+    nested = nest(msgspec.json.decode(header[HEAD.size :]))
+    return Layout(header, nested, leaves, at, _reader(nested, leaves))
 
 
-def _told(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return value
-    if isinstance(value, torch.Tensor) and value.dtype is not torch.bfloat16:
-        return ["tensor", *_raw(value.detach().cpu().numpy())]
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
-        return ["array", *_raw(np.asarray(value))]
+def _reader(nest: Any, leaves: list[Leaf]) -> Read:
+    if isinstance(nest, int):
+        return _leaf_reader(leaves[nest])
+    if isinstance(nest, dict):
+        named = [(key, _reader(item, leaves)) for key, item in nest.items()]
+        return lambda raw: {key: read(raw) for key, read in named}
+    items = [_reader(item, leaves) for item in nest]
+    if isinstance(nest, list):
+        return lambda raw: [read(raw) for read in items]
+    return lambda raw: tuple([read(raw) for read in items])
+
+
+def _leaf_reader(leaf: Leaf) -> Read:
+    kind, begin, end, dtype, shape = leaf.kind, leaf.begin, leaf.end, leaf.dtype, leaf.shape
+    if dtype is not None:
+        count = (end - begin) // dtype.itemsize
+
+        def array(raw: bytes) -> Any:
+            return np.frombuffer(raw, dtype, count, begin).reshape(shape).copy() if count else np.empty(shape, dtype)
+
+        return array if kind == "array" else lambda raw: torch.from_numpy(array(raw))
+    if kind in NUMBERS:
+        unpack = NUMBERS[kind].unpack_from
+        return lambda raw: unpack(raw, begin)[0]
+    if kind == "bool":
+        return lambda raw: bool(raw[begin])
+    if kind == "none":
+        return lambda raw: None
+    if kind == "bytes":
+        return lambda raw: raw[begin:end]
+    if kind == "str":
+        return lambda raw: str(raw[begin:end], "utf-8")
+    return lambda raw: int.from_bytes(raw[begin:end], "little", signed=True)
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and size >= 0
+
+
+def _describe(value: Any, put: Callable[[bytes], object]) -> Any:
+    """What the layout says of a value; its bytes are put."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        put(value.tobytes())
+        return {"array": (value.dtype.str, value.shape)}
+    if isinstance(value, bool):
+        put(b"\1" if value else b"\0")
+        return "bool"
+    if isinstance(value, int):
+        if -(1 << 63) <= value < 1 << 63:
+            put(NUMBERS["int"].pack(value))
+            return "int"
+        put(raw := value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        return {"integer": len(raw)}
+    if isinstance(value, float):
+        put(NUMBERS["float"].pack(value))
+        return "float"
+    if isinstance(value, str):
+        put(raw := value.encode())
+        return {"str": len(raw)}
+    if isinstance(value, bytes):
+        put(value)
+        return {"bytes": len(value)}
+    if value is None:
+        return "none"
+    if type(value) is tuple:
+        return {"tuple": [_describe(item, put) for item in value]}
+    if type(value) is list:
+        return {"list": [_describe(item, put) for item in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return ["dict", {key: _told(item) for key, item in value.items()}]
-    if type(value) in (tuple, list):
-        return [type(value).__name__, [_told(item) for item in value]]
+        return {"dict": {key: _describe(item, put) for key, item in value.items()}}
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        return _describe(np.asarray(value), put)
+    if isinstance(value, torch.Tensor) and value.dtype is not torch.bfloat16:
+        return {"tensor": _describe(value.detach().cpu().numpy(), put)["array"]}
     raise UsageError(
         f"Asked to write a sample that holds a {type(value).__name__}.",
         advice="Samples on disk are nests (tuples, lists, dictionaries) of arrays, tensors, numbers, texts and bytes.",
     )
-
-
-def _raw(array: np.ndarray[Any, Any]) -> list[Any]:
-    return [array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes()]
-
-
-def _made(told: Any) -> Any:
-    if not isinstance(told, list):
-        return told
-    kind, *rest = told
-    if kind in ("tensor", "array"):
-        name, shape, raw = rest
-        dtype = np.dtype(name)
-        if dtype.kind not in "biufc" or not all(type(size) is int and size >= 0 for size in shape):
-            raise ValueError(f"an array of type {name} and shape {shape}")
-        array = np.frombuffer(bytearray(raw), dtype).reshape(shape)
-        return torch.from_numpy(array) if kind == "tensor" else array
-    if kind == "dict":
-        return {key: _made(item) for key, item in rest[0].items()}
-    if kind not in ("tuple", "list"):
-        raise ValueError(f"a part of the unknown kind {kind!r}")
-    items = [_made(item) for item in rest[0]]
-    return tuple(items) if kind == "tuple" else items

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.data.error_policy import Losses, Policy
+from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.formats.compression import DamageError, Stream, open_stream
 from paceline.data.formats.tar_headers import FILES, NO_BODY, SPARSE, UNIT, HeaderError, Pax, parse, parse_pax
 from paceline.data.size_limits import RECORD, STEP, too_large
@@ -29,7 +29,7 @@ SKIP = "Or leave such samples out: on_error='skip', or 'warn' to be told."
 
 
 def read(
-    path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int = RECORD
+    path: Any, start: int, policy: Policy, losses: LostSamples, max_bytes: int = RECORD
 ) -> Iterator[list[dict[str, Any]]]:
     """A shard's samples from number `start` on, in chunks."""
     name = os.fspath(path)
@@ -73,7 +73,7 @@ class Member:
 class Shard:
     """One tar file, read from its start to its end."""
 
-    def __init__(self, path: str, stream: Stream, policy: Policy, losses: Losses, max_bytes: int) -> None:
+    def __init__(self, path: str, stream: Stream, policy: Policy, losses: LostSamples, max_bytes: int) -> None:
         self._path, self._stream, self._policy, self._losses = path, stream, policy, losses
         self._limit = max_bytes
         self._number = self._begun = 0  # the sample, and where the last header was

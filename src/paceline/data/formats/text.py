@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.data.error_policy import Losses, Policy
+from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.formats.compression import DamageError, Stream, open_stream
 from paceline.data.size_limits import LINE, too_large
 from paceline.errors import DataError
@@ -20,7 +20,7 @@ BLOCK = 1 << 18  # bytes that are read at once
 SKIP = "on_error='skip', or 'warn' to be told."
 
 
-def read(path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int = LINE) -> Iterator[list[str]]:
+def read(path: Any, start: int, policy: Policy, losses: LostSamples, max_bytes: int = LINE) -> Iterator[list[str]]:
     """A file's lines from number `start` on, in chunks, without their ends."""
     stream = open_stream(path, by_name=True)
     try:
@@ -36,7 +36,7 @@ def read(path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int =
 class Lines:
     """One file. `number` lines of it have ended."""
 
-    def __init__(self, path: str, stream: Stream, policy: Policy, losses: Losses, max_bytes: int) -> None:
+    def __init__(self, path: str, stream: Stream, policy: Policy, losses: LostSamples, max_bytes: int) -> None:
         self._path, self._stream, self._policy, self._losses = path, stream, policy, losses
         self._limit = max_bytes
         self.number = 0

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from paceline.data.error_policy import Losses, Policy
+from paceline.data.error_policy import LostSamples, Policy
 from paceline.data.formats import crc32c
 from paceline.data.formats.compression import DamageError, Stream, opened, read_from
 from paceline.data.size_limits import RECORD, STEP, too_large
@@ -39,7 +39,7 @@ WRONG = "its checksum is wrong"
 SKIP = "on_error='skip', or 'warn' to be told."
 
 
-def read(path: Any, start: int, policy: Policy, losses: Losses, max_bytes: int = RECORD) -> Iterator[list[bytes]]:
+def read(path: Any, start: int, policy: Policy, losses: LostSamples, max_bytes: int = RECORD) -> Iterator[list[bytes]]:
     """A file's records from number `start` on, in chunks of about a block."""
     reader = Reader(os.fspath(path), policy, losses, max_bytes)
     try:
@@ -52,10 +52,11 @@ class Reader:
     """One file. `number` and `offset` say where it stands, for errors."""
 
     def __init__(
-        self, path: str, policy: Policy = "raise", losses: Losses | None = None, max_bytes: int = RECORD
+        self, path: str, policy: Policy = "raise", losses: LostSamples | None = None, max_bytes: int = RECORD
     ) -> None:
-        self.path, self.policy, self.losses, self._limit = path, policy, losses or Losses(), max_bytes
+        self.path, self.policy, self.losses, self._limit = path, policy, losses or LostSamples(), max_bytes
         self.number = self.offset = 0
+        crc32c.checksum()  # if the package is missing, say so before anything is read
         self._raw = open_file(path)
         # A length may look like the first bytes of a compressed file; its checksum tells.
         self._stream: Stream = opened(self._raw, path, HEAD, plain=_length_is_right)
@@ -177,7 +178,7 @@ class Reader:
             places: Any = np.array(stops)[:, None] + np.arange(TAIL)
             stored = np.concatenate([stored, np.frombuffer(block, np.uint8)[places].view("<u4")[:, 0]])
         good, kept = len(records), records
-        bad = np.flatnonzero(crc32c.masked_all(crc32c.of_all(records)) != stored)
+        bad = np.flatnonzero(crc32c.masked_all(records) != stored)
         if len(bad):
             starts = np.cumsum([0, *(HEAD + len(record) + TAIL for record in records)])
             for number in bad.tolist():
@@ -248,7 +249,7 @@ class Reader:
         after.write(memoryview(rest)[HEAD + length :])
         if not self._take(TAIL - after.tell(), HEAD + length + after.tell(), after):
             return None, False
-        right = crc32c.masked(crc32c.value()(record)) == CRC.unpack(after.getvalue())[0]
+        right = crc32c.masked(record) == CRC.unpack(after.getvalue())[0]
         if not right:
             self._lose(WRONG)
         self.number, self.offset = self.number + 1, self.offset + whole
@@ -305,7 +306,7 @@ def _keep_memory() -> None:
 
 
 def _length_is_right(head: bytes) -> bool:
-    return len(head) == HEAD and crc32c.masked(crc32c.value()(head[:8])) == CRC.unpack_from(head, 8)[0]
+    return len(head) == HEAD and crc32c.masked(head[:8]) == CRC.unpack_from(head, 8)[0]
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -313,8 +314,8 @@ def _length_is_right(head: bytes) -> bool:
 
 def frame(record: bytes) -> tuple[bytes, bytes]:
     """What stands before a record, and after it."""
-    value, length = crc32c.value(), LENGTH.pack(len(record))
-    return length + CRC.pack(crc32c.masked(value(length))), CRC.pack(crc32c.masked(value(record)))
+    length = LENGTH.pack(len(record))
+    return length + CRC.pack(crc32c.masked(length)), CRC.pack(crc32c.masked(record))
 
 
 class Writer:
@@ -326,6 +327,7 @@ class Writer:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, index: bool = True) -> None:
+        crc32c.checksum()  # if the package is missing, say so before a file is made
         self.path, self.index = Path(path), index
         self._beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.data.formats import crc32c
 from paceline.data.metrics.meters import Meter
 from paceline.record.pipelines import PipelineReport, StageReport
 
 if TYPE_CHECKING:
     from paceline.data.planning.runtime import Runtime
 
-BY_NUMPY = "checksums are computed by numpy; google-crc32c is many times as fast: pip install 'paceline[data]'"
 KEEPS_UP = 0.05  # of the consumer's time that it may wait for the pipeline
 
 
@@ -77,5 +75,5 @@ def _stage(meter: Meter) -> StageReport:
         capacity=max(1, meter.parallel) / each if each else 0.0,
         ready=ready[0],
         room=ready[1],
-        notes=[*meter.notes, *([BY_NUMPY] if meter.name == "records" and crc32c.took_numpy() else [])],
+        notes=[*meter.notes],
     )

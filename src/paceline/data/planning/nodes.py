@@ -79,11 +79,11 @@ class KeysCursor(Cursor):
         self._at, self._done = 0, self._deal.done
         self._last = self._block
         # Of a short epoch that is repeated not hundreds of rounds.
-        self._ahead = min(BLOCK, (getattr(node.order, "period", None) or BLOCK) // context.world + 1)
+        self._lookahead = min(BLOCK, (getattr(node.order, "period", None) or BLOCK) // context.world + 1)
 
     def take(self, count: int) -> Indices:  # type: ignore[override]
         if self._at + count > len(self._block):
-            positions = self._deal.take(max(count, self._ahead))
+            positions = self._deal.take(max(count, self._lookahead))
             fresh = self._order.at(positions, self._epoch)
             self._block = np.concatenate([self._block[self._at :], fresh]) if self._at < len(self._block) else fresh
             self._at = 0

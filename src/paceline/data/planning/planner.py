@@ -15,12 +15,12 @@ import torch
 
 from paceline.data.device.copy import Moved
 from paceline.data.distributed.sharding import Deal
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.execution.engines import cores
 from paceline.data.execution.job import NOTHING, Step, Work
 from paceline.data.execution.parallel_map import Jobs
-from paceline.data.execution.prefetch import Ahead
-from paceline.data.execution.prefetch_process import Apart
+from paceline.data.execution.prefetch import PrefetchNode
+from paceline.data.execution.prefetch_process import PrefetchProcess
 from paceline.data.planning import order as orders
 from paceline.data.planning import stages as s
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
@@ -29,8 +29,10 @@ from paceline.data.planning.runtime import Runtime
 from paceline.data.sources.memory import Source
 from paceline.data.stages.cache import Cached, Memo
 from paceline.data.stages.combine import Mixed, Zipped
+from paceline.data.stages.filter import Filtered
 from paceline.data.stages.interleave import Interleaved
-from paceline.data.stages.limit import Filtered, Limited, Rounds
+from paceline.data.stages.limit import Limited
+from paceline.data.stages.repeat import Rounds
 from paceline.data.stages.shuffle_buffer import Windows
 from paceline.errors import UsageError
 
@@ -38,7 +40,7 @@ WINDOW = 10_000  # samples, where a stream is to be shuffled and nobody says how
 REORDERING = (Windows, Rounds, Limited)  # nodes that change which samples come when, and nothing else
 
 
-class Plan:
+class PipelinePlan:
     """Opens cursors over a chain of nodes."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -70,7 +72,7 @@ class Plan:
     @property
     def parts(self) -> Jobs | None:
         """The stage whose batches are given as they are, if it can make them in part."""
-        last = next((node for node in reversed(self.nodes) if not isinstance(node, Ahead)), None)
+        last = next((node for node in reversed(self.nodes) if not isinstance(node, PrefetchNode)), None)
         return last if isinstance(last, Jobs) and last.can_be_parted else None
 
     def open(self, context: Context, mark: Mark | None) -> Cursor:
@@ -79,7 +81,7 @@ class Plan:
     def _opener(self, upto: int) -> Callable[[Context, Mark | None], Cursor]:
         def opened(context: Context, mark: Mark | None) -> Cursor:
             node = self.nodes[upto - 1]
-            if context.parted and not isinstance(node, Ahead) and node is not self.parts:
+            if context.parted and not isinstance(node, PrefetchNode) and node is not self.parts:
                 context = replace(context, parted=False)
             return node.open(self._opener(upto - 1), context, mark)
 
@@ -103,7 +105,7 @@ class Plan:
                 count = None if None in counts else min(known for known in counts if known is not None)
             elif isinstance(node, Jobs) and node.size is not None and count is not None:
                 count = count // node.size if node.last == "drop" else -(-count // node.size)
-            elif not isinstance(node, (Jobs, Ahead, Moved)):
+            elif not isinstance(node, (Jobs, PrefetchNode, Moved)):
                 return None
         return count
 
@@ -112,9 +114,9 @@ class Planner:
     """Reads stages one by one, and holds back what may still be put together with the next."""
 
     def __init__(
-        self, source: Source | None, runtime: Runtime, first: Node | None = None, *, is_apart: bool = False
+        self, source: Source | None, runtime: Runtime, first: Node | None = None, *, in_prefetch_process: bool = False
     ) -> None:
-        self.runtime, self.begins_with, self.is_apart = runtime, source, is_apart
+        self.runtime, self.begins_with, self.in_prefetch_process = runtime, source, in_prefetch_process
         self.read: list[s.Stage] = []
         self.nodes: list[Node] = [first] if first is not None else []
         self.source = source  # as long as samples can be asked for by index
@@ -125,12 +127,12 @@ class Planner:
         self.how = s.How()
         self.moved = False  # to a device: what comes after is done by whoever uses its stream
 
-    def plan(self, stages: Sequence[s.Stage]) -> Plan:
+    def plan(self, stages: Sequence[s.Stage]) -> PipelinePlan:
         for stage in stages:
             self._read(stage)
             self.read.append(stage)
         self._flush()
-        return Plan(self.nodes)
+        return PipelinePlan(self.nodes)
 
     def _read(self, stage: s.Stage) -> None:
         match stage:
@@ -195,36 +197,36 @@ class Planner:
             case s.Filter():
                 self.nodes.append(Filtered(Step(stage.function, stage.on_error), self.runtime.losses))
             case s.Prefetch():
-                apart = self._apart() if self._may_be_apart() else None
-                self.nodes.append(Ahead(stage.depth, self.runtime.meter("prefetch"), apart))
+                process = self._prefetch_process() if self._may_prefetch_in_process() else None
+                self.nodes.append(PrefetchNode(stage.depth, self.runtime.meter("prefetch"), process))
             case s.To():
                 self.moved = True
                 last = self.nodes[-1] if self.nodes else None
-                if isinstance(last, Ahead) and last.apart is not None and stage.device.startswith("cuda"):
-                    last.apart.pins = True
+                if isinstance(last, PrefetchNode) and last.process is not None and stage.device.startswith("cuda"):
+                    last.process.pins = True
                 self.nodes.append(Moved(stage.device, self.runtime.meter(f"to {stage.device}")))
             case s.Batch():
                 self.batch = stage
                 self.how = stage.how
 
-    def _may_be_apart(self) -> bool:
+    def _may_prefetch_in_process(self) -> bool:
         """Whether what was read so far can be opened again in another process: where samples are asked for by index, or
         read from files by our own readers, and nothing is kept in memory, lies on a device, or has to be done here."""
         own = all(stage.name == "records" for stage in self.read if isinstance(stage, s.Interleave))
         kept = any(isinstance(stage, s.Cache | s.Prefetch | s.To) for stage in self.read)
         here = any(isinstance(stage, s.Map | s.Batch) and stage.how.kind == "here" for stage in self.read)
-        return self.begins_with is not None and own and not (kept or here or self.is_apart) and cores() > 1
+        return self.begins_with is not None and own and not (kept or here or self.in_prefetch_process) and cores() > 1
 
-    def _apart(self) -> Apart:
+    def _prefetch_process(self) -> PrefetchProcess:
         source, stages = self.begins_with, tuple(self.read)
 
         def planned() -> tuple[Opener, Runtime]:
-            runtime = Runtime(losses=Losses(keeps=True))
-            return Planner(source, runtime, is_apart=True).plan(stages).open, runtime
+            runtime = Runtime(losses=LostSamples(keeps=True))
+            return Planner(source, runtime, in_prefetch_process=True).plan(stages).open, runtime
 
-        apart = Apart(planned, self.runtime.meters, self.runtime.losses)
-        self.runtime.aparts.append(apart)
-        return apart
+        process = PrefetchProcess(planned, self.runtime.meters, self.runtime.losses)
+        self.runtime.prefetch_processes.append(process)
+        return process
 
     def _cache(self, stage: s.Cache) -> None:
         """Before the shuffling and the batch, wherever it is written: so each epoch's order stays its own."""

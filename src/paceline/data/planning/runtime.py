@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.execution.engines import Chooser
 from paceline.data.metrics.meters import Clock, Meter, Pace
 from paceline.data.planning import stages as s
@@ -19,12 +19,12 @@ class Closable(Protocol):
 class Runtime:
     """What the cursors of one pipeline share."""
 
-    losses: Losses = field(default_factory=Losses)
+    losses: LostSamples = field(default_factory=LostSamples)
     meters: list[Meter] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     choosers: list[Chooser] = field(default_factory=list)
-    aparts: list[Closable] = field(default_factory=list)
+    prefetch_processes: list[Closable] = field(default_factory=list)
 
     def meter(self, name: str) -> Meter:
         meter = Meter(name)
@@ -38,7 +38,7 @@ class Runtime:
 
     def close(self, *, wait: bool) -> None:
         """Ends threads and processes that outlive an epoch."""
-        for apart in self.aparts:
-            apart.close(wait=wait)
+        for process in self.prefetch_processes:
+            process.close(wait=wait)
         for chooser in self.choosers:
             chooser.close(wait=wait)

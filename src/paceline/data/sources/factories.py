@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from paceline.data.error_policy import Policy
-from paceline.data.formats.images import find_pictures
 from paceline.data.options import at_least
 from paceline.data.pipeline import Pipeline
 from paceline.data.size_limits import LINE, RECORD
+from paceline.data.sources.image_folder import find_images
 from paceline.data.sources.image_sets import read_cifar, read_idx
 from paceline.data.sources.indexed_tfrecord import IndexedRecords
 from paceline.data.sources.memory import Arrays, Items, of_dataset
@@ -81,7 +81,7 @@ def cifar(
 
 def image_folder(folder: str | os.PathLike[str]) -> Pipeline:
     """Paths and labels of a folder that has a folder for each class. Decode them with `data.decode_image` in a map."""
-    found, _ = find_pictures(folder)
+    found, _ = find_images(folder)
     return Pipeline(Items(found, lambda index: found[index][0]), title="image_folder")
 
 

@@ -22,6 +22,7 @@ class IndexedRecords:
     gather: Callable[[Indices], Any] | None = None
 
     def __init__(self, paths: Sequence[str], max_bytes: int = RECORD) -> None:
+        crc32c.checksum()  # if the package is missing, say so here
         self.paths, self._limit = list(paths), max_bytes
         self._offsets = [read_index(path) for path in self.paths]
         self._offsets = [
@@ -41,7 +42,7 @@ class IndexedRecords:
         offset = int(offsets[number])
         descriptor = self._descriptor(file)
         head = self._read(index, descriptor, HEAD, offset)
-        right = len(head) == HEAD and crc32c.masked(crc32c.value()(head[:8])) == CRC.unpack_from(head, 8)[0]
+        right = len(head) == HEAD and crc32c.masked(head[:8]) == CRC.unpack_from(head, 8)[0]
         length = LENGTH.unpack_from(head)[0] if right else 0
         room = os.fstat(descriptor).st_size - offset - HEAD - TAIL
         if self._limit < length <= room:
@@ -54,7 +55,7 @@ class IndexedRecords:
                 advice=f"Its index is of another file. Delete it: rm {self.paths[file]}.index",
             )
         record = body[:length]
-        if crc32c.masked(crc32c.value()(record)) != CRC.unpack_from(body, length)[0]:
+        if crc32c.masked(record) != CRC.unpack_from(body, length)[0]:
             raise DataError(
                 f"{self.name(index)}, at byte {offset}: its checksum is wrong.", advice="Write the file again."
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.data.error_policy import Losses
+from paceline.data.error_policy import LostSamples
 from paceline.data.execution.job import NOTHING, Step
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Settle, Settled
@@ -28,7 +28,7 @@ class Memo:
     """Another source's samples after some maps, each made once. Where all are alike they lie in rows of shared memory
     (or of files), so that a batch is one gather, and what a process of ours fills in is there for all."""
 
-    def __init__(self, source: Source, steps: Sequence[Step], folder: str | None, losses: Losses) -> None:
+    def __init__(self, source: Source, steps: Sequence[Step], folder: str | None, losses: LostSamples) -> None:
         self.source, self.steps, self.folder, self.losses = source, tuple(steps), folder, losses
         self.gather: Callable[[Indices], Any] | None = self._gather
         self._lock = threading.Lock()

@@ -146,7 +146,7 @@ def test_a_pass_that_was_damaged_is_an_error_and_says_which_file(tmp_path: Path)
     assert list(made()) == list(made()) == [(n, str(n)) for n in range(20)]
     [file] = tmp_path.iterdir()
     raw = file.read_bytes()
-    for broken in (raw[:-30], raw[:50] + b"\x00" + raw[51:], raw[:3], raw[8:]):
+    for broken in (raw[:-30], raw[:50] + bytes([raw[50] ^ 1]) + raw[51:], raw[:3], raw[8:]):
         file.write_bytes(broken)
         with pytest.raises(DataError, match=r"pass\.0of1\.records is damaged"):
             list(made())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -53,6 +56,50 @@ class Counts(Own):
         return self.calls
 
 
+class Box:
+    __slots__ = ("inner", "n")
+
+    def __init__(self, n: Any = 0) -> None:
+        self.n = n
+
+
+class CountsDeep(Own):
+    """Counts in a box inside a box, in an array, in a function's closure, in its class or in an iterator."""
+
+    total = 0
+
+    def __init__(self, where: str) -> None:
+        self.where, self.box = where, {"outer": [Box(Box())]}
+        self.array, self.counter, self.transform = np.zeros(1000, int), itertools.count(1), self._counting()
+
+    def _counting(self) -> Any:
+        n = 0
+
+        def count() -> int:
+            nonlocal n
+            n += 1
+            return n
+
+        return count
+
+    def __getitem__(self, index: int) -> Any:
+        if self.where == "box":
+            self.box["outer"][0].n.n += 1
+            return self.box["outer"][0].n.n
+        if self.where == "array":
+            self.array[index] += 1
+            return int(self.array.sum())
+        if self.where == "class":
+            type(self).total += 1
+            return type(self).total
+        return next(self.counter) if self.where == "iterator" else self.transform()
+
+
+def counts_deep(where: str) -> Any:
+    CountsDeep.total = 0
+    return DataLoader(CountsDeep(where), 8)
+
+
 class Streamed(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(20))
@@ -66,6 +113,7 @@ class Backwards(Sampler[int]):
         return 50
 
 
+COUNTED = ("box", "array", "class", "iterator", "closure")
 LOADERS: dict[str, Any] = {
     "tensors": lambda: DataLoader(TENSORS, 8, shuffle=True),
     "in order": lambda: DataLoader(TENSORS, 8),
@@ -82,6 +130,7 @@ LOADERS: dict[str, Any] = {
     "batch sampler": lambda: DataLoader(Own(), batch_sampler=BatchSampler(Backwards(), 7, False)),
     "random": lambda: DataLoader(Random(), 8, shuffle=True),
     "counts": lambda: DataLoader(Counts(), 8),
+    **{f"counts in {where}": functools.partial(counts_deep, where) for where in COUNTED},
     "unbatched": lambda: DataLoader(Own(), None),
     "stream": lambda: DataLoader(Streamed(), 6),
     "list": lambda: DataLoader(list(range(30)), 4, shuffle=True),
@@ -122,6 +171,14 @@ def test_threads_and_processes_keep_the_order(kind: Any) -> None:
     loader = LOADERS["own"]()
     assert found == [told(batch) for _ in range(2) for batch in loader]
     assert any(stage.where == kind for stage in dropped.report().stages)
+    dropped.close()
+
+
+@pytest.mark.parametrize("where", COUNTED)
+def test_a_dataset_that_counts_in_what_it_holds(where: str) -> None:
+    dropped = pd.drop_in(counts_deep(where), kind="processes", parallel=2)
+    found = [told(batch) for _ in range(2) for batch in dropped]
+    assert found == [told(batch) for loader in [counts_deep(where)] for _ in range(2) for batch in loader]
     dropped.close()
 
 
@@ -167,7 +224,7 @@ def test_a_dataset_that_the_script_changes_between_epochs(kind: Any) -> None:
 def test_what_must_stay_in_one_place_says_why() -> None:
     for name, why in {
         "random": "draws random",
-        "counts": "keeps count",
+        **dict.fromkeys(("counts", *(f"counts in {where}" for where in COUNTED)), "keeps count"),
         "own sampler": "own",
         "stream": "asked",
     }.items():

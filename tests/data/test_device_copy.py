@@ -11,7 +11,7 @@ import torch
 
 from paceline.data.device.copy import Moved, StreamedCursor, copy
 from paceline.data.device.pinned_slots import STEP, Pinned
-from paceline.data.execution.process_pool import Slot
+from paceline.data.execution.slots import Slot
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.cursor import Cursor
 

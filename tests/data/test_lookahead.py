@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import paceline.data as pd
 from paceline.data.device import lookahead
-from paceline.data.device.lookahead import InBursts
+from paceline.data.device.lookahead import Lookahead
 from paceline.data.planning.cursor import Cursor
-from paceline.data.planning.planner import Plan
+from paceline.data.planning.planner import PipelinePlan
 from paceline.errors import DataError
 
 GPU = torch.device("cuda", 0)
@@ -70,7 +70,7 @@ class Numbers(Cursor):
 )
 def test_one_after_the_other_whatever_lies_ready(count: int, ready: list[bool], bad: frozenset[int]) -> None:
     up = Numbers(count, ready, bad)
-    cursor = InBursts(up, GPU)
+    cursor = Lookahead(up, GPU)
     assert cursor.mark() == {"next": 0}
     for expected in range(count):
         if expected in bad:
@@ -85,20 +85,20 @@ def test_one_after_the_other_whatever_lies_ready(count: int, ready: list[bool], 
 
 def test_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     up = Numbers(100, [True] * 100)
-    InBursts(up, GPU).take(1)
+    Lookahead(up, GPU).take(1)
     assert up.next == lookahead.MOST
     monkeypatch.setattr(lookahead, "size_of", lambda value: lookahead.ROOM // 2)
     up = Numbers(100, [True] * 100)
-    InBursts(up, GPU).take(1)
+    Lookahead(up, GPU).take(1)
     assert up.next == 2
     monkeypatch.setattr(lookahead, "size_of", lambda value: 2 * lookahead.ROOM)
     up = Numbers(100, [True] * 100)
-    InBursts(up, GPU).take(1)
+    Lookahead(up, GPU).take(1)
     assert up.next == 1
 
 
 def test_another_stream_waits_for_the_one_they_were_made_on(stream: Stream) -> None:
-    cursor = InBursts(Numbers(9, [True] * 9), GPU)
+    cursor = Lookahead(Numbers(9, [True] * 9), GPU)
     cursor.take(2)
     other = Stream.current = Stream()
     cursor.take(1)
@@ -116,7 +116,7 @@ def test_a_pipeline_gives_and_resumes_the_same(stage: str, monkeypatch: pytest.M
         return stream.prefetch(3) if stage == "prefetch" else stream
 
     expected = [batch.tolist() for batch in made()]
-    monkeypatch.setattr(Plan, "gpu", GPU)
+    monkeypatch.setattr(PipelinePlan, "gpu", GPU)
     for after in range(len(expected) + 1):
         first = made()
         loop = iter(first)

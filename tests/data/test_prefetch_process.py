@@ -20,13 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
-from paceline.data.error_policy import Losses
-from paceline.data.execution import engines, prefetch, prefetch_process
+from paceline.data.error_policy import LostSamples
+from paceline.data.execution import autotune, engines, prefetch, prefetch_process
 from paceline.data.planning.cursor import Context
 from paceline.errors import DataError
 
 ROWS = 60
 HERE = os.getpid()
+QUICK = {"SETTLE": 0.0, "TIME": 0.0, "WINDOW": 2, "BUSY": -1.0, "WAITS": 2.0}  # settings of the prefetch tuner
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +58,16 @@ def switches(epochs: Any, monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def change_over(after: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: WeakKeyDictionary[prefetch.Choice, int] = WeakKeyDictionary()
+    seen: WeakKeyDictionary[autotune.PrefetchTuner, int] = WeakKeyDictionary()
 
-    def look(self: prefetch.Choice, now: float) -> bool:
+    def look(self: autotune.PrefetchTuner, now: float) -> bool:
         seen[self] = seen.get(self, 0) + 1
-        if seen[self] not in after or self._home is None:
+        if seen[self] not in after or self._stages is None:
             return False
-        self.apart = not self.apart
+        self.in_process = not self.in_process
         return True
 
-    monkeypatch.setattr(prefetch.Choice, "look", look)
+    monkeypatch.setattr(autotune.PrefetchTuner, "look", look)
 
 
 def numbers(batches: Any) -> list[list[int]]:
@@ -117,10 +118,10 @@ def test_nothing_is_lost_whenever_it_is_begun_and_wherever_it_is_left(
 
 
 def test_it_comes_back_where_a_process_is_no_better(shards: str, epochs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SETTLE": 0.0, "WINDOW": 0.0, "RESULTS": 2, "BUSY": -1.0, "WAITS": 2.0}.items():
-        monkeypatch.setattr(prefetch, name, value)
+    for name, value in QUICK.items():
+        monkeypatch.setattr(autotune, f"PREFETCH_{name}", value)
     for better, kind in ((float("inf"), "thread"), (0.0, "process")):
-        monkeypatch.setattr(prefetch, "BETTER", better)
+        monkeypatch.setattr(autotune, "PREFETCH_BETTER", better)
         made = pipeline(shards)
         assert numbers(made) == epochs[0]
         assert where(made) == kind
@@ -130,13 +131,13 @@ def test_it_comes_back_where_a_process_is_no_better(shards: str, epochs: Any, mo
 
 def test_what_waits_for_the_pipeline_is_not_kept_from_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = prefetch.Meter("prefetch")
-    monkeypatch.setattr(prefetch, "RESULTS", 1)
+    monkeypatch.setattr(autotune, "PREFETCH_WINDOW", 1)
     for wait, cpu, wanted in ((0.9, 1.0, False), (0.0, 0.0, False), (0.1, 0.5, True)):
-        choice = prefetch.Choice(meter, prefetch.Apart(lambda: None, [meter], Losses()))  # type: ignore[arg-type, return-value]
+        tuner = autotune.PrefetchTuner(meter, prefetch.PrefetchProcess(lambda: None, [meter], LostSamples()))  # type: ignore[arg-type, return-value]
         changed = False
         for second in range(4):
             meter.wait, meter.cpu = wait * second, cpu * second
-            changed = choice.look(float(second)) or changed
+            changed = tuner.look(float(second)) or changed
         assert changed == wanted
 
 
@@ -182,8 +183,8 @@ def test_what_is_left_out_there_is_counted_here(shards: str, epochs: Any, switch
 
 def test_where_something_was_left_out_already_it_stays_here(shards: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies ready is made again after a change: it would be counted twice."""
-    for name, value in {"SETTLE": 0.0, "WINDOW": 0.0, "RESULTS": 2, "BUSY": -1.0, "WAITS": 2.0, "BETTER": 0.0}.items():
-        monkeypatch.setattr(prefetch, name, value)
+    for name, value in (QUICK | {"BETTER": 0.0}).items():
+        monkeypatch.setattr(autotune, f"PREFETCH_{name}", value)
 
     def odd(raw: bytes) -> Any:
         sample = pd.decode_sample(raw)
@@ -238,22 +239,22 @@ def test_a_process_that_is_killed_is_told(shards: str, epochs: Any, switches: se
 )
 def test_what_has_to_be_here_stays_here(shards: str, stages: Any) -> None:
     made = stages(pd.files(shards).records()).prefetch()
-    assert made._plan().nodes[-1].apart is None
-    assert pd.stream(lambda: range(3)).prefetch()._plan().nodes[-1].apart is None
-    assert pd.files(shards).records().prefetch()._plan().nodes[-1].apart is not None
+    assert made._plan().nodes[-1].process is None
+    assert pd.stream(lambda: range(3)).prefetch()._plan().nodes[-1].process is None
+    assert pd.files(shards).records().prefetch()._plan().nodes[-1].process is not None
 
 
 def test_nothing_is_left_behind(shards: str, tmp_path: Path) -> None:
     script = tmp_path / "left.py"
     script.write_text(
         "import os, sys, paceline.data as pd\n"
-        "from paceline.data import ahead\n"
-        "def look(self, now): self.apart, was = True, self.apart; return not was\n"
-        "ahead.Choice.look = look\n"
+        "from paceline.data.execution import prefetch\n"
+        "def look(self, now): self.in_process, was = True, self.in_process; return not was\n"
+        "prefetch.PrefetchTuner.look = look\n"
         "made = pd.files(sys.argv[1]).records().repeat().map_and_batch(pd.decode_sample, 4).prefetch(2)\n"
         "for number, batch in enumerate(made):\n"
         "    if number == 5:\n"
-        "        print(made._runtime.aparts[0]._pid, flush=True)\n"
+        "        print(made._runtime.prefetch_processes[0]._pid, flush=True)\n"
         "        os._exit(0)\n"
     )
     # Reads the standard output, which the process has, too, to its end: it ends when the last of them does.
@@ -326,7 +327,7 @@ def test_it_ends_also_where_the_garbage_collector_closed_its_pipe_first(shards: 
     loop = iter(stream)
     next(loop)
     next(loop)
-    (home,) = stream._runtime.aparts
+    (home,) = stream._runtime.prefetch_processes
     assert home._pipe is not None
     home._pipe.__del__()
     stream.close()

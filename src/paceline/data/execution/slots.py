@@ -1,0 +1,156 @@
+"""Slots of shared memory, through which batches pass between processes.
+
+A batch is written straight into a slot and read where it lies. The consumer borrows the slot: it is free again when the
+last tensor that lies in it is gone. Where slots get few, batches are copied out.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import mmap
+import os
+import pickle
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+ALIGN = 64
+LEAST = 64 << 20  # bytes of a slot; only what is used takes memory
+LONG = 1 << 10  # bytes of a text that is not worth its way through a pipe
+
+
+class Slot:
+    """A piece of shared memory, written by whoever has it."""
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = os.memfd_create("paceline-data")
+        os.ftruncate(self.descriptor, size)
+        self.memory = mmap.mmap(self.descriptor, size)
+        self.size = size
+        self.used = 0
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in here; an ordinary one where it does not fit."""
+        count = math.prod(shape)
+        begin = self.reserve(count * dtype.itemsize)
+        if begin is None:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=begin).view(shape)
+
+    def reserve(self, size: int) -> int | None:
+        """Where so many bytes may lie; None where they do not fit, or there are none."""
+        begin = -(-self.used // ALIGN) * ALIGN
+        if not size or begin + size > self.size:
+            return None
+        self.used = begin + size
+        return begin
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        # The mapping goes when the last tensor in it does.
+
+
+class SlotPool(list[Slot]):
+    """Slots by number, and those of them that can be written again: `free` is filled by whoever lets go of the last
+    tensor in a slot, in any thread and at any time."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__(Slot(max(LEAST, size)) for _ in range(count))
+        self.free: deque[int] = deque()
+
+    def lend(self, number: int, raw: bytes, *, copy: bool, pinned: Any = None) -> Any:
+        """The value that was pickled into a slot. Its tensors lie in the slot, which is free when they are gone; with
+        `copy`, and where there are no tensors, it is free at once. `pinned` is told how far the tensors reach."""
+        held = Held(self[number])
+        value = Unpickler(io.BytesIO(raw), held).load()
+        if held.tensors and not copy:
+            if pinned is not None:
+                pinned.reach(number, held.end)
+            weakref.finalize(held.base, self.free.append, number).atexit = False
+        else:
+            if held.tensors:
+                value = Unpickler(io.BytesIO(raw), Copied(self[number])).load()
+            self.free.append(number)
+        held.tensors.clear()
+        return value
+
+    def close(self) -> None:
+        for slot in self:
+            slot.close()
+
+
+class Pickler(pickle.Pickler):
+    """Tensors that lie in the slot are told by their place; others, and long texts, are put there, if they fit."""
+
+    def __init__(self, file: io.BytesIO, slot: Slot) -> None:
+        super().__init__(file, protocol=5)
+        self._slot = slot
+        self._begin = torch.frombuffer(slot.memory, dtype=torch.uint8, count=1).data_ptr()
+
+    def persistent_id(self, value: Any) -> Any:
+        if type(value) is bytes:
+            return self._texts("text", [value]) if len(value) >= LONG else None
+        if type(value) is list and value and all(type(item) is bytes for item in value):
+            return self._texts("texts", value)
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
+            return None
+        if not value.is_contiguous() or not self._begin <= value.data_ptr() < self._begin + self._slot.size:
+            lies = self._slot.allocate(tuple(value.shape), value.dtype)
+            if not self._begin <= lies.data_ptr() < self._begin + self._slot.size:
+                return None
+            value = lies.copy_(value.detach())
+        return value.data_ptr() - self._begin, str(value.dtype).removeprefix("torch."), tuple(value.shape)
+
+    def _texts(self, kind: str, texts: list[bytes]) -> Any:
+        """One after the other."""
+        sizes = list(map(len, texts))
+        begin = self._slot.reserve(sum(sizes))
+        if begin is None:
+            return None
+        self._slot.memory.seek(begin)
+        for text in texts:
+            self._slot.memory.write(text)
+        return begin, kind, sizes
+
+
+class Held:
+    """Tensors as views of a slot."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.memory = slot.memory
+        self.base = np.frombuffer(slot.memory, np.uint8)
+        self.tensors: list[torch.Tensor] = []
+        self.end = 0  # of what they take of the slot
+
+    def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        count = math.prod(shape)
+        made = torch.frombuffer(self.base, dtype=dtype, count=count, offset=at).view(shape)
+        self.tensors.append(made)
+        self.end = max(self.end, at + made.nbytes)
+        return made
+
+
+class Copied(Held):
+    """Tensors of their own."""
+
+    def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        return super().tensor(at, dtype, shape).clone()
+
+
+class Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, held: Held) -> None:
+        super().__init__(file)
+        self._held = held
+
+    def persistent_load(self, told: Any) -> Any:
+        at, kind, sizes = told
+        if kind in ("text", "texts"):
+            memory, ends = self._held.memory, itertools.accumulate(sizes, initial=at)
+            texts = [memory[begin:end] for begin, end in itertools.pairwise(ends)]
+            return texts if kind == "texts" else texts[0]
+        return self._held.tensor(at, getattr(torch, kind), sizes)
