@@ -33,6 +33,7 @@ for name, examples in (("default", 20), ("large", 100)):
 settings.load_profile("default")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests are spread over cores (`-n`): those that start launchers stay together, and so do those on the pool
     of workers, so that neither are made twice. All others run beside them."""

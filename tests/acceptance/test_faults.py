@@ -310,8 +310,8 @@ def test_what_cannot_be_run_is_said_at_once(type_it: TypeIt, tmp_path: Path) -> 
     (tmp_path / "file").touch()
     for arguments, said, advice in [
         (("-n", "2", "nowhere.py"), "'nowhere.py' cannot be run", "path of a Python file"),
-        (("-n", "0", "train.py"), "0 workers", "-n 1"),
-        (("-n", "1000", "train.py"), "1000 workers", "--oversubscribe"),
+        (("-n", "0", "train.py"), "-n 0", "-n 1"),
+        (("-n", "1000", "train.py"), "-n 1000", "--oversubscribe"),
         (("-n", "2", "--record", "file", "train.py"), "cannot be written", "--record"),
         (("-n", "2", "--record", "/proc/here", "train.py"), "cannot be written", "--record"),
     ]:

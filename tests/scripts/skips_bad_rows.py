@@ -1,7 +1,7 @@
 """Skips batches that hold a row which the model does not take; batch norm comes after the check."""
 
 # test: options=--sync-bn
-# test: views=batch,slice
+# test: views=batch
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
