@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -33,16 +33,19 @@ for name, examples in (("default", 20), ("large", 100)):
 settings.load_profile("default")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests are spread over cores (`-n`): those that start launchers stay together, and so do those on the pool
-    of workers, so that neither are made twice. All others run beside them."""
-    for item in items:
-        room = item.path.relative_to(Path(__file__).parent).parts[0]
-        if room in WITH_LAUNCHERS:
-            item.add_marker(pytest.mark.xdist_group("launchers"))
-        elif "pool" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("workers"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests are spread over cores (`-n`): those that start launchers stay in one process, those on the pool of
+    workers in another, so that neither are made twice. All others run beside them, file by file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByRoom(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            room = file.split("/")[1]
+            return "launchers" if room in WITH_LAUNCHERS else "workers" if room in WITH_WORKERS else file
+
+    return ByRoom(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -7,6 +7,7 @@ change (running statistics) depends on each worker's slices until it is averaged
 from __future__ import annotations
 
 import struct
+import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,7 +41,8 @@ class Watched:
     updates: int | None = None  # the script's updates when this model was last called
     steps: int = 0  # calls that followed an update
     idle: int = 0  # calls that did not: evaluation
-    _buffers: list[tuple[dict[str, Any], str, str]] = field(default_factory=list)
+    # Weak: this record is the value of a weak dictionary whose key may be the same module.
+    _buffers: list[tuple[weakref.ref[nn.Module], dict[str, Any], str, str]] = field(default_factory=list)
     # Buffers that a call has changed: path of the module, and name. Not ids, which Python reuses.
     _changed_buffers: set[tuple[str, str]] = field(default_factory=set)
     _before: list[Any] = field(default_factory=list)
@@ -70,7 +72,7 @@ class Watched:
         for path, child in module.named_modules():
             for name, buffer in child._buffers.items() if not isinstance(child, _NormBase) else ():
                 if isinstance(buffer, torch.Tensor) and not is_lazy(buffer) and buffer.is_leaf:
-                    self._buffers.append((child._buffers, path, name))
+                    self._buffers.append((weakref.ref(child), child._buffers, path, name))
                     if (path, name) not in self._changed_buffers:
                         found.append((".".join(filter(None, (self.name, path, name))), buffer))
         return [(name.replace("._orig_mod", ""), tensor) for name, tensor in found]
@@ -78,14 +80,15 @@ class Watched:
     def look_at_buffers(self) -> None:
         """Notes the buffers' versions before a call."""
         if self._buffers:
-            self._before = [_state(owner.get(name)) for owner, _, name in self._buffers]
+            self._before = [_state(buffers.get(name)) for _, buffers, _, name in self._buffers]
 
     def note_changed_buffers(self) -> None:
         """Notes after the call which buffers it has changed."""
         before_call, self._before = self._before, []
-        for (owner, path, name), before in zip(self._buffers, before_call, strict=False):
-            now = _state(owner.get(name))
-            if now[0] is not before[0] or now[1] != before[1]:
+        for (child, buffers, path, name), before in zip(self._buffers, before_call, strict=False):
+            owner, now = child(), _state(buffers.get(name))
+            # A dry run of the proof restores buffers, and leaves another dictionary behind: that is no change.
+            if owner is not None and owner._buffers is buffers and (now[0] is not before[0] or now[1] != before[1]):
                 self._changed_buffers.add((path, name))
 
 
