@@ -20,7 +20,6 @@ REQUIRED = (
     "starlette",
     "uvicorn",
     "jinja2",
-    "plotly",
 )
 
 
@@ -35,7 +34,7 @@ class Optional:
 
 OPTIONAL = (
     Optional(name="nvidia-ml-py", extra="gpu", unlocks="GPU names, links and utilisation in topo, profile and view"),
-    Optional(name="google-crc32c", extra="data", unlocks="fast checksums of TFRecord files"),
+    Optional(name="google-crc32c", extra="data", unlocks="TFRecord files and --tensorboard: their checksums"),
     Optional(name="fsspec", extra="data", unlocks="data on s3://, gs:// and other storage"),
     Optional(name="pillow", extra="data", unlocks="decoding of PNG and other images"),
     Optional(name="simplejpeg", extra="data", unlocks="fast decoding of JPEG images"),
