@@ -1,13 +1,13 @@
-"""How good the rules' predictions are: every finding's mod is tried on the examples, and stands beside its prediction.
+"""Accuracy of the rules' predictions: runs the mod of every finding on the examples, and compares gain and prediction.
 
-    python benchmarks/advice.py                    # all examples that suit this machine; half an hour
+    python benchmarks/advice.py                    # all examples that fit this machine; half an hour
     python benchmarks/advice.py --only gpt-64      # one of them
-    PYTHONPATH=src:.gpu-site python3 benchmarks/advice.py --into $OUT/advice.json    # where paceline is only unpacked
-    python benchmarks/advice.py --merge FILE       # what another machine gave
+    PYTHONPATH=src:.gpu-site python3 benchmarks/advice.py --into $OUT/advice.json    # from source
+    python benchmarks/advice.py --merge FILE       # add the results of another machine
 
-Runs `paceline profile --prove --json` on each, keeps what it says in `benchmarks/advice.json`, by machine, and writes
-`benchmarks/advice.md` from that. An error is the factor between predicted and measured, either way round: 1.0 is exact.
-The aim is a factor of 1.5 for three quarters of the findings.
+Runs `paceline profile --prove --json` on each example, stores the findings in `benchmarks/advice.json`, by machine, and
+writes `benchmarks/advice.md` from that file. An error is the larger of predicted / measured and measured / predicted:
+1.0 is exact. Aim: an error of at most 1.5 for three quarters of the findings.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 
 def machine() -> tuple[str, bool]:
-    """What to call this machine, and whether it has a GPU."""
+    """The name of this machine, and whether it has a GPU."""
     code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
     name = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     if name:
@@ -59,7 +59,7 @@ def machine() -> tuple[str, bool]:
 
 
 def prove(command: list[str], budget: str, keep_in: Path | None) -> list[Row]:
-    """The findings of one example, proven. Its record stays where `keep_in` says, for a look at other rules."""
+    """The proven findings of one example. The record stays in `keep_in`, so that other rules can be tried on it."""
     script, *arguments = command
     if keep_in is not None:
         keep_in.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def prove(command: list[str], budget: str, keep_in: Path | None) -> list[Row]:
 
 
 def off(row: Row) -> float | None:
-    """The factor between predicted and measured."""
+    """The factor between predicted and measured gain, at least 1."""
     if not row["predicted_gain"] or not row["measured_gain"]:
         return None
     ratio = row["predicted_gain"] / row["measured_gain"]
@@ -86,7 +86,7 @@ def off(row: Row) -> float | None:
 
 
 def page(kept: dict[str, dict[str, list[Row]]]) -> str:
-    """benchmarks/advice.md."""
+    """The text of benchmarks/advice.md."""
     lines = [
         "# How good the rules' predictions are",
         "",
@@ -116,19 +116,19 @@ def page(kept: dict[str, dict[str, list[Row]]]) -> str:
 
 
 def keep(kept: dict[str, dict[str, list[Row]]], into: Path) -> None:
-    # Lines of scripts, wherever this lies.
+    # Paths relative to the repository, so that the file is the same on every machine.
     into.write_text(re.sub(r'"[^"]*/examples/', '"examples/', json.dumps(kept, indent=1)) + "\n")
     if into == KEPT:
         PAGE.write_text(page(kept))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Predicted gains beside measured ones, on the examples.")
-    parser.add_argument("--only", action="append", help="an example by its name; may be repeated")
-    parser.add_argument("--budget", default="4m", help="of an example's trials")
-    parser.add_argument("--into", type=Path, default=KEPT, help="keep the figures there, and write no page")
-    parser.add_argument("--records", type=Path, help="keep the records in a folder of this one for each example")
-    parser.add_argument("--merge", type=Path, help="take over what another machine gave, and write the page")
+    parser = argparse.ArgumentParser(description="Compare predicted and measured gains on the examples.")
+    parser.add_argument("--only", action="append", help="name of an example; may be repeated")
+    parser.add_argument("--budget", default="4m", help="time budget for the trials of an example")
+    parser.add_argument("--into", type=Path, default=KEPT, help="file for the figures; no page is written")
+    parser.add_argument("--records", type=Path, help="folder to keep the records in, one subfolder per example")
+    parser.add_argument("--merge", type=Path, help="add the figures of another machine, and write the page")
     args = parser.parse_args()
     if args.merge:
         kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
@@ -152,7 +152,7 @@ def main() -> None:
                 flush=True,
             )
         kept.setdefault(name, {})[example] = found
-        # After each: a benchmark that is stopped has not run for nothing.
+        # Write after each example, so that an interrupted benchmark keeps its figures.
         keep(kept, args.into)
 
 

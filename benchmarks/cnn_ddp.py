@@ -1,10 +1,10 @@
-"""examples/cnn.py, ported to DistributedDataParallel by hand: the opponent of benchmarks/cost.py.
+"""examples/cnn.py, ported to DistributedDataParallel by hand, for the comparison in benchmarks/cost.py.
 
     torchrun --nproc-per-node 2 benchmarks/cnn_ddp.py
 
-What a port has to edit: the process group, the model's wrapper, the sampler and its epoch, the batch of one worker,
-the metrics, and who prints. As in most ports the loss of a step is rank 0's own, and only the epoch's numbers are
-summed over the workers: that is less work than printing what one process would have printed.
+The port edits the process group, the model's wrapper, the sampler and its epoch, the batch of one worker, the metrics,
+and the printing rank. As in most ports, the printed loss of a step is rank 0's own, and only the numbers of an epoch
+are summed over the workers. That is less work than printing the numbers of a single process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test(model, loader, device):
 def main():
     parser = argparse.ArgumentParser(description="Train a small image classifier with DDP.")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=256, help="of all workers together")
+    parser.add_argument("--batch-size", type=int, default=256, help="global batch size")
     parser.add_argument("--lr", type=float, default=0.015)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--train-size", type=int)
@@ -99,7 +99,7 @@ def main():
                 f"test loss {test_loss:.6g} test accuracy {test_accuracy:.6g}"
             )
     sys.stdout.flush()
-    os._exit(0)  # Gloo, taken down under DDP, now and then hangs
+    os._exit(0)  # Gloo sometimes hangs in its teardown under DDP
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""The accuracy table: one worker and eight emulated ones, with each technique; writes converge.json and converge.md.
+"""Accuracy of one worker and of eight emulated workers, with each technique; writes converge.json and converge.md.
 
     python benchmarks/converge.py --data DIR                                # all of it, CIFAR-10 and Fashion-MNIST
-    python benchmarks/converge.py --data DIR --minutes 9 --into a.json      # as far as nine minutes go; type it again
+    python benchmarks/converge.py --data DIR --minutes 9 --into a.json      # stop after 9 minutes; repeat to continue
     python benchmarks/converge.py --data DIR "cifar-10" --only lamb,auto --seeds 0,1,2 --into b.json
-    python benchmarks/converge.py --merge a.json b.json                     # one table of several files
-    python benchmarks/converge.py --small                                   # on CPU, drawn pictures: does it work?
+    python benchmarks/converge.py --merge a.json b.json                     # merge several files into one table
+    python benchmarks/converge.py --small                                   # smoke test on a CPU, with drawn pictures
 
-Each trial is one of `paceline converge` over benchmarks/residual_net.py: 12 epochs, batch 512 × 8 workers, Adam at
-1e-3, float32 (--precision bf16 for the other), training data on the GPU, three seeds; without batch norm and with it.
-Needs neither a network nor matplotlib; several commands may run at a time, so the page has no speeds. Aims: naive is
-worst and LAMB is best by hand; `auto`, choosing by itself, reaches the better of the two single-worker accuracies, and
-the best technique's less one point.
+Each trial is a trial of `paceline converge` with benchmarks/residual_net.py: 12 epochs, batch 512 × 8 workers, Adam at
+1e-3, float32 (or bf16 with --precision bf16), training data on the GPU, three seeds, without and with batch norm.
+Needs neither a network nor matplotlib. Several commands may run at the same time, so the page shows no speeds. Aims:
+of the techniques chosen by hand, naive is worst and LAMB is best; `auto` reaches the better of the two single-worker
+accuracies, and is at most one point below the best technique.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CASES = {  # arguments of the script
     "cifar-10, batch norm": ("--shape", "cifar", "--norm"),
     "fashion-mnist, batch norm": ("--shape", "fashion", "--norm"),
 }
-ROWS = {  # name: the technique as `--techniques` takes it; those that need a batch norm are marked
+ROWS = {  # name: the technique, as in `--techniques`; a mark means that it needs batch norm
     ALONE: "",
     NAIVE: "",
     "rate × 8": "lr_scale=8:linear",
@@ -60,7 +60,7 @@ WORKERS = 8
 
 
 class Sizes:
-    """Of a table."""
+    """Sizes of the benchmark, or of the smoke test."""
 
     def __init__(self, small: bool) -> None:
         self.train, self.test, self.batch, self.epochs = (512, 100, 8, 1) if small else (30_000, 10_000, 512, 12)
@@ -72,7 +72,7 @@ class Sizes:
 
     @property
     def steps(self) -> int:
-        """Of eight workers."""
+        """Steps of a run on eight workers."""
         return self.epochs * math.ceil(self.train / (self.batch * WORKERS))
 
     def mods(self, row: str) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class Sizes:
 
 
 class Trials:
-    """Measures them, on one zygote."""
+    """Measures trials, all on one zygote."""
 
     def __init__(self, sizes: Sizes, data: Path | None, mods: tuple[str, ...], records: Path) -> None:
         self.sizes, self.data, self.mods, self.records = sizes, data, mods, records
@@ -121,7 +121,7 @@ class Trials:
 
 
 def verdict_of(rows: dict[str, dict[str, Any]], sizes: Sizes) -> Verdict:
-    """The table of what is there so far."""
+    """The table of the trials so far."""
     series = Converge(
         lambda *_: Trial(accuracy=None), workers=WORKERS, seeds=max(map(len, rows.values())), techniques=()
     )
@@ -133,7 +133,7 @@ def verdict_of(rows: dict[str, dict[str, Any]], sizes: Sizes) -> Verdict:
 
 
 def told(case: str, verdict: Verdict) -> list[str]:
-    """A case as lines of the page."""
+    """The lines of the page for one case."""
     lines = [f"## {case}", "", "| workers | technique | mods | test accuracy | seeds | epochs to target | |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in verdict.rows:
@@ -148,7 +148,7 @@ def told(case: str, verdict: Verdict) -> list[str]:
 
 
 def aims(verdicts: dict[str, Verdict]) -> list[str]:
-    """The field's table of CIFAR-10, each line with what the line before it had, and what was asked of it."""
+    """The usual table of CIFAR-10: each row adds one technique to the row before. Then the aims."""
     if any(case not in verdicts for case in list(CASES)[:2]):
         return []
     plain, normed = ({row.technique: row for row in verdicts[case].rows} for case in list(CASES)[:2])
@@ -186,7 +186,7 @@ def write_page(kept: Kept, sizes: Sizes) -> Path:
     head = [
         "# The accuracy table",
         "",
-        "Made by `benchmarks/converge.py`, which says how.",
+        "Made by `benchmarks/converge.py`; its docstring describes the method.",
         *[f"On {about}."] * bool(about),
     ]
     page = [*head, "", *aims(verdicts), *(line for case, verdict in verdicts.items() for line in told(case, verdict))]
@@ -196,7 +196,7 @@ def write_page(kept: Kept, sizes: Sizes) -> Path:
 
 
 def listed(text: str, known: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Rows, by comma; one whose own name has a comma is found as well."""
+    """Parses a comma-separated list of rows. A row's name may itself contain a comma."""
     if text in known:
         return [text]
     names, parts = [], [part.strip() for part in text.split(",")]
@@ -204,36 +204,38 @@ def listed(text: str, known: Sequence[str], parser: argparse.ArgumentParser) -> 
         two = ", ".join(parts[:2])
         name, parts = (two, parts[2:]) if two in known else (parts[0], parts[1:])
         if name not in known:
-            parser.error(f"no row {name!r}; there are: {'; '.join(known)}")
+            parser.error(f"--only: unknown row {name!r}; choose from: {'; '.join(known)}")
         names.append(name)
     return names
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The accuracy table.")
-    parser.add_argument("cases", nargs="*", help=f"of: {'; '.join(CASES)}")
-    parser.add_argument("--data", type=Path, help="folder of the real sets")
-    parser.add_argument("--only", metavar="ROWS", help=f"by comma, of: {'; '.join(ROWS)}")
-    parser.add_argument("--seeds", default="0,1,2", help="by comma")
+    parser = argparse.ArgumentParser(description="Measure the accuracy of large-batch techniques.")
+    parser.add_argument("cases", nargs="*", help=f"cases to run, from: {'; '.join(CASES)}")
+    parser.add_argument("--data", type=Path, help="folder of the real data sets")
+    parser.add_argument("--only", metavar="ROWS", help=f"comma-separated rows to run, from: {'; '.join(ROWS)}")
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated seeds")
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no trial begins that would not fit")
-    parser.add_argument("--small", action="store_true", help="a few steps on drawn pictures")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; a trial starts only if it fits")
+    parser.add_argument("--small", action="store_true", help="smoke test: a few steps on drawn pictures")
     parser.add_argument("--into", type=Path, default=ROOT / "benchmarks" / "converge.json")
-    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="put these into --into, and run nothing")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FILE", help="merge these files into --into without running trials"
+    )
     args = parser.parse_args()
     rows = listed(args.only, list(ROWS), parser) if args.only else list(ROWS)
     if unknown := set(args.cases) - CASES.keys():
-        parser.error(f"no case {unknown.pop()!r}; there are: {'; '.join(CASES)}")
+        parser.error(f"unknown case {unknown.pop()!r}; choose from: {'; '.join(CASES)}")
     kept, sizes = Kept(args.into.resolve()), Sizes(args.small)
     if args.merge:
         kept.merge(args.merge)
         print(f"wrote {write_page(kept, sizes)}", file=sys.stderr)
         return
     if args.data is None and not args.small:
-        parser.error("give --data DIR, or --small")
+        parser.error("--data is missing: give --data DIR, or --small")
     kept.claim(" ".join([*sizes.arguments, args.precision, "real" if args.data else "drawn"]))
     mods = ("resident", *(["precision=bf16"] if args.precision == "bf16" else []))
-    # All rows of a seed before the next one: a table that is cut short has all its lines.
+    # All rows of a seed before the next seed, so that an interrupted table has all its rows.
     wanted = [
         (case, row, seed)
         for seed in args.seeds.split(",")

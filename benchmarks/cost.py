@@ -1,22 +1,22 @@
-"""What paceline costs, and what it gains: examples/cnn.py in samples/s against its peers, on CPUs.
+"""Overhead and speed-up of paceline: examples/cnn.py in samples/s against plain python and DDP, on CPUs.
 
     python benchmarks/cost.py                # both comparisons, about ten minutes on 2 cores
     python benchmarks/cost.py --rounds 3 --only ddp
 
 `one`: one worker under paceline against plain python, the same script, the same threads.
 `ddp`: two workers under paceline against the same script ported to DDP by hand (benchmarks/cnn_ddp.py, Gloo, started by
-torchrun), the same global batch, one thread a worker; and against plain python with one thread, which says how well
-either scales.
+torchrun), the same global batch, one thread per worker; and against plain python with one thread, which shows how well
+each side scales.
 
-How: the script prints its loss every few steps; the benchmark reads the pipe and notes when each line came. Samples/s
-are from the line of step 20 to the last one, so start-up and end don't count, and no side is edited. Sides run in
-turn; a ratio is the median over rounds (smallest – largest).
+Method: the script prints its loss every few steps, and the benchmark records the arrival time of each line. Samples/s
+are measured from the line of step 20 to the last line, so start-up and teardown do not count, and no side is edited.
+Sides alternate; a ratio is the median over rounds (smallest – largest).
 
-Figures, 2 cores of a virtual machine whose cores differ by up to a third from minute to minute: `one` 1.121 (0.920 –
-1.223), 5 rounds; `ddp` 0.936 (0.802 – 1.030), 5 rounds, where 1.0 is the aim. The steps of a worker vary by 10 ms and
-more there, and the batch view meets its peers at the batch, the outputs and the gradients, DDP at the gradients only:
-the record shows what a step without such waiting costs, some 3 ms of 140 for the exchange of the batch and of gradients
-and for the seams. With data in memory (benchmarks/ddp_engine.py) it is 1.005.
+Figures, 2 cores of a VM whose speeds differ by up to a third from minute to minute: `one` 1.121 (0.920 – 1.223), 5
+rounds; `ddp` 0.936 (0.802 – 1.030), 5 rounds; the aim is 1.0. Steps of a worker vary by 10 ms and more on this VM. The
+batch view synchronises the workers at the batch, the outputs and the gradients, DDP at the gradients only. According to
+the record, a step without this waiting costs about 3 ms of 140 ms for the exchange of batch and gradients and for the
+seams. With data in memory (benchmarks/ddp_engine.py) the ratio is 1.005.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH, WARM_UP = 256, 20
 
 
 def compare(commands: dict[str, list[str]], *, steps: int, threads: int, rounds: int) -> dict[str, list[float]]:
-    """Samples/s of each command in each round. All get the script's same options and the same threads a process."""
+    """Samples/s of each command in each round. All commands have the same script options and threads per process."""
     total = WARM_UP + steps
     options = f"--epochs 1 --train-size {total * BATCH} --test-size 500 --log-every 10 --batch-size {BATCH}".split()
 
@@ -45,12 +45,12 @@ def compare(commands: dict[str, list[str]], *, steps: int, threads: int, rounds:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Paceline against plain python and against DDP, in samples/s.")
+    parser = argparse.ArgumentParser(description="Compare paceline with plain python and with DDP, in samples/s.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=60, help="measured steps of a run")
-    parser.add_argument("--threads", type=int, default=2, help="of the one process in `one`")
+    parser.add_argument("--steps", type=int, default=60, help="measured steps per run")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the single process in `one`")
     parser.add_argument("--only", choices=("one", "ddp"))
-    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    parser.add_argument("--json", metavar="FILE", help="also write every figure to this file")
     args = parser.parse_args()
     plain = [*PACELINE[:1], CNN]
     everything = {}

@@ -1,21 +1,22 @@
-"""Is the noise scale the batch at which more of it stops to help? Writes critical_batch.json and critical_batch.md.
+"""Compares the noise scale with the measured critical batch size. Writes critical_batch.json and critical_batch.md.
 
     python benchmarks/critical_batch.py --data DIR                             # CIFAR-10
-    python benchmarks/critical_batch.py --data DIR --minutes 9 --into a.json   # as far as it goes; type it again
-    python benchmarks/critical_batch.py --data DIR --only 64,128 --into b.json # these batches; `noise` for the rest
+    python benchmarks/critical_batch.py --data DIR --minutes 9 --into a.json   # 9 minutes; repeat to continue
+    python benchmarks/critical_batch.py --data DIR --only 64,128 --into b.json # these batch sizes (or `noise`)
     python benchmarks/critical_batch.py --merge a.json b.json
-    python benchmarks/critical_batch.py --small                                # on CPU, drawn pictures: does it work?
+    python benchmarks/critical_batch.py --small                                # smoke test on a CPU
 
-Measured: the steps that benchmarks/residual_net.py (no batch norm, SGD with momentum) needs to a test accuracy, at
-batches from 64 to 8192, each at the best of some learning rates: a rate is given up when it has taken more steps than
-the best before it, or FEW steps where none has arrived. S = S_min · (1 + B_crit / B) is fitted to them.
-Predicted: the noise scale by `paceline run --noise-scale` on the way to the same accuracy, from four seeds, at a batch
-of 4 × 512, of which each step alone tells the gradient from its noise, and CALM times the rate that was best for it: at
-the best one, near the largest that does not diverge, weights swing from side to side, and most of the gradient is of
-that. Aim: within a factor of two of each other.
+Measured: the number of steps in which benchmarks/residual_net.py (no batch norm, SGD with momentum) reaches a test
+accuracy, at batch sizes from 64 to 8192, each with the best of several learning rates. A learning rate is abandoned
+after more steps than the best one so far, or after FEW steps if none has reached the accuracy yet.
+S = S_min · (1 + B_crit / B) is fitted to these steps.
+Predicted: the noise scale from `paceline run --noise-scale` on the way to the same accuracy, from four seeds, at a
+batch of 4 × 512, where a single step is enough to separate the gradient from its noise. The learning rate is CALM times
+the best one: at the best learning rate, close to divergence, the weights oscillate, and the oscillation dominates the
+gradient. Aim: measured and predicted differ by at most a factor of two.
 
 Figures, one H200, torch 2.11: measured 332 (311 – 378 with one batch left out), predicted 407 (241 – 634): 1.23. With
-4 × 128 and the quotient of means over all steps it was 108, 0.33.
+4 × 128 and the quotient of means over all steps, predicted was 108: 0.33.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ NET = str(ROOT / "benchmarks" / "residual_net.py")
 REACHED = re.compile(r"reached [\d.]+ after (\d+) steps")
 PARTS, NOISE_SEEDS = 4, 4
 CALM = 0.25
-FEW = 500  # steps that every batch is given, however many epochs they take
+FEW = 500  # minimum steps for every batch size, whatever the number of epochs
 STEPS, NOISE = "steps", "noise"  # the two tables
 
 
 class Case:
-    """What is run: all of it, or so little that one sees whether it works."""
+    """Sizes of the benchmark, or of the smoke test."""
 
     def __init__(self, small: bool, target: float | None, rates: str | None) -> None:
         self.batches = [16, 32, 64] if small else [64 << k for k in range(8)]
         self.noise_batch = 32 if small else 2048
-        usual = "0.01,0.03" if small else "0.04,0.08,0.02,0.16,0.01,0.32,0.005"  # likely ones first
+        usual = "0.01,0.03" if small else "0.04,0.08,0.02,0.16,0.01,0.32,0.005"  # the most likely first
         self.rates = (rates or usual).split(",")
         self.target = target or (0.3 if small else 0.5)
         self.train, test, self.epochs, every = (512, 100, 3, 64) if small else (30_000, 2_000, 30, 2048)
@@ -71,7 +72,7 @@ class Case:
     def arguments(
         self, batch: int, rate: str, data: Path | None, *, parts: int = 1, best: int | None = None
     ) -> tuple[str, ...]:
-        """Of the script: to the target, but no further than the best rate so far had to go."""
+        """Script arguments: train to the target, but for no more steps than the best learning rate so far needed."""
         epochs = max(self.epochs, math.ceil(FEW * batch / self.train))
         size = ("--batch-size", str(batch // parts), "--lr", rate, "--accumulate", str(parts), "--epochs", str(epochs))
         limit = ("--at-most", str(best)) if best else ()
@@ -101,7 +102,7 @@ class Trials:
         return {"steps": steps, "seconds": measured.seconds}, f"{steps} steps" if steps else f"not reached ({last})"
 
     def _noise(self, seed: int) -> tuple[dict[str, Any], str]:
-        """By the verb, as a person types it."""
+        """The noise scale, measured by the verb as a user types it."""
         _, best = best_rates(self.kept).get(self.case.noise_batch, (0, self.case.rates[0]))
         rate = f"{float(best) * CALM:g}"
         script = [NET, *self.case.arguments(self.case.noise_batch, rate, self.data, parts=PARTS)]
@@ -118,7 +119,7 @@ class Trials:
 
 
 def best_rates(kept: Kept) -> dict[int, tuple[int, str]]:
-    """Of each batch that reached the target: the fewest steps, and the rate that took them."""
+    """For each batch size that reached the target: the fewest steps, and their learning rate."""
     found = {}
     for batch, rates in kept.tables.get(STEPS, {}).items():
         reached = [(value["steps"], rate) for rate, value in rates.items() if value["steps"]]
@@ -141,9 +142,14 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def told(kept: Kept) -> list[str]:
-    """What is there so far."""
+    """The text of the page, from the figures so far."""
     best = best_rates(kept)
-    lines = ["# The critical batch", "", "Made by `benchmarks/critical_batch.py`, which says how.", ""]
+    lines = [
+        "# The critical batch",
+        "",
+        "Made by `benchmarks/critical_batch.py`; its docstring describes the method.",
+        "",
+    ]
     lines += ["| batch | fewest steps to the target | samples | at rate | fitted |", "|---|---|---|---|---|"]
     points = [(float(batch), float(steps)) for batch, (steps, _) in best.items()]
     least, critical = fit(points) if len(points) >= 3 else (0.0, 0.0)
@@ -175,15 +181,17 @@ def write_page(kept: Kept) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The noise scale against the measured critical batch.")
-    parser.add_argument("--data", type=Path, help="folder of the real sets")
-    parser.add_argument("--only", metavar="BATCHES", help="by comma; noise for the noise scale")
-    parser.add_argument("--rates", help="learning rates to try, by comma")
-    parser.add_argument("--target", type=float, help="test accuracy; 0.5")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no trial begins that would not fit")
-    parser.add_argument("--small", action="store_true", help="a few steps on drawn pictures")
+    parser = argparse.ArgumentParser(description="Compare the noise scale with the measured critical batch size.")
+    parser.add_argument("--data", type=Path, help="folder of the real data sets")
+    parser.add_argument("--only", metavar="BATCHES", help="comma-separated batch sizes; noise: the noise scale")
+    parser.add_argument("--rates", help="comma-separated learning rates to try")
+    parser.add_argument("--target", type=float, help="test accuracy to reach (default: 0.5)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time limit; a trial starts only if it fits")
+    parser.add_argument("--small", action="store_true", help="smoke test: a few steps on drawn pictures")
     parser.add_argument("--into", type=Path, default=ROOT / "benchmarks" / "critical_batch.json")
-    parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="put these into --into, and run nothing")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FILE", help="merge these files into --into without running trials"
+    )
     args = parser.parse_args()
     kept, case = Kept(args.into.resolve()), Case(args.small, args.target, args.rates)
     if args.merge:
@@ -191,11 +199,11 @@ def main() -> None:
         write_page(kept)
         return
     if args.data is None and not args.small:
-        parser.error("give --data DIR, or --small")
+        parser.error("--data is missing: give --data DIR, or --small")
     kept.claim(" ".join([*case.script, "real" if args.data else "drawn"]))
     chosen = args.only.split(",") if args.only else [*map(str, case.batches), NOISE]
     wanted = [(STEPS, batch, rate) for batch in chosen if batch != NOISE for rate in case.rates]
-    # Last, when the best rate is known.
+    # Last, because the noise trials need the best learning rate.
     wanted += [(NOISE, str(case.noise_batch), str(seed)) for seed in range(NOISE_SEEDS) if NOISE in chosen]
     with unpacked(args.data) as data, tempfile.TemporaryDirectory() as records:
         measure = Trials(case, kept, data, Path(records))

@@ -1,32 +1,32 @@
-"""How fast input pipelines feed: paceline.data beside torch's DataLoader, tf.data, WebDataset and tfrecord.
+"""Throughput of input pipelines: paceline.data against torch's DataLoader, tf.data, WebDataset and tfrecord.
 
-    python benchmarks/data.py                         # everything, a few minutes
-    python benchmarks/data.py arrays records          # some of it
+    python benchmarks/data.py                         # all sections, a few minutes
+    python benchmarks/data.py arrays records          # some sections
     python benchmarks/data.py arrays --data DIR       # on Fashion-MNIST's idx files in DIR
-    pip install tensorflow webdataset tfrecord        # the peers; those that are missing are left out
+    pip install tensorflow webdataset tfrecord        # the peers; missing ones are left out
 
     arrays     shuffled batches of 256 of 60,000 pictures in memory          aim: 20 × DataLoader, 10 × tf.data
     records    TFRecord files of 4 KiB records, raw, checksums checked       aim: 2 × tfrecord (which does not check
                                                                              them), 0.8 × tf.data
-    examples   the same with Examples in them, decoded                       aim: 2 × tfrecord, 0.8 × tf.data
+    examples   TFRecord files of Examples, decoded                           aim: 2 × tfrecord, 0.8 × tf.data
     pictures   JPEG from shards, decoded, resized and cropped                aim: 1.3 × DataLoader, 1.0 × tf.data,
                                                                              1.5 × WebDataset
-    overlap    a training step of T ms, and 0.9 T ms of preparation for it   aim: 1.05 T a step; see data_overlap.py
-    autotune   work that waits, that decodes, that is Python's own           aim: 0.9 × the best that can be set by hand
+    overlap    a training step of T ms, with 0.9 T ms to prepare its batch   aim: 1.05 T a step; see data_overlap.py
+    autotune   work that waits, work that decodes, pure Python work          aim: 0.9 × the best setting by hand
 
-Sides run in turn; DataLoader and WebDataset count with their best number of processes in each round.
+Sides alternate; DataLoader and WebDataset count with their best number of processes in each round.
 
-Figures, 2 cores of a virtual machine (median of 5 rounds, smallest – largest):
+Figures, 2 cores of a VM (median of 5 rounds, smallest – largest):
 
     arrays     34 (32 – 50) × DataLoader, 32 (31 – 41) × tf.data, 0.72 (0.51 – 1.17) × index_select
-    records    1.84 (1.19 – 2.22) × tfrecord in 7 rounds; before, 2.8 (2.4 – 3.3) × tf.data. Of 1.5 to 2.2 µs a record
-               the kernel's copy takes 0.5, the checksum 0.5, the copy into bytes 0.3; tfrecord takes 2.2 to 3.4,
-               without a checksum and into one buffer again and again
-    examples   1.45 (0.84 – 1.77) × tfrecord in 7 rounds; before, 0.93 (0.74 – 1.06) × tf.data
+    records    1.84 (1.19 – 2.22) × tfrecord in 7 rounds; in an earlier run 2.8 (2.4 – 3.3) × tf.data. A record takes
+               1.5 to 2.2 µs: 0.5 for the kernel's copy, 0.5 for the checksum, 0.3 for the copy into bytes. tfrecord
+               takes 2.2 to 3.4 µs, without a checksum, and reuses one buffer
+    examples   1.45 (0.84 – 1.77) × tfrecord in 7 rounds; in an earlier run 0.93 (0.74 – 1.06) × tf.data
     pictures   1.69 (1.56 – 1.83) × DataLoader, 1.03 (0.90 – 8.4) × tf.data, 1.72 (1.47 – 2.12) × WebDataset
-    overlap    1.02 (0.84 – 1.18) T for work that lets go of Python's lock, 1.01 (0.84 – 1.50) T for work that holds it
-    autotune   1.07 (0.98 – 1.18) of the best by hand for work that waits (0.88 in another run: it takes 63 threads, by
-               hand 64), 0.98 (0.95 – 1.02) for work that decodes, 1.02 (0.85 – 1.03) for Python's own
+    overlap    1.02 (0.84 – 1.18) T for work that releases the GIL, 1.01 (0.84 – 1.50) T for work that holds the GIL
+    autotune   1.07 (0.98 – 1.18) of the best by hand for work that waits (0.88 in another run: autotuning takes 63
+               threads, by hand 64), 0.98 (0.95 – 1.02) for work that decodes, 1.02 (0.85 – 1.03) for pure Python
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def autotune(args: argparse.Namespace, folder: Path) -> Figures:
             return lambda: rate(loops, name, loop, warm_up, args.seconds)
 
         figures = in_turn({name: measured(name) for name in sides}, args.rounds, "samples/s")
-        # One setting, the best over all rounds: the luckiest of each round is what nobody can set.
+        # The one setting that is best over all rounds: a user cannot change the setting in each round.
         best = max((name for name in sides if name != "auto"), key=lambda name: statistics.median(figures[name]))
         print(f"  auto / the best by hand ({best}): {ratio(figures['auto'], figures[best])}")
         print("  " + str(reports[0]()).splitlines()[-2])
@@ -168,20 +168,20 @@ SECTIONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Input pipelines side by side.")
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser = argparse.ArgumentParser(description="Compare the throughput of input pipelines.")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="sections to run, from: " + ", ".join(SECTIONS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each side in each round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of each side in each round")
     parser.add_argument("--warm-up", type=float, default=2.0, help="seconds of each side before its first round")
     parser.add_argument("--tune-time", type=float, default=15.0, help="seconds that autotuning may take")
-    parser.add_argument("--records", type=int, default=2500, help="of each of 8 files")
+    parser.add_argument("--records", type=int, default=2500, help="records in each of 8 files")
     parser.add_argument("--pictures", type=int, default=1024)
-    parser.add_argument("--data", metavar="DIR", help="Fashion-MNIST's idx files; drawn pictures without")
-    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    parser.add_argument("--data", metavar="DIR", help="folder of Fashion-MNIST's idx files; default: drawn pictures")
+    parser.add_argument("--json", metavar="FILE", help="also write every figure to this file")
     args = parser.parse_args()
     unknown = set(args.sections) - set(SECTIONS)
     if unknown:
-        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; choose from: {', '.join(SECTIONS)}")
     missing = [name for name in ("tensorflow", "webdataset", "tfrecord") if not data_sides.installed(name)]
     if missing:
         print(f"not installed, left out: {', '.join(missing)}")

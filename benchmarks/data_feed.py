@@ -1,17 +1,17 @@
-"""The ResNet-18 example fed from packed shards, against the same loop over random tensors that lie on the GPU already.
+"""The ResNet-18 example with data from packed shards, against the same loop over random tensors on the GPU.
 
     PYTHONPATH=src:.gpu-site python3 benchmarks/data_feed.py            # on one GPU, about three minutes
-    python benchmarks/data_feed.py --small                              # on CPU: does it work?
+    python benchmarks/data_feed.py --small                              # smoke test on a CPU
 
-Pictures of CIFAR-10's shape are packed by `pd.pack`. The pipeline is told nothing about threads or buffers. The loop is
-the example's own `train`, once as it is (float32, batch 128) and once under bf16 with channels last and a batch of
-1024, which takes about eight times as many pictures a second. Sides run in turn, after the pipeline has had some steps
-to find its settings. Aim: 0.95 of what the loop does with its data at hand, as the example is.
+Pictures of CIFAR-10's shape are packed by `paceline.data.pack`. The pipeline has default settings for threads and
+buffers. The loop is the example's own `train`: as written (float32, batch 128), and in bf16 with channels last and
+batch 1024, which consumes about eight times as many pictures per second. Sides alternate, after warm-up steps in which
+the pipeline tunes itself. Aim: 0.95 of the throughput with data on the GPU, for the example as written.
 
-Figures, one H200, torch 2.11, 16 host cores, 9 rounds of 200 steps after 900, two runs: as the example is 0.974 (0.920
-– 1.042) and 0.955 (0.894 – 1.018), in bf16 0.958 (0.851 – 1.024) and 0.938 (0.754 – 1.066). It takes google-crc32c:
-with checksums by numpy it was 0.693. The script's own thread spends 0.35 ms on a batch, of 9; it was 0.5 before batches
-were taken a few at once, and while each was copied into pinned memory first.
+Figures, one H200, torch 2.11, 16 host cores, 9 rounds of 200 steps after 900, two runs: as written 0.974 (0.920 –
+1.042) and 0.955 (0.894 – 1.018), in bf16 0.958 (0.851 – 1.024) and 0.938 (0.754 – 1.066). These need google-crc32c:
+with checksums by numpy the ratio was 0.693. The script's thread spends 0.35 ms of a 9 ms step on a batch. It spent
+0.5 ms when it took batches one at a time, and when each batch was first copied into pinned memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEAN, STD = [pictures.CIFAR_MEAN] * 3, [pictures.CIFAR_STD] * 3
 
 
 class InBfloat16(nn.Module):
-    """The model as a careful person runs it."""
+    """The model in bf16 with channels last."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class InBfloat16(nn.Module):
 
 
 class Samples:
-    """(picture, label) in bytes, as a set on disk would hold them."""
+    """(picture, label) as bytes, as in a data set on disk."""
 
     def __init__(self, count: int) -> None:
         images, labels, _, _ = pictures.load("cifar", train_size=count, test_size=1)
@@ -79,7 +79,7 @@ def fed(folder: Path, batch: int, device: str) -> pd.Pipeline:
 
 
 def side(model: nn.Module, batches: Iterator[Any], batch: int, steps: int, device: str) -> Callable[[], float]:
-    """Pictures a second of the example's own loop."""
+    """Pictures per second in the example's own loop."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
 
     def measure(count: int = steps) -> float:
@@ -111,11 +111,11 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The ResNet-18 example, fed from packed shards.")
+    parser = argparse.ArgumentParser(description="Run the ResNet-18 example with data from packed shards.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300, help="in a round")
-    parser.add_argument("--warm-up", type=int, default=900, help="steps before the first")
-    parser.add_argument("--small", action="store_true", help="a few steps of small batches")
+    parser.add_argument("--steps", type=int, default=300, help="steps in a round")
+    parser.add_argument("--warm-up", type=int, default=900, help="steps before the first round")
+    parser.add_argument("--small", action="store_true", help="smoke test: a few steps of small batches")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     if args.small:

@@ -1,10 +1,10 @@
-"""Our parsers of tar shards and tf.train.Example against tarfile and the package protobuf (upb).
+"""Speed of our parsers of tar shards and tf.train.Example against tarfile and the protobuf package (upb).
 
     pip install "paceline[bench]"
     python benchmarks/data_formats.py
 
-The library's time over ours, interleaved in one run, median and quartiles of 15 rounds, CPU time on two shared cores
-(Python 3.11, protobuf 7.36 with upb):
+Figures: the library's CPU time divided by ours, interleaved in one run, median and quartiles of 15 rounds, on two
+shared cores (Python 3.11, protobuf 7.36 with upb):
 
     tar, 4000 samples of 200 B + 2 B          2.37 × (2.14 – 2.50)
     tar, 2000 samples of 10 kB + 2 B          2.09 × (1.96 – 2.19)
@@ -17,9 +17,9 @@ The library's time over ours, interleaved in one run, median and quartiles of 15
     Example, 10,000 floats                   68.24 × (62.23 – 70.21)
     Example, 10,000 integers                  1.98 × (1.79 – 2.05)
 
-Both parsers stay. Tar: 2 × as fast where parsing is what takes time; with files of 100 kB and more, both sides mostly
-copy bytes. Example: 1.9 × or more in five shapes of six; short packed lists of integers are slower, because numpy's
-calls take longer than the numbers.
+Both parsers stay. Tar: 2 × as fast if parsing dominates; with files of 100 kB and more, both sides mostly copy bytes.
+Example: 1.9 × or more in five of six cases; short packed lists of integers are slower, because the overhead of numpy
+calls dominates.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from paceline.data.formats.tf_example import decode_example, encode_example
 
 ROUNDS = 15
 RNG = np.random.default_rng(0)
-SHARDS = {  # samples of a shard, and bytes of the image and of the label of each
+SHARDS = {  # samples of a shard, bytes of an image, bytes of a label
     "tar, 4000 samples of 200 B + 2 B": (4000, 200),
     "tar, 2000 samples of 10 kB + 2 B": (2000, 10_000),
     "tar, 200 samples of 100 kB + 2 B": (200, 100_000),
     "tar, 20 samples of 4 MB + 2 B": (20, 4_000_000),
 }
-EXAMPLES: dict[str, tuple[int, dict[str, Any]]] = {  # times, and features
+EXAMPLES: dict[str, tuple[int, dict[str, Any]]] = {  # number of records, and features
     "Example, label and 1 kB image": (2000, {"image": RNG.bytes(1000), "label": 7}),
     "Example, as ImageNet, 100 kB image": (
         300,
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def compared(ours: Callable[[], None], theirs: Callable[[], None]) -> str:
-    """The library's time over ours, in turns; medians with quartiles. CPU time, as other programs share the cores."""
+    """The library's CPU time divided by ours: median and quartiles. Wall time would include other programs."""
     ratios, mine = [], []
     for _ in range(ROUNDS):
         mine.append(seconds(ours))
@@ -131,11 +131,11 @@ def by_us(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def by_tarfile(path: Path) -> Iterator[dict[str, Any]]:
-    """The same samples, without limits and places for errors."""
+    """The same samples, without limits and without positions for error messages."""
     sample: dict[str, Any] = {}
     with tarfile.open(path, "r:") as shard:
         while (info := shard.next()) is not None:
-            shard.members.clear()  # it would keep all of them
+            shard.members.clear()  # otherwise tarfile keeps every member in memory
             if not info.isreg():
                 continue
             folder, _, last = info.name.rpartition("/")
@@ -156,7 +156,7 @@ def by_tarfile(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def example_class() -> Any:
-    """tf.train.Example, of a descriptor that is made here."""
+    """The tf.train.Example class, built from a descriptor."""
     file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="bench", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
     for name, kind in (

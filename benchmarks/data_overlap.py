@@ -1,15 +1,15 @@
-"""Overlap: a training step on one core, and the preparation of its batches on another. Part of benchmarks/data.py.
+"""Overlap of a training step on one core with the preparation of its batches on another. Part of benchmarks/data.py.
 
-The step is torch's: forward, backward and an optimizer, on one thread. Preparing takes 0.9 times as long, once in work
-that lets go of Python's lock (unpacking and scaling of arrays) and once in work that holds it (a loop in Python).
+The step is torch's forward, backward and optimizer on one thread. Preparing a batch takes 0.9 times as long, either in
+work that releases the GIL (unpacking and scaling of arrays) or in work that holds the GIL (a loop in Python).
 
-    alone      the step, with its batch at hand
-    beside     … while another process prepares, and hands nothing over: what the machine's two cores give at best
-    fed        … with its batches from a pipeline that is told nothing
+    alone      the step, with its batch in memory
+    beside     … while another process prepares batches and sends none: the best that the machine's two cores allow
+    fed        … with batches from a pipeline with default settings
 
-Slots are short and come in turn; a slot's figure is the median of its steps, so that what else goes on on the machine
-counts little. Where the time of a fed step goes is printed beside it: waiting for the batch, the step's own work (time
-on a core), and the rest, in which the step wanted to go on and could not: for the lock, or for a core that others had.
+Slots are short and alternate; a slot's figure is the median of its steps, so that other activity on the machine has
+little effect. The parts of a fed step are printed as well: waiting for the batch, the step's own CPU time, and the
+rest, in which the step waited for the GIL or for a core.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from torch import nn
 
 import paceline.data as pd
 
-STEP = 0.02  # seconds, about
-SHARE = 0.9  # of a step, for preparing its batch
-SLOT = 0.4  # seconds
+STEP = 0.02  # seconds of a step, approximately
+SHARE = 0.9  # of a step: time to prepare a batch
+SLOT = 0.4  # seconds of a slot
 PACKED = zlib.compress(np.random.default_rng(0).integers(0, 40, 150_000).astype(np.uint8).tobytes(), 6)
 
 
@@ -48,7 +48,7 @@ def count() -> int:
 
 
 def on_a_core(function: Callable[[], Any], seconds: float = 0.3) -> float:
-    """Seconds of a core that a call takes: the same however busy the machine is."""
+    """CPU seconds of a call, which do not depend on the load of the machine."""
     function()
     found, until = [], time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -59,7 +59,7 @@ def on_a_core(function: Callable[[], Any], seconds: float = 0.3) -> float:
 
 
 def training_step() -> Callable[[], None]:
-    """Of so many samples that it takes STEP on one core."""
+    """A step whose number of samples takes STEP seconds on one core."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
@@ -81,7 +81,7 @@ def training_step() -> Callable[[], None]:
 
 
 class Elsewhere:
-    """A process that prepares, SHARE of its time, while it is let."""
+    """A process that prepares batches for SHARE of its time, until it is stopped."""
 
     def __init__(self, prepare: Callable[[int], Any], rest: float) -> None:
         self.pid = os.fork()
@@ -109,7 +109,7 @@ class Slot:
 
     def __init__(self, step: Callable[[], None], batches: Iterator[Any] | None, seconds: float = SLOT) -> None:
         rows, until = [], time.perf_counter() + seconds
-        if batches is not None:  # what lay ready since the last slot
+        if batches is not None:  # discard the batches that were prepared since the last slot
             for _ in range(6):
                 next(batches)
                 step()
@@ -123,7 +123,9 @@ class Slot:
             rows.append((time.perf_counter() - asked, began - asked, time.thread_time() - core))
         after = resource.getrusage(resource.RUSAGE_THREAD)
         self.whole, self.waited, self.worked = (statistics.median(row) * 1e3 for row in zip(*rows, strict=True))
-        self.gave_way = (after.ru_nvcsw - before.ru_nvcsw) / len(rows)  # waits, for the lock most of all
+        self.gave_way = (after.ru_nvcsw - before.ru_nvcsw) / len(
+            rows
+        )  # voluntary context switches, mostly waits for the GIL
         self.pushed_off = (after.ru_nivcsw - before.ru_nivcsw) / len(rows)
 
 
@@ -159,7 +161,7 @@ def measure(args: Any, step: Any, prepare: Any, rest: float) -> tuple[dict[str, 
     pipeline = pd.items(list(range(1 << 20))).map(prepare).prefetch()
     batches, parts = iter(pipeline), []
     try:
-        until = time.perf_counter() + args.warm_up + 3  # in which it finds out where to prepare
+        until = time.perf_counter() + args.warm_up + 3  # time for the pipeline to choose where to prepare batches
         while time.perf_counter() < until:
             next(batches)
             step()

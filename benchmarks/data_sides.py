@@ -1,6 +1,6 @@
 """The sides of benchmarks/data.py: the same work by paceline.data, DataLoader, tf.data, WebDataset and tfrecord.
 
-Each side is a function that makes a fresh loop; whoever is not installed is left out.
+Each side is a function that returns a new loop. Packages that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import paceline.data as pd
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-Loop = Callable[[], Iterator[int]]  # gives the number of samples of each batch, for ever
+Loop = Callable[[], Iterator[int]]  # yields the number of samples of each batch, endlessly
 
 
 def installed(name: str) -> bool:
@@ -32,7 +32,7 @@ def installed(name: str) -> bool:
 
 
 def endlessly(make: Callable[[], Any], count: Callable[[Any], int]) -> Loop:
-    """Epoch after epoch of what `make` gives, which is made once."""
+    """Endless epochs over the result of `make`, which is called once."""
 
     def loop() -> Iterator[int]:
         made = make()
@@ -44,7 +44,7 @@ def endlessly(make: Callable[[], Any], count: Callable[[Any], int]) -> Loop:
 
 
 def rate(loops: dict[str, Iterator[int]], name: str, loop: Loop, warm_up: float, seconds: float) -> float:
-    """Samples a second. A loop that was begun goes on, so that nobody pays for a start."""
+    """Samples per second. A running loop continues, so that start-up is not measured."""
     stream = loops.get(name)
     if stream is None:
         stream = loops[name] = loop()
@@ -58,7 +58,7 @@ def rate(loops: dict[str, Iterator[int]], name: str, loop: Loop, warm_up: float,
 
 
 class Elsewhere:
-    """A side in a process of its own, which works only when it is asked to: for packages that exclude each other."""
+    """A side in its own process, which runs only on request: for packages that cannot be imported together."""
 
     def __init__(self, make: Callable[..., Loop], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -140,13 +140,13 @@ def records(pattern: str, batch: int) -> dict[str, Loop]:
 
 
 class _Tfrecord:
-    """Its raw iterator, which checks no checksum."""
+    """The raw iterator of tfrecord, which verifies no checksums."""
 
     def __init__(self, pattern: str) -> None:
         self.paths = sorted(Path(pattern).parent.glob(Path(pattern).name))
 
     def __iter__(self) -> Iterator[Any]:
-        # Its protocol buffers and TensorFlow's exclude each other in one process; raw records need neither.
+        # tfrecord and TensorFlow need different protobuf versions; raw records need neither.
         stub: Any = types.ModuleType("example_pb2")
         stub.__getattr__ = lambda name: object
         sys.modules.setdefault("tfrecord.example_pb2", stub)
@@ -250,7 +250,7 @@ def write_pictures(folder: Path, count: int, shards: int) -> tuple[str, str]:
 
 
 def load(raw: bytes) -> Any:
-    """Decode, resize the shorter side, crop the middle: the same for everybody who is not TensorFlow."""
+    """Decode, resize the shorter side, crop the centre: the same function for all sides but TensorFlow."""
     from PIL import Image
 
     picture = Image.open(io.BytesIO(raw)).convert("RGB")
@@ -267,14 +267,14 @@ def load_example(record: bytes) -> Any:
 
 
 def load_ours(record: bytes) -> Any:
-    """The same picture by pd.decode_image, which makes only what is kept."""
+    """The same picture by `paceline.data.decode_image`, which decodes only the part that is kept."""
     features = pd.decode_example(record)
     image = pd.decode_image(features["image/encoded"][0], shorter=RESIZED, crop=CROP)
     return image.transpose(2, 0, 1), int(features["image/class/label"][0])
 
 
 class Pictures(Dataset[Any]):
-    """The same records by their number, for DataLoader."""
+    """The same records by index, for DataLoader."""
 
     def __init__(self, pattern: str) -> None:
         from paceline.data.sources.indexed_tfrecord import IndexedRecords

@@ -1,19 +1,19 @@
-"""Mirrored's own gradient buckets against torch's DistributedDataParallel as the engine underneath.
+"""Mirrored with its own gradient buckets against torch's DistributedDataParallel, in samples/s.
 
     python benchmarks/ddp_engine.py
 
-Two workers, one thread and one core each, started by torchrun on both sides; Mirrored through shared memory, DDP over
+Two workers, one thread and one core each, started by torchrun on both sides; Mirrored uses shared memory, DDP uses
 Gloo; data in memory, plain SGD. The Mirrored side is `paceline.Mirrored().distribute(model, optimizer)` on whole
-batches: it gathers the outputs too, and every worker prints the loss of the whole batch. The DDP side gives each worker
-its half, and prints the loss of that half. Models: the CNN of examples/cnn.py (421,642 parameters), and an MLP of 21 M
-at a batch where communication weighs much and at one where it doesn't. Sides run in turn; a ratio is the median over
-rounds (smallest – largest).
+batches: it also gathers the outputs, and every worker prints the loss of the whole batch. The DDP side gives each
+worker half of the batch, and prints the loss of that half. Models: the CNN of examples/cnn.py (421,642 parameters), and
+an MLP of 21 M parameters at a batch size with much communication and at one with little. Sides alternate; a ratio is
+the median over rounds (smallest – largest).
 
-Figures, 2 cores of a virtual machine whose cores differ by up to a third from minute to minute. Mirrored / DDP on the
-CNN: 1.005 (0.848 – 1.251) in 5 rounds; later 0.891 (0.811 – 0.943) in 7, and 1.032, 1.056 and 0.931 in 2 each, within
-the hour. On the MLP at batch 64: 1.462 (1.351 – 1.596) in 5 rounds. So the engine is Mirrored's own: about as
-fast where communication is little, faster where it is much, and it needs no second copy of what the seams know (unused
-and late parameters, gradients that are kept back).
+Figures, 2 cores of a VM whose speeds differ by up to a third from minute to minute. Mirrored / DDP on the CNN: 1.005
+(0.848 – 1.251) in 5 rounds; later 0.891 (0.811 – 0.943) in 7 rounds, and 1.032, 1.056 and 0.931 in 2 rounds each,
+within one hour. On the MLP at batch 64: 1.462 (1.351 – 1.596) in 5 rounds. So Mirrored keeps its own engine: the engine
+is about as fast with little communication and faster with much, and DDP would need a second copy of the state that the
+seams hold (unused and late parameters, withheld gradients).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from functools import partial
 from side_by_side import ROOT, TORCHRUN, in_turn, ratio, run
 
 CASES = {"cnn": ("cnn", 256, 40), "mlp, batch 64": ("mlp", 64, 40), "mlp, batch 512": ("mlp", 512, 15)}
-WARM_UP = {"cnn": 12, "mlp": 45}  # steps: Mirrored tries sizes of buckets in the first forty, where they matter
+WARM_UP = {"cnn": 12, "mlp": 45}  # steps: Mirrored tries bucket sizes in the first 40 steps of a large model
 
 
 def work(engine: str, kind: str, batch: int, steps: int) -> None:
-    """One worker of one side: trains, and rank 0 prints samples/s and the last loss."""
+    """One worker of one side. Rank 0 prints samples/s and the last loss."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -72,7 +72,7 @@ def work(engine: str, kind: str, batch: int, steps: int) -> None:
     seconds = time.perf_counter() - began
     if rank == 0:
         print(f"figures {steps * batch / seconds} {shown}", flush=True)
-    os._exit(0)  # Gloo, taken down under DDP, now and then hangs
+    os._exit(0)  # Gloo sometimes hangs in its teardown under DDP
 
 
 def measure(engine: str, kind: str, batch: int, steps: int) -> float:
@@ -82,10 +82,10 @@ def measure(engine: str, kind: str, batch: int, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Mirrored against DDP, as engines, in samples/s.")
+    parser = argparse.ArgumentParser(description="Compare the engines of Mirrored and DDP, in samples/s.")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", choices=list(CASES))
-    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    parser.add_argument("--json", metavar="FILE", help="also write every figure to this file")
     parser.add_argument("--worker", nargs=4, metavar=("ENGINE", "MODEL", "BATCH", "STEPS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

@@ -1,11 +1,11 @@
-"""Ghost batch norm on one GPU against nn.BatchNorm2d: forward and backward.
+"""Time of ghost batch norm on one GPU against nn.BatchNorm2d: forward and backward.
 
     PYTHONPATH=src:.gpu-site python3 benchmarks/ghost.py            # about a minute
-    PYTHONPATH=src:.gpu-site python3 benchmarks/ghost.py --small    # small tensors: what the launches cost
+    PYTHONPATH=src:.gpu-site python3 benchmarks/ghost.py --small    # small tensors: the cost of kernel launches
 
 4096 × 64 × 32 × 32 in 16 ghosts of 256, float32 as NCHW and bfloat16 with channels last. First the output and all
-gradients are compared with plain operations in float64, on a smaller batch with an uneven last ghost; then sides run in
-turn between CUDA events. Aim: at most 1.0 × nn.BatchNorm2d, both ways.
+gradients are compared with plain operations in float64, on a smaller batch with an uneven last ghost; then the sides
+alternate, timed with CUDA events. Aim: at most 1.0 × nn.BatchNorm2d, both ways.
 
 Figures, one H200, torch 2.11 (× nn.BatchNorm2d, 5 rounds): float32 NCHW 0.270 (0.265 – 0.291), bfloat16 channels last
 0.598 (0.440 – 0.947); float32 channels last 1.015 (0.896 – 1.088), bfloat16 NCHW 0.155 (0.130 – 0.178).
@@ -34,14 +34,14 @@ AIMED = tuple(KINDS)[:2]
 
 
 class Chunks(nn.BatchNorm2d):
-    """What people write: a loop."""
+    """The usual implementation: a loop over the ghosts."""
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.cat([super(Chunks, self).forward(chunk) for chunk in input.split(SIZE)])
 
 
 def check(dtype: torch.dtype, layout: torch.memory_format) -> None:
-    """Kernels against plain operations in float64."""
+    """Compares the kernels with plain operations in float64."""
     torch.manual_seed(0)
     x = (torch.randn(300, 64, 13, 32, device="cuda") * 2 + 5).to(dtype).to(memory_format=layout)
     up = torch.randn_like(x)
@@ -92,13 +92,13 @@ def side(norm: nn.Module, x: Tensor, times: int) -> Callable[[], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Ghost batch norm against batch norm.")
+    parser = argparse.ArgumentParser(description="Compare ghost batch norm with batch norm.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--times", type=int, default=10, help="in a round")
+    parser.add_argument("--times", type=int, default=10, help="repetitions in a round")
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("This measures a GPU, and there is none.")
+        raise SystemExit("This benchmark needs a GPU, and torch finds none.")
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     shape, size = ((256, 64, 8, 8), 32) if args.small else (SHAPE, SIZE)
     times = 100 if args.small else args.times

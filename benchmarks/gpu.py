@@ -1,23 +1,24 @@
-"""On a machine with a GPU: the CNN and the GPT example under paceline against plain python.
+"""Numbers and speed of the CNN and GPT examples on a GPU: paceline against plain python.
 
     python benchmarks/gpu.py
-    PYTHONPATH=src:.gpu-site python3 benchmarks/gpu.py       # where paceline is only unpacked; about five minutes
+    PYTHONPATH=src:.gpu-site python3 benchmarks/gpu.py       # from source; about five minutes
 
-`numbers`: what a short run prints under `-n 1`, and under `-n 2 --backend gloo` with both workers on one GPU, against
-plain python, also with the mod `cuda_graphs`; and plain python against itself, since not every GPU kernel adds up in
-the same order twice. TF32 is off there: it rounds a slice otherwise than a batch. Two workers keep to the batch view:
-all numbers are of the batch.
-`speed`: samples/s of one worker against plain python, as the scripts are (evaluation included), from the lines that
-they print; sides run in turn; a ratio is the median over rounds (smallest – largest).
+`numbers`: compares the printed numbers of a short run with those of plain python: under `-n 1`, under
+`-n 2 --backend gloo` with both workers on one GPU, also with the mod `cuda_graphs`, and under plain python again,
+because some GPU kernels sum in a different order each time. TF32 is off in this part, because TF32 rounds a slice
+differently from a batch. Two workers use the batch view: all numbers are of the whole batch.
+`speed`: samples/s of one worker against plain python, with unchanged scripts (evaluation included), from the lines that
+the scripts print. Sides alternate; a ratio is the median over rounds (smallest – largest).
 
 Figures, one H200, torch 2.11, Python 3.12, 16 host cores:
 
     numbers   CNN: python again 9.2e-06, -n 1 9.2e-06, -n 2 9.2e-06, also with cuda_graphs (17 of 20 steps replayed
-              three graphs: forward, backward, optimizer). GPT: python again 0, -n 1 0, -n 2 2.7e-06, also with them.
+              three graphs: forward, backward, optimizer). GPT: python again 0, -n 1 0, -n 2 2.7e-06, also with
+              cuda_graphs.
     speed     GPT: 0.994 (0.964 – 1.002), 4 rounds. CNN: 0.919 (0.762 – 1.022), 7 rounds, with every step split by
               events; 1.001 (0.839 – 1.089), 4 rounds, and 0.882 (0.770 – 0.969), 3 rounds, with one step in ten.
-              The aim is 0.98. The CNN's step is 3 to 4 ms of the host's time, on a host whose own speed changes by
-              40 % between runs; what the seams add is 0.1 to 0.2 ms (benchmarks/seams.py: 0.94 to 0.96).
+              The aim is 0.98. A step of the CNN takes 3 to 4 ms of host time, on a host whose speed changes by 40 %
+              between runs; the seams add 0.1 to 0.2 ms (benchmarks/seams.py: 0.94 to 0.96).
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from functools import partial
 
 from side_by_side import PACELINE, ROOT, in_turn, largest_difference, ratio, run, samples_per_s
 
-STEPS = 100  # an epoch
+STEPS = 100  # steps of an epoch
 BATCH = {"cnn": 256, "gpt": 64}
 EPOCHS = {"cnn": 10, "gpt": 5}
 WARM_UP = {"cnn": 200, "gpt": 60}
 
 
 def script(name: str, *, steps: int, epochs: int) -> list[str]:
-    """The example with so many steps an epoch."""
+    """The command of an example with this number of steps per epoch."""
     size = ["--train-size", str(steps * BATCH[name]), "--test-size", str(BATCH[name])]
     return [str(ROOT / "examples" / f"{name}.py"), "--epochs", str(epochs), "--log-every", "10", *size]
 
 
 def numbers(name: str) -> dict[str, float]:
-    """The largest relative difference to what plain python prints."""
+    """The largest relative difference from the numbers of plain python."""
     same = script(name, steps=20, epochs=2)
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
     plain = run([sys.executable, *same], exact)
@@ -73,7 +74,7 @@ def speed(name: str, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Paceline against plain python on a GPU.")
+    parser = argparse.ArgumentParser(description="Compare paceline with plain python on a GPU.")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=("cnn", "gpt"))
     parser.add_argument("--skip", choices=("numbers", "speed"))

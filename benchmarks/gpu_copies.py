@@ -1,11 +1,11 @@
-"""On a machine with a GPU: what `paceline bandwidth` says of its copies, against a plain torch loop.
+"""GPU copy rates: the figures of `paceline bandwidth` against a plain torch loop.
 
     python benchmarks/gpu_copies.py
-    PYTHONPATH=src:.gpu-site python3 benchmarks/gpu_copies.py       # where paceline is only unpacked; about two minutes
+    PYTHONPATH=src:.gpu-site python3 benchmarks/gpu_copies.py       # from source; about two minutes
 
-Host to device and back, pinned and pageable, and within the device's memory, 256 MB each. The loop is the one that
-anybody would write: synchronise, ten copies, synchronise, the host's clock. Sides run in turn; a ratio is the median
-over rounds (smallest – largest). Exit code 0 if every median is within 10 % of 1.
+Host to device and device to host, pinned and pageable, and within device memory, 256 MB each. The loop is the obvious
+one: synchronise, ten copies, synchronise, timed with the host's clock. Sides alternate; a ratio is the median over
+rounds (smallest – largest). Exit code 0 if every median is within 10 % of 1.
 
 Figures, one H200 on PCIe 5 × 16, 3 rounds: host to device 1.000 pinned (55.5 GB/s), 1.003 pageable (8.3); device to
 host 1.001 pinned (55.3), 0.993 pageable (15.0); device memory 1.008 (2,014 GB/s copied).
@@ -30,7 +30,7 @@ WITHIN = 0.1
 
 
 def plain_loop() -> dict[str, float]:
-    """GB/s by path, of the first GPU. Runs in a process of its own, as the other side does."""
+    """GB/s of each path of the first GPU. Runs in its own process, as the other side does."""
     import torch
 
     device, other = (torch.ones(SIZE, dtype=torch.uint8, device="cuda") for _ in range(2))
@@ -57,7 +57,7 @@ def plain_loop() -> dict[str, float]:
 
 
 def told_by_paceline() -> dict[str, float]:
-    """The same, by the verb."""
+    """GB/s of each path, measured by `paceline bandwidth`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*PACELINE, "bandwidth", "--only", "devices", "--json", "--quiet", "--record", folder]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT)
@@ -72,10 +72,10 @@ def told_by_loop() -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Copies by a plain loop against what paceline bandwidth says.")
+    parser = argparse.ArgumentParser(description="Compare GPU copy rates of a plain loop and of paceline bandwidth.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    parser.add_argument("--json", metavar="FILE", help="also write every figure to this file")
     args = parser.parse_args()
     if args.loop:
         print(json.dumps(plain_loop()))

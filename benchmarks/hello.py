@@ -1,6 +1,6 @@
-"""The script that benchmarks/start.py starts: tells when its first line ran, and when torch was there.
+"""The script that benchmarks/start.py starts: reports the times of its first line and of the finished torch import.
 
-It tells by a datagram to the port given as its argument: under paceline only rank 0 writes files.
+The script sends a datagram to the port in its argument, because under paceline only rank 0 writes files.
 """
 
 import socket

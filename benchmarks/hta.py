@@ -1,22 +1,22 @@
-"""Reading traces: ours against HolisticTraceAnalysis, on the same 8 ranks with a million events.
+"""Speed of reading traces: paceline against HolisticTraceAnalysis, on the same 8 ranks with a million events.
 
     python -m venv .venv-hta && .venv-hta/bin/pip install HolisticTraceAnalysis
     python benchmarks/hta.py --hta .venv-hta/bin/python
-    python benchmarks/hta.py --hta .venv-hta/bin/python --steps 1 --repeat 1      # small: does it work?
+    python benchmarks/hta.py --hta .venv-hta/bin/python --steps 1 --repeat 1      # smoke test
 
-HolisticTraceAnalysis wants an environment of its own (it brings Jupyter), and fails on traces without GPU events: so
-the traces are made here, of a GPU that is not there (see tests/tables/cuda_trace.py), in torch's format.
+HolisticTraceAnalysis (HTA) needs its own environment (it depends on Jupyter), and fails on traces without GPU events.
+So this benchmark generates traces of a simulated GPU (see tests/tables/cuda_trace.py), in torch's format.
 
-Each side is a fresh process: it reads the eight files, and computes the time breakdown (compute, other, idle) and the
+Each side is a new process that reads the eight files and computes the time breakdown (compute, other, idle) and the
 overlap of communication and compute. Time is from the first file to the last figure, without imports; memory is the
-peak of the process and its children. Processor time, imports included, is told as well: on a busy machine it is the
-steadier of the two. Rounds are interleaved, and the figures of both must agree within 1 %. HTA is told to leave times
-as they are (HTA_DISABLE_NS_ROUNDING): by itself it cuts every event to the whole microseconds inside it, which are one
-or two of the three that a small kernel takes.
+peak of the process and its children. CPU time, imports included, is reported as well, because it varies less on a busy
+machine. Rounds are interleaved, and the figures of both sides must agree within 1 %. HTA_DISABLE_NS_ROUNDING keeps HTA
+from rounding: by default HTA shortens every event to the whole microseconds inside it, which removes one or two of the
+three microseconds of a small kernel.
 
-Figures, 2 cores of a virtual machine, 1.1 M events, 3 rounds: 12.8 (12.3 – 13.3) × faster, with 12.0 (10.8 – 12.1) ×
-less processor time and 3.1 × less memory; the figures differ by 0.005 % at most. Both sides then also computed the
-idle breakdown of each stream, which paceline no longer has.
+Figures, 2 cores of a VM, 1.1 M events, 3 rounds: 12.8 (12.3 – 13.3) × faster, with 12.0 (10.8 – 12.1) × less CPU time
+and 3.1 × less memory; the figures differ by 0.005 % at most. In this measurement both sides also computed the idle
+breakdown of each stream, which paceline no longer has.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ print("FIGURES " + json.dumps({"load": loaded - begun, "seconds": ended - begun,
 
 
 def train(machine: Machine, steps: int, draw: random.Random) -> None:
-    """A network of some hundred layers, data parallel: gradients are summed on a stream of their own."""
+    """A data-parallel network of a few hundred layers, whose gradients are summed on a separate stream."""
     for _ in range(steps):
         with machine.step():
             with machine.annotation("paceline.data"):
@@ -128,7 +128,7 @@ def _layer(machine: Machine, draw: random.Random, layer: int) -> None:
 
 
 def write(folder: Path, steps: int) -> int:
-    """Makes the traces; gives back the number of events."""
+    """Writes the traces. Returns the number of events."""
     events = 0
     for rank in range(RANKS):
         machine = Machine(rank, RANKS)
@@ -166,13 +166,13 @@ def measure(python: str, code: str, folder: Path) -> dict:
 
 
 def processor_time() -> float:
-    """Of all children that have ended, and theirs."""
+    """Of all ended child processes and their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def compare(ours: dict, theirs: dict) -> tuple[float, str]:
-    """The largest difference of a figure, relative to the rank's whole time (a share: absolute), and which it is."""
+    """The largest difference of a figure, relative to the rank's total time (shares: absolute), and its name."""
     worst, which = 0.0, ""
     for rank, figures in theirs.items():
         mine = ours[rank]
@@ -186,8 +186,8 @@ def compare(ours: dict, theirs: dict) -> tuple[float, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hta", required=True, metavar="PYTHON", help="a Python that has HolisticTraceAnalysis")
-    parser.add_argument("--steps", type=int, default=14, help="of each rank: some 9,000 events each")
+    parser.add_argument("--hta", required=True, metavar="PYTHON", help="Python interpreter with HolisticTraceAnalysis")
+    parser.add_argument("--steps", type=int, default=14, help="steps of each rank; a step has about 9,000 events")
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

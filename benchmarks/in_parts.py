@@ -1,7 +1,7 @@
-"""What the benchmarks share that are made by several commands: trials by name, in a file that is written after each.
+"""Shared code of benchmarks that run in several commands: a file of trials by name, written after each trial.
 
-A command that is killed loses the trial that it was in, and no other. Commands on several machines, or one after the
-other, each leave a file; `merge` makes one of them.
+A command that is killed loses only its current trial. Commands on several machines, or one after the other, each write
+a file; `merge` combines the files.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-ABOUT = "about"  # a table of words
+ABOUT = "about"  # the table of settings, not of figures
 
 
 class Kept:
-    """Figures by (table, row, seed or the like), in a JSON file."""
+    """Figures by (table, row, key), for example a seed as key, in a JSON file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,20 +35,22 @@ class Kept:
         self.write()
 
     def claim(self, what: str) -> None:
-        """Figures of other settings do not go into the same file."""
+        """Ends the program if the file holds figures of other settings."""
         known = self.get(ABOUT, "settings", "")
         if known not in (None, what):
-            raise SystemExit(f"{self.path} holds figures of {known}; these are of {what}. Give another --into.")
+            raise SystemExit(
+                f"{self.path} holds figures of {known}, but this command measures {what}. Give another --into."
+            )
         self.tables.setdefault(ABOUT, {}).setdefault("settings", {})[""] = what
 
     def write(self) -> None:
-        """As a whole or not at all."""
+        """Writes the file atomically."""
         part = self.path.with_name(self.path.name + ".part")
         part.write_text(json.dumps(self.tables, indent=1) + "\n")
         part.replace(self.path)
 
     def merge(self, others: Sequence[Path]) -> None:
-        """What several files have; of the same trial, the last one's."""
+        """Adds the figures of these files. For the same trial, the last file wins."""
         for path in others:
             tables = json.loads(path.read_text())
             self.claim(tables[ABOUT]["settings"][""])
@@ -59,7 +61,7 @@ class Kept:
 
 
 class Clock:
-    """Says how long the rest will take, and when there is no time for another trial."""
+    """Estimates the remaining time, and decides whether there is time for another trial."""
 
     def __init__(self, trials: int, limit: float) -> None:
         self.left, self._limit, self._begun = trials, limit, time.monotonic()
@@ -86,7 +88,7 @@ class Clock:
 
 @contextlib.contextmanager
 def unpacked(data: Path | None) -> Iterator[Path | None]:
-    """The real sets in a folder from which they are read at once: unpacking takes longer than some trials."""
+    """A folder with the unpacked data sets, because unpacking takes longer than some trials."""
     if data is None or not list((data / "cifar-10").glob("train-*.xz")):
         yield data.resolve() if data else None
         return
@@ -113,14 +115,14 @@ def carry_out(
     measure: Callable[[str, str, str], tuple[Any, str]],
     limit: float,
 ) -> bool:
-    """Measures what is wanted and not there yet: figures to keep, words to say. False where time was over before."""
+    """Measures the wanted trials that are missing. `measure` returns figures and a message. False if time ran out."""
     missing = [names for names in wanted if kept.get(*names) is None]
     if len(missing) < len(wanted):
-        print(f"{len(wanted) - len(missing)} of {len(wanted)} are there already", flush=True)
+        print(f"{len(wanted) - len(missing)} of {len(wanted)} trials are already measured", flush=True)
     clock = Clock(len(missing), limit)
     for names in missing:
         if not clock.has_time():
-            print(f"{clock.left} are left for the next command", flush=True)
+            print(f"{clock.left} trials are left for the next command", flush=True)
             return False
         with clock.trial():
             found, said = measure(*names)

@@ -3,20 +3,20 @@
     PYTHONPATH=src:.gpu-site python3 benchmarks/lamb.py                      # about a minute
     PYTHONPATH=src:.gpu-site python3 benchmarks/lamb.py --blocks 2048,4096,8192 --warps 4,8
 
-First each fused form is compared with the foreach form, and a captured step with an uncaptured one. Then sides run in
-turn; a round is some steps between two CUDA events, so a host that is slower than the device counts: what each of them
-needs for itself is given too. "moving": the gradients lie elsewhere at every other step. Aims: LAMB at most
-0.5 × AdamW(fused=True) on ResNet-50's 161 tensors, and 0.95 × on the GPT's 290.
+First each fused form is compared with the foreach form, and a captured step with an uncaptured one. Then the sides
+alternate. A round is several steps between two CUDA events, so that a host slower than the device counts; the times of
+host and device alone are printed too. "moving": the gradients have other addresses in every other step. Aims: LAMB at
+most 0.5 × AdamW(fused=True) on ResNet-50's 161 tensors, and 0.95 × on the GPT's 290.
 
 Figures, one H200, torch 2.11, 7 rounds:
 
     ResNet-50  LAMB 0.296 ms (device alone 0.263, host alone 0.292), AdamW 0.614 (0.262, 0.735): 0.482 (0.412 – 0.587);
-               where gradients move 0.565 (0.509 – 0.831). LARS / SGD 0.635 (0.515 – 0.674).
-    GPT        LAMB 3.476 ms, AdamW 2.973: 1.169 (1.168 – 1.171). LARS / SGD 1.195. LAMB goes over memory ten times
-               (a layer's norms are known when all of it was read: what it wrote is read again), AdamW seven times; ten
-               passes at the rate of a copy take 3.35 ms. One launch in which the second pass follows the first while
-               the layer is in the cache took 4.5 to 5.9 ms, by programs that stay and take work in turn; one by ticket
-               whose updates lie in a ring that fits into the cache 3.8 to 5.9, in twelve settings.
+               with moving gradients 0.565 (0.509 – 0.831). LARS / SGD 0.635 (0.515 – 0.674).
+    GPT        LAMB 3.476 ms, AdamW 2.973: 1.169 (1.168 – 1.171). LARS / SGD 1.195. LAMB makes ten passes over
+               memory (a layer's norms are known only after the whole layer was read, so updates are read again),
+               AdamW seven; ten passes at the rate of a copy take 3.35 ms. Two fused variants, whose second pass runs
+               while the layer is in the cache, were slower: persistent programs took 4.5 to 5.9 ms, and tickets with
+               the updates in a ring buffer that fits into the cache 3.8 to 5.9 ms, in twelve settings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SIDES: dict[str, Callable[..., Any]] = {
 
 
 def resnet50() -> Shapes:
-    """161 tensors, 25.6 M numbers."""
+    """161 tensors, 25.6 M parameters."""
     shapes: Shapes = [(64, 3, 7, 7), (64,), (64,)]
     inner, outer = 64, 64
     for stage, blocks in enumerate((3, 4, 6, 3)):
@@ -59,7 +59,7 @@ def resnet50() -> Shapes:
 
 
 def gpt() -> Shapes:
-    """290 tensors, 355 M numbers."""
+    """290 tensors, 355 M parameters."""
     w = 1024
     block: Shapes = [(w,), (w,), (3 * w, w), (3 * w,), (w, w), (w,), (w,), (w,), (4 * w, w), (4 * w,), (w, 4 * w), (w,)]
     return [(50257, w), (1024, w), *(block * 24)]
@@ -81,14 +81,14 @@ def give(parameters: list[nn.Parameter], grads: list[torch.Tensor]) -> None:
 
 
 def difference(one: list[nn.Parameter], other: list[nn.Parameter], start: list[torch.Tensor]) -> float:
-    """Of two sides' way from the start, relative, the largest of all tensors."""
+    """The largest relative difference of two sides' updates, over all tensors."""
     return max(
         float((p - q).norm() / (q - s).norm().clamp_min(1e-30)) for p, q, s in zip(one, other, start, strict=True)
     )
 
 
 def check(shapes: Shapes) -> None:
-    """Three steps of the fused form against three of the foreach form; and twice the same, to the last digit."""
+    """Compares three steps of the fused form with the foreach form, and checks that a repetition is bit-identical."""
     for kind in (pl.LAMB, pl.LARS):
         sides = [tensors(shapes) for _ in range(3)]
         start = [p.detach().clone() for p in sides[0]]
@@ -105,7 +105,7 @@ def check(shapes: Shapes) -> None:
 
 
 def check_capture(shapes: Shapes) -> None:
-    """Steps in a CUDA graph against the same steps outside one."""
+    """Compares steps in a CUDA graph with the same steps outside a graph."""
     for kind in (pl.LAMB, pl.LARS):
         one, other = tensors(shapes), tensors(shapes)
         first, second = kind(one, lr=0.1, capturable=True), kind(other, lr=0.1)
@@ -131,7 +131,7 @@ def check_capture(shapes: Shapes) -> None:
 
 
 def check_scaler() -> None:
-    """A gradient scaler with the fused form: an overflow leaves out the step, and the count with it."""
+    """Checks a gradient scaler with the fused form: an overflow skips the step, and does not count it."""
     torch.manual_seed(0)
     layer, plain = nn.Linear(64, 64, device="cuda"), nn.Linear(64, 64, device="cuda")
     plain.load_state_dict(layer.state_dict())
@@ -155,7 +155,7 @@ def check_scaler() -> None:
 
 
 def side(make: Callable[..., Any], shapes: Shapes, steps: int, *, moving: bool = False) -> Callable[[], float]:
-    """Milliseconds a step."""
+    """Milliseconds per step."""
     parameters = tensors(shapes)
     sets = [gradients(parameters, seed) for seed in range(2 if moving else 1)]
     give(parameters, sets[0])
@@ -179,7 +179,7 @@ def side(make: Callable[..., Any], shapes: Shapes, steps: int, *, moving: bool =
 
 
 def apart(make: Callable[..., Any], shapes: Shapes, steps: int) -> tuple[float, float]:
-    """Milliseconds a step that the device needs, given steps in a graph; and the host, if it waits for nothing."""
+    """Milliseconds per step of the device alone (steps in a graph), and of the host alone (without waiting)."""
     parameters = tensors(shapes)
     give(parameters, gradients(parameters, 0))
     optimizer = make(parameters)
@@ -209,7 +209,7 @@ def apart(make: Callable[..., Any], shapes: Shapes, steps: int) -> tuple[float, 
 
 
 def copies(shapes: Shapes) -> float:
-    """Milliseconds that seven passes over memory take here, at the rate of a large copy."""
+    """Milliseconds of seven passes over memory at the rate of a large copy."""
     a = torch.empty(1 << 28, device="cuda")
     b = torch.empty_like(a)
     b.copy_(a)
@@ -239,12 +239,12 @@ def compare(name: str, shapes: Shapes, rounds: int, steps: int, aim: float) -> N
     print(f"  seven passes over memory: {copies(shapes):.3f} ms")
     print(f"  LAMB / AdamW fused: {ratio(figures['LAMB'], figures['AdamW fused'])}   aim {aim}")
     if "LAMB, moving" in figures:
-        print(f"  … where gradients move: {ratio(figures['LAMB, moving'], figures['AdamW fused, moving'])}")
+        print(f"  … with moving gradients: {ratio(figures['LAMB, moving'], figures['AdamW fused, moving'])}")
     print(f"  LARS / SGD fused: {ratio(figures['LARS'], figures['SGD fused'])}", flush=True)
 
 
 def shapes_of_kernels(blocks: list[int], warps: list[int], rounds: int, steps: int) -> None:
-    """LAMB's step with other sizes of chunks."""
+    """LAMB's step with different chunk sizes."""
     for name, shapes in (("ResNet-50", resnet50()), ("GPT", gpt())):
         made = {}
         for block in blocks:
@@ -257,14 +257,14 @@ def shapes_of_kernels(blocks: list[int], warps: list[int], rounds: int, steps: i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A step of LAMB against AdamW.")
+    parser = argparse.ArgumentParser(description="Compare the step times of LAMB and AdamW.")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=30, help="in a round")
+    parser.add_argument("--steps", type=int, default=30, help="steps in a round")
     parser.add_argument("--blocks", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--warps", type=lambda text: [int(part) for part in text.split(",")], default=[8])
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("This measures a GPU, and there is none.")
+        raise SystemExit("This benchmark needs a GPU, and torch finds none.")
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     if args.blocks:
         shapes_of_kernels(args.blocks, args.warps, min(args.rounds, 3), args.steps)
@@ -273,7 +273,7 @@ def main() -> None:
     for what in (lambda: check_capture(resnet50()), check_scaler):
         try:
             what()
-        except Exception as error:  # the times are still worth having
+        except Exception as error:  # report the times all the same
             print(f"  FAILED: {type(error).__name__}: {error}")
     compare("ResNet-50", resnet50(), args.rounds, args.steps, 0.5)
     compare("GPT", gpt(), args.rounds, args.steps, 0.95)

@@ -1,8 +1,8 @@
-"""What measuring gradient noise adds to a step: the loop of examples/cnn.py on two workers, with and without it.
+"""Overhead of measuring gradient noise: the loop of examples/cnn.py on two workers, with and without --noise-scale.
 
     python benchmarks/noise.py            # about two minutes on two cores
 
-Two runs in turn, round after round; samples/s come from the lines that the script prints. Aim: under 1 %.
+The two runs alternate; samples/s come from the lines that the script prints. Aim: an overhead below 1 %.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def rate(options: list[str]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of --noise-scale.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of --noise-scale.")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     sides = {"with": partial(rate, ["--noise-scale"]), "without": partial(rate, [])}

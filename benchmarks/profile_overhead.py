@@ -1,20 +1,20 @@
-"""What `paceline profile` costs in the steps that it does not trace: its step times against those of `paceline run`.
+"""Overhead of `paceline profile` in untraced steps: its step times against the step times of `paceline run`.
 
     python benchmarks/profile_overhead.py                       # examples/cnn.py on one worker and on two
     python benchmarks/profile_overhead.py --example gpt --workers 1
-    python benchmarks/profile_overhead.py --rounds 2 --steps 20 --workers 1      # small: does it work?
+    python benchmarks/profile_overhead.py --rounds 2 --steps 20 --workers 1      # smoke test
 
-The same script, the same seed, the same number of steps, in turn. `profile` traces a few steps in the middle and lets
-the script run on (--whole-run), so that there are steps before the trace, which pay for the capture that waits and for
-the sampler beside it, and steps after it, which would pay for whatever a trace leaves behind. Step times are those of
-both records, of rank 0. Left out on both sides: the first steps, as warm-up; the traced ones; the one before them, on
-which the profiler starts; and the one after them, which holds the writing of the trace.
+Both sides run the same script with the same seed and the same number of steps, and alternate. `profile` traces a few
+steps in the middle and lets the script run to its end (--whole-run). Steps before the trace show the overhead of the
+waiting capture and of the sampler; steps after the trace show what the trace leaves behind. Step times come from both
+records, of rank 0. Left out on both sides: the warm-up steps, the traced steps, the step before them, in which the
+profiler starts, and the step after them, in which the trace is written.
 
 A round's figure is the median step; the verdict is the median of the rounds' ratios (smallest – largest). The aim is
-1.01 at most. Medians of steps of a busy machine differ by more than that from run to run: look at the spread first.
+1.01 at most. On a busy machine the medians differ by more than that from run to run: look at the spread first.
 
-Figures, 2 cores of a virtual machine, the CNN on one worker, 7 rounds: 1.006 (0.842 – 1.399) before the trace and 0.909
-(0.687 – 1.125) after it: no cost that stands out of the noise.
+Figures, 2 cores of a VM, the CNN on one worker, 7 rounds: 1.006 (0.842 – 1.399) before the trace and 0.909 (0.687 –
+1.125) after the trace: the overhead is below the noise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARTS = ("before", "after")
 
 
 def measure(verb: Sequence[str], script: Sequence[str]) -> tuple[list[Step], dict[str, int]]:
-    """The steps of rank 0, and what the verb said of them. A command that fails ends the benchmark."""
+    """The steps of rank 0, and the verb's JSON document. A command that fails ends the benchmark."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*PACELINE, *verb, "--seed", "0", "--json", "--quiet", "--record", folder, *script]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
@@ -50,7 +50,7 @@ def measure(verb: Sequence[str], script: Sequence[str]) -> tuple[list[Step], dic
 
 
 def medians(steps: Sequence[Step], warm_up: int, first: int, last: int) -> dict[str, float]:
-    """The median step before and after the trace of the steps from `first` to `last`, without what evaluation took."""
+    """The median step before and after the trace of the steps from `first` to `last`, without evaluation time."""
     kept = {
         "before": [step.total - step.evaluation for step in steps if warm_up < step.step < first - 1],
         "after": [step.total - step.evaluation for step in steps if step.step > last + 1],
@@ -59,9 +59,9 @@ def medians(steps: Sequence[Step], warm_up: int, first: int, last: int) -> dict[
 
 
 def compare(script: list[str], workers: int, *, steps: int, warm_up: int, rounds: int) -> dict[str, Ratio]:
-    """Of profile to run: the ratio of their median steps, before the trace and after it."""
+    """The ratio of the median steps of `profile` and `run`, before and after the trace."""
     each = ["-n", str(workers)]
-    # One step of `--warm-up` runs under the profiler already.
+    # The last step of `--warm-up` already runs under the profiler.
     begin = warm_up + steps + 2
     sides = {
         "run": ["run", *each],
@@ -85,12 +85,14 @@ def compare(script: list[str], workers: int, *, steps: int, warm_up: int, rounds
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--example", choices=sorted(BATCH), default="cnn")
-    parser.add_argument("--workers", default="1,2", help="numbers of workers, each compared by itself")
+    parser.add_argument("--workers", default="1,2", help="comma-separated numbers of workers, each compared separately")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=60, help="measured before the trace, and as many after it")
+    parser.add_argument("--steps", type=int, default=60, help="measured steps before the trace, and after the trace")
     parser.add_argument("--warm-up", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, help="small ones make short steps, in which a cost shows most")
-    parser.add_argument("--json", metavar="FILE", help="also write the ratios there")
+    parser.add_argument(
+        "--batch-size", type=int, help="batch size; a small one makes short steps, which show an overhead best"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the ratios to this file")
     args = parser.parse_args()
     batch = args.batch_size or BATCH[args.example]
     total = args.warm_up + 2 * args.steps + TRACED + 4

@@ -1,4 +1,4 @@
-"""The network of the accuracy table, as a person would write it for one worker.
+"""The training script of the accuracy table (benchmarks/converge.py), written for one worker.
 
 A 7×7 convolution, a max-pool, two bottleneck blocks, an average pool and a linear layer; Adam at 1e-3. Prints the
 training and the test accuracy of each epoch; or, with --until, the step at which a test accuracy is reached.
@@ -45,7 +45,7 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.norm = nn.Conv2d(channels, 64, 7, 2, 3), nn.BatchNorm2d(64) if norm else nn.Identity()
         self.blocks = nn.Sequential(Bottleneck(64, 64, 256, 1, norm), Bottleneck(256, 128, 512, 2, norm))
-        self.last = nn.Linear(512 * 2 * 2, 10)  # of pictures of 28 × 28 as of 32 × 32
+        self.last = nn.Linear(512 * 2 * 2, 10)  # the same for pictures of 28 × 28 and of 32 × 32
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -58,19 +58,21 @@ class Net(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", help="folder of the real sets; pictures are drawn without")
+    parser.add_argument("--data", help="folder of the real data sets; default: drawn pictures")
     parser.add_argument("--shape", choices=("cifar", "fashion"), default="cifar")
     parser.add_argument("--train-size", type=int, default=30_000)
     parser.add_argument("--test-size", type=int, default=2_000)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--norm", action="store_true", help="with batch norm")
+    parser.add_argument("--norm", action="store_true", help="use batch norm")
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--accumulate", type=int, default=1, help="batches whose gradients make a step")
-    parser.add_argument("--until", type=float, help="stop where the mean of three test accuracies reaches this")
-    parser.add_argument("--every", type=int, default=2048, help="test after so many samples, with --until")
-    parser.add_argument("--at-most", type=int, default=sys.maxsize, metavar="STEPS", help="give up, with --until")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per optimizer step")
+    parser.add_argument("--until", type=float, help="stop when the mean of three test accuracies reaches this")
+    parser.add_argument("--every", type=int, default=2048, help="with --until: samples between two tests")
+    parser.add_argument(
+        "--at-most", type=int, default=sys.maxsize, metavar="STEPS", help="with --until: maximum number of steps"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

@@ -1,15 +1,15 @@
-"""What the seams and the recorder add to a step: the loop of examples/cnn.py, with and without them, in one process.
+"""Overhead of the seams and the recorder: the loop of examples/cnn.py, with and without them, in one process.
 
-    python benchmarks/seams.py                               # on CPUs with a small model, so that the step is short
+    python benchmarks/seams.py                               # on a CPU with a small model, for a short step
     PYTHONPATH=src:.gpu-site python3 benchmarks/seams.py     # on a GPU, the example's own sizes
-    python benchmarks/seams.py --profile                     # which functions of ours the time goes to
+    python benchmarks/seams.py --profile                     # time of each function of paceline
 
-Two processes never get the same machine, and a step here is short: so one process trains all the time, and the seams
-are put in and taken out again every few steps. The medians of both kinds of block are compared, block by block with its
-neighbour: nothing else differs.
+Two processes never have the same conditions, and these steps are short. So one process trains all the time, and the
+seams are installed and removed every few steps. The median step of each block is compared with the neighbouring block
+of the other kind.
 
-Figures: on a GPU (H200) a step of 4.1 to 4.8 ms gets 0.19 to 0.28 ms longer, 0.944 to 0.954; on CPUs 5 to 6.5 ms get
-0.08 to 0.17 ms longer, 0.966 to 0.984. Some 60 µs of it are Python's own calls, the rest caches that they empty.
+Figures: on a GPU (H200) a step of 4.1 to 4.8 ms takes 0.19 to 0.28 ms longer, 0.944 to 0.954; on CPUs a step of 5 to
+6.5 ms takes 0.08 to 0.17 ms longer, 0.966 to 0.984. About 60 µs of this are Python calls, the rest is cache misses.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from paceline.strategies.mirrored import Mirrored
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of the seams, in microseconds a step.")
-    parser.add_argument("--blocks", type=int, default=60, help="of each kind")
-    parser.add_argument("--steps", type=int, default=25, help="in a block")
+    parser = argparse.ArgumentParser(description="Measure the overhead of the seams, in microseconds per step.")
+    parser.add_argument("--blocks", type=int, default=60, help="blocks of each kind")
+    parser.add_argument("--steps", type=int, default=25, help="steps in a block")
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--profile", action="store_true")

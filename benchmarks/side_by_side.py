@@ -1,7 +1,7 @@
-"""What the benchmarks share: two sides run in turn, and the ratio of each round with its spread.
+"""Shared code of the benchmarks: runs two sides in alternation, and computes the ratio of each round with its spread.
 
-A round runs every side once; every other round runs them backwards, so that a machine that grows slower or faster does
-not favour one. The verdict is the median of the rounds' ratios, with the smallest and the largest.
+A round runs every side once. Every other round reverses the order, so that a machine whose speed drifts does not favour
+a side. The verdict is the median of the rounds' ratios, with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUMBER = re.compile(r"-?\d+\.?\d*(?:e[-+]?\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of two sides, over the rounds: how many times the first is what the second is."""
+    """The first side's figures divided by the second side's, over the rounds."""
 
     median: float
     low: float
@@ -38,13 +38,13 @@ class Ratio:
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Ratio:
-    """Of figures taken in the same rounds."""
+    """The ratio of figures from the same rounds."""
     each = [a / b for a, b in zip(first, second, strict=True)]
     return Ratio(statistics.median(each), min(each), max(each))
 
 
 def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int, unit: str) -> dict[str, list[float]]:
-    """Each side's figure in each round; the rounds are shown as they come."""
+    """Each side's figure in each round. Prints every round when it ends."""
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         names = list(sides)
@@ -57,15 +57,15 @@ def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int, unit: str) ->
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that a script printed, and when it came."""
+    """A line that a script printed, and its arrival time."""
 
     text: str
     at: float
 
 
 def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[Line]:
-    """Runs a command to its end, and notes when each line of its standard output came. It runs in a folder that is
-    deleted, records included; a command that fails ends the benchmark with what it said."""
+    """Runs a command to its end, and records the arrival time of each line of its standard output. The command runs in
+    a temporary folder, which also holds its records. A command that fails ends the benchmark with its error."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         lines = []
         paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -84,11 +84,11 @@ def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> list[Li
 
 
 def samples_per_s(lines: Sequence[Line], batch: int, steps_per_epoch: int, warm_up: int) -> float:
-    """From the lines "epoch E step S …" that a script prints as it goes, those of the first `warm_up` steps left out:
-    the median over the spans between two of them that lie in one epoch.
+    """From the lines "epoch E step S …" that a script prints, without the first `warm_up` steps: the median over the
+    spans between two consecutive lines of one epoch.
 
-    So neither the start nor the end of a run counts, a span that the machine spent elsewhere does not either, and no
-    side has to be edited to be measured."""
+    So neither the start nor the end of a run counts, a span in which the machine was busy has no effect, and no side
+    needs to be edited."""
     found = []
     for line in lines:
         if match := STEP.match(line.text):
@@ -103,7 +103,7 @@ def samples_per_s(lines: Sequence[Line], batch: int, steps_per_epoch: int, warm_
 
 
 def largest_difference(lines: Sequence[Line], others: Sequence[Line]) -> float:
-    """Between the numbers that two runs printed, relative."""
+    """The largest relative difference between the numbers that two runs printed."""
     pairs = [
         (float(a), float(b))
         for line, other in zip(lines, others, strict=True)

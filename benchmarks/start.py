@@ -1,12 +1,12 @@
-"""How soon a script runs: from the command to the script's first line on every one of 4 workers.
+"""Start-up time: from the command to the script's first line on all of 4 workers.
 
     python benchmarks/start.py
 
-Compared, in turn: `paceline run -n 4 hello.py`, `torchrun --nproc-per-node 4 hello.py`, and `python -c "import torch"`
-from start to exit, which is the least that any single process needs. Every worker tells the time of its first line and
-the time at which it had imported torch; the last worker counts.
+Compares, in alternation: `paceline run -n 4 hello.py`, `torchrun --nproc-per-node 4 hello.py`, and
+`python -c "import torch"` from start to exit, which is the minimum of a single process. Every worker reports the time
+of its first line and the time of the finished torch import; the last worker counts.
 
-Figures, 2 cores, quiet, the last 5 of 9 rounds: paceline 1.69, 2.21, 1.77, 2.20, 1.79 s against 1.81, 2.07, 1.79, 2.22,
+Figures, 2 idle cores, the last 5 of 9 rounds: paceline 1.69, 2.21, 1.77, 2.20, 1.79 s against 1.81, 2.07, 1.79, 2.22,
 2.16 s of `import torch` (1.0 ×; the aim is 1.5), torchrun 2.12, 2.16, 2.06, 2.41, 1.93 s.
 """
 
@@ -25,10 +25,10 @@ HELLO = str(ROOT / "benchmarks" / "hello.py")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time to the first line of a script on all workers.")
+    parser = argparse.ArgumentParser(description="Measure the time to the first line of a script on all workers.")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--json", metavar="FILE", help="also write every figure there")
+    parser.add_argument("--json", metavar="FILE", help="also write every figure to this file")
     args = parser.parse_args()
     with_torch: dict[str, list[float]] = {"paceline": [], "torchrun": []}
 
@@ -53,7 +53,7 @@ def main() -> None:
         "torchrun": lambda: to_first_line("torchrun", [*TORCHRUN, "--nproc-per-node", n, "--standalone"]),
         "import torch": import_torch,
     }
-    import_torch()  # the files are in memory from here on
+    import_torch()  # now the files are in the page cache
     figures = in_turn(sides, args.rounds, "s")
     print(f"first line on {n} workers")
     print(f"  paceline / import torch: {ratio(figures['paceline'], figures['import torch'])}")

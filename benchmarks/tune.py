@@ -1,12 +1,12 @@
-"""`paceline tune` and `paceline sweep` on the examples, as a person would type them; writes benchmarks/tune.md.
+"""Gains of `paceline tune` and `paceline sweep` on the examples; writes benchmarks/tune.md.
 
     python benchmarks/tune.py cnn                                             # on CPU cores
     PYTHONPATH=src:.gpu-site python3 benchmarks/tune.py resnet18 resnet18-batch gpt sweep-gpt --into $OUT/tune.json
-    python benchmarks/tune.py --merge FILE                                    # what another machine gave
+    python benchmarks/tune.py --merge FILE                                    # add the results of another machine
 
-Each case is one command with a budget of five minutes; its verdict, with the machine's description, goes to
-benchmarks/tune.json, and the page is made of that. Aims: 5 × on the ResNet-18 as it is written, 20 × where the batch
-may grow, 3.5 × on the GPT at batch 256, all on one H200; 1.3 × on the CNN on two CPU cores.
+Each case is one command with a budget of five minutes. Its verdict, with the machine's description, is stored in
+benchmarks/tune.json, from which the page is written. Aims: 5 × on the unmodified ResNet-18, 20 × if the batch may grow,
+3.5 × on the GPT at batch 256, all on one H200; 1.3 × on the CNN on two CPU cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from side_by_side import PACELINE, ROOT
 
 PICTURES = ["--epochs", "1000", "--train-size", "12800", "--test-size", "500"]
-CASES: dict[str, tuple[list[str], float | None]] = {  # command, and the gain that is aimed at
+CASES: dict[str, tuple[list[str], float | None]] = {  # command, and the gain to reach
     "resnet18": (["tune", "examples/resnet18.py", *PICTURES], 5.0),
     "resnet18-batch": (
         ["tune", "--allow", "batch", "examples/resnet18.py", "--epochs", "1000", "--train-size", "40960"],
@@ -66,7 +66,7 @@ def run(name: str, budget: str) -> dict[str, Any]:
 
 
 def told(name: str, found: dict[str, Any]) -> list[str]:
-    """A case as lines of the page."""
+    """The lines of the page for one case."""
     lines = [f"## {name}", "", f"    {found['typed']}", "", f"On {found['machine']}.", ""]
     if "error" in found:
         return [*lines, f"**{found['error']['message']}**", ""]
@@ -104,11 +104,11 @@ def told(name: str, found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="tune and sweep on the examples.")
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="what to run")
+    parser = argparse.ArgumentParser(description="Run tune and sweep on the examples.")
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="cases to run")
     parser.add_argument("--budget", default="5m")
     parser.add_argument("--into", type=Path, default=KEPT)
-    parser.add_argument("--merge", type=Path, help="take over what another machine gave")
+    parser.add_argument("--merge", type=Path, help="add the results of another machine")
     args = parser.parse_args()
     found: dict[str, Any] = json.loads(args.into.read_text()) if args.into.exists() else {}
     if args.merge:
@@ -117,7 +117,12 @@ def main() -> None:
         found[name] = run(name, args.budget)
         args.into.write_text(json.dumps(found, indent=1) + "\n")
     args.into.write_text(json.dumps(found, indent=1) + "\n")
-    head = ["# tune and sweep on the examples", "", "Made by `benchmarks/tune.py`, which says how.", ""]
+    head = [
+        "# tune and sweep on the examples",
+        "",
+        "Made by `benchmarks/tune.py`; its docstring describes the method.",
+        "",
+    ]
     page = [line for name in CASES if name in found for line in told(name, found[name])]
     args.into.with_suffix(".md").write_text("\n".join([*head, *page]).rstrip() + "\n")
     print(f"wrote {args.into.with_suffix('.md')}", file=sys.stderr)

@@ -1,19 +1,19 @@
-"""A sum over two hosts with a slow link between them: flat Gloo against by hosts, plain and with bf16.
+"""All-reduce over two hosts with a slow link: flat Gloo against the sum by hosts, plain and with bf16.
 
     sudo python benchmarks/two_hosts.py
 
-The hosts are two network namespaces, joined by a pair of virtual interfaces that `tc` limits to 1 Gbit/s each way; each
-has 2 workers of one thread. Sides run in turn, in the same processes. Bytes are those that the kernel counted on the
-link (mean of both directions), in multiples of the tensor. A ratio is the median over rounds (smallest – largest).
-Needs root, `ip` and `tc`; removes the namespaces when it ends, however it ends.
+The hosts are two network namespaces, joined by a pair of virtual interfaces that `tc` limits to 1 Gbit/s in each
+direction; each host has 2 workers with one thread. Sides alternate, in the same processes. Bytes are the kernel's
+counts on the link (mean of both directions), in multiples of the tensor. A ratio is the median over rounds (smallest –
+largest). Needs root, `ip` and `tc`; always removes the namespaces at the end.
 
-Ranks lie as a launcher lays them, host by host: the best order for Gloo's ring, which crosses the link once each way.
-`--order spread` deals them out in turn (0 and 2 on one host), as some schedulers do: then every step of the ring
-crosses it.
+Ranks are ordered host by host, as a launcher does: the best order for Gloo's ring, which crosses the link once in each
+direction. `--order spread` alternates ranks between hosts (0 and 2 on one host), as some schedulers do: then every step
+of the ring crosses the link.
 
-Figures, 2 cores, quiet, 3 rounds, 2 workers a host, the leg within a host through shared memory: 25 MB 1.423 (1.336 –
-1.431) × as fast, with bf16 2.665 (2.400 – 2.776); 64 MB 1.351 (1.269 – 1.477) and 2.862 (2.707 – 2.917). Before that,
-loaded (9 rounds; `--order spread` 5), the leg within a host over loopback:
+Figures, 2 idle cores, 3 rounds, 2 workers per host, shared memory within a host: 25 MB 1.423 (1.336 – 1.431) × as fast,
+with bf16 2.665 (2.400 – 2.776); 64 MB 1.351 (1.269 – 1.477) and 2.862 (2.707 – 2.917). Earlier, under load (9 rounds;
+`--order spread` 5), loopback within a host:
 
                       sends each way   of Gloo's bytes   25 MB, × as fast      64 MB, × as fast
     flat gloo         1.503            1                 1 (320 ms)            1 (822 ms)
@@ -23,10 +23,10 @@ loaded (9 rounds; `--order spread` 5), the leg within a host over loopback:
     by hosts          1.003            0.333             2.69 (2.34 – 2.83)    2.56 (2.48 – 2.62)
     by hosts, bf16    0.502            0.167             4.58 (3.93 – 5.29)    4.67 (3.66 – 5.21)
 
-Not half of the bytes, and why: a ring of n workers sends 2 (n - 1)/n of the tensor over a border between hosts, which
-is 1.5 for 4 workers (1.754 was counted for 8; 2 is the limit), and no exact sum over two hosts can do with less than
-one. So by hosts cannot be more than 1.5 × as fast here without compression, and 3 × with bf16; with a leg within the
-host that costs nothing it was 1.41 to 1.48 ×, and 2.7 to 2.9 ×.
+Why the bytes are not halved: a ring of n workers sends 2 (n - 1)/n times the tensor over the link, which is 1.5 for 4
+workers (1.754 was counted for 8; the limit is 2), and an exact sum over two hosts needs at least one. So the sum by
+hosts can be at most 1.5 × as fast here without compression, and 3 × with bf16. With no cost within the host, it was
+1.41 to 1.48 × and 2.7 to 2.9 × as fast.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SIDES = ("flat gloo", "by hosts", "by hosts, bf16")
 
 
 def local_of(store: Any, host: int, local_rank: int, local_world: int) -> Any:
-    """The leg within a host."""
+    """The part of the sum within a host."""
     from torch.distributed import PrefixStore
 
     from paceline.comm.hosts import MemoryLocal
@@ -65,7 +65,7 @@ def local_of(store: Any, host: int, local_rank: int, local_world: int) -> Any:
 
 
 def work(rank: int, host: int, local_rank: int, local_world: int) -> None:
-    """One worker: sums when a line on standard input says so, and answers with the seconds it took."""
+    """One worker: runs a sum for each line on standard input, and answers with its seconds."""
     import time
 
     import torch
@@ -115,14 +115,14 @@ def do(*command: str) -> str:
     if done.returncode:
         raise SystemExit(
             f"{' '.join(command)}: {done.stderr.strip()}\n"
-            "Two hosts cannot be made here: it takes root, and a kernel with network namespaces, veth and tbf."
+            "Two hosts cannot be created here: this needs root, and a kernel with network namespaces, veth and tbf."
         )
     return done.stdout
 
 
 @contextlib.contextmanager
 def two_hosts(rate: str) -> Iterator[list[str]]:
-    """Two namespaces and the link between them; gone afterwards."""
+    """Two namespaces and the link between them, removed at the end."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         raise SystemExit(
             "Two hosts are made with network namespaces: run as root, with ip and tc (iproute2) installed."
@@ -144,7 +144,7 @@ def two_hosts(rate: str) -> Iterator[list[str]]:
         yield names
     finally:
         for name in made:
-            subprocess.run(["ip", "netns", "del", name], check=False)  # its end of the link goes with it
+            subprocess.run(["ip", "netns", "del", name], check=False)  # also removes this end of the link
 
 
 def link(host: int) -> str:
@@ -177,7 +177,7 @@ class Workers:
         return lines
 
     def sum_up(self, side: str, size: int, repeat: int) -> tuple[float, float]:
-        """Seconds until the slowest has the total, and bytes over the link each way, of one sum."""
+        """Seconds of the slowest worker, and bytes over the link in each direction, per sum."""
         before = self.crossed()
         for process in self.processes:
             assert process.stdin is not None
@@ -187,7 +187,7 @@ class Workers:
         return seconds, (self.crossed() - before) / repeat / HOSTS
 
     def crossed(self) -> int:
-        """Bytes that both hosts have sent over the link until now."""
+        """Bytes that both hosts have sent over the link so far."""
         places = [f"/sys/class/net/{link(host)}/statistics/tx_bytes" for host in range(HOSTS)]
         commands = [["ip", "netns", "exec", name, "cat", place] for name, place in zip(self.names, places, strict=True)]
         return sum(int(do(*command)) for command in commands)
@@ -199,19 +199,19 @@ class Workers:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A sum over two hosts: flat Gloo against by hosts.")
+    parser = argparse.ArgumentParser(description="Compare flat Gloo with a sum by hosts, over two hosts.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--repeat", type=int, default=3, help="sums in a row in each round")
+    parser.add_argument("--repeat", type=int, default=3, help="consecutive sums in each round")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[25, 64])
-    parser.add_argument("--workers", type=int, default=2, help="on each host")
-    parser.add_argument("--order", choices=["block", "spread"], default="block", help="how ranks lie on hosts")
-    parser.add_argument("--rate", default="1gbit", help="of the link, as tc writes it")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure there")
+    parser.add_argument("--workers", type=int, default=2, help="workers on each host")
+    parser.add_argument("--order", choices=["block", "spread"], default="block", help="order of ranks over the hosts")
+    parser.add_argument("--rate", default="1gbit", help="bandwidth of the link, in tc's notation")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure to this file")
     parser.add_argument("--worker", nargs=4, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         return work(*args.worker)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed, too
 
     everything = {}
     with two_hosts(args.rate) as names:
@@ -236,7 +236,7 @@ def compare(workers: Workers, megabytes: int, rounds: int, repeat: int) -> dict[
         return seconds * 1000
 
     for side in SIDES:
-        workers.sum_up(side, size, 1)  # the first is not counted
+        workers.sum_up(side, size, 1)  # warm-up
     figures = in_turn({side: partial(measure, side) for side in SIDES}, rounds, "ms")
     for side in SIDES:
         print(f"  {side}: sends {ratio(crossed[side], [1.0] * rounds)} × the tensor each way")

@@ -1,13 +1,13 @@
-"""What comparing weights and batches between the workers adds to a step of examples/cnn.py and examples/gpt.py.
+"""Overhead of comparing weights and batches between workers, in a step of examples/cnn.py and examples/gpt.py.
 
-    python benchmarks/weight_check.py                  # two workers on CPUs, some minutes
+    python benchmarks/weight_check.py                  # two workers on CPUs, a few minutes
     python benchmarks/weight_check.py --device cuda    # two workers on one GPU
 
-In 200 steps there are six looks, and their cost is below the noise of any timer here. So one run alternates blocks of
-steps without a look and blocks in which every step has one; what a look adds is divided by how rare looks are. The
-work is also counted (32-bit words read in a look, bytes that ride on a backward), and a look is timed alone beside a
-step, in seconds of the core or the GPU. No message is added (tests/strategies/test_agreement.py).
-Aim: 0.5 % of a step, on average over 200 steps.
+A run compares weights and batches in six of 200 steps ("looks"), and their overhead is below the noise of the timers.
+So one run alternates blocks of steps without a look and blocks with a look in every step; the overhead of a look is
+then scaled to six looks in 200 steps. The work is also counted (32-bit words read in a look, bytes added to a
+backward), and a look is timed separately, in CPU or GPU seconds. A look sends no extra message
+(tests/strategies/test_agreement.py). Aim: 0.5 % of a step, on average over 200 steps.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ RIDERS = 8 * 8  # bytes: two numbers for each of four ledgers
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of comparing weights and batches.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of comparing weights and batches.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    parser.add_argument("--batch-size", type=int, help="samples (default: 256 pictures, 64 texts or 16 on a CPU)")
-    parser.add_argument("--blocks", type=int, default=8, help="of each kind")
-    parser.add_argument("--steps", type=int, default=6, help="in a block")
+    parser.add_argument("--batch-size", type=int, help="batch size (default: 256 pictures, 64 texts or 16 on a CPU)")
+    parser.add_argument("--blocks", type=int, default=8, help="blocks of each kind")
+    parser.add_argument("--steps", type=int, default=6, help="steps in a block")
     parser.add_argument("--inside", choices=MODELS, help=argparse.SUPPRESS)  # as a script on the workers
     args = parser.parse_args()
     if args.inside:
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def build(name: str, batch: int, device: str) -> tuple[torch.nn.Module, DataLoader]:
-    """A model of the examples, in its own size, and batches for it."""
+    """A model of the examples in its default size, and its batches."""
     torch.manual_seed(0)
     if name == "cnn":
         model, x, y = cnn.CNN(1, 28, 10, 0.0), torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
@@ -103,7 +103,7 @@ def stepper(model: torch.nn.Module, loader: DataLoader, device: str) -> Callable
 
 
 def count(name: str, batch: int, device: str) -> None:
-    """The work of a look, and its time beside that of a step on a worker's half of the batch, in this one process."""
+    """The work and time of a look, and the time of a step on a worker's half of the batch, in this process."""
     model, loader = build(name, batch, device)
     x = next(iter(loader))[0].to(device)
     words, given = (sum(p.numel() for t in tensors for p in parts(t)) for tensors in (model.parameters(), [x]))
@@ -129,7 +129,7 @@ def count(name: str, batch: int, device: str) -> None:
 
 
 def timed(work: Callable[[], None], device: str, rounds: int = 15) -> float:
-    """Seconds of the device, or of this process where that is a CPU: the median of some rounds."""
+    """Device seconds, or CPU seconds of this process: the median of several rounds."""
     seconds = []
     torch.set_num_threads(1)
     for _ in range(rounds + 3):

@@ -4,7 +4,7 @@ python examples/accumulate.py
 paceline run -n 2 examples/accumulate.py
 
 python examples/accumulate.py --epochs 2 --stop-after 1                 # stop early …
-python examples/accumulate.py --epochs 2 --resume accumulate.pt         # … and go on from where it stopped
+python examples/accumulate.py --epochs 2 --resume accumulate.pt         # … and continue from the checkpoint
 python examples/accumulate.py --data DIR                                # the real CIFAR-10
 """
 
@@ -46,17 +46,19 @@ def test(model, loader, device):
 def main():
     parser = argparse.ArgumentParser(description="Train with accumulated and clipped gradients.")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32, help="of one backward")
-    parser.add_argument("--accumulate", type=int, default=4, help="backwards a step")
-    parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples of one backward pass")
+    parser.add_argument("--accumulate", type=int, default=4, help="backward passes per optimizer step")
+    parser.add_argument("--clip", type=float, default=1.0, help="maximum gradient norm")
     parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--checkpoint", metavar="FILE", default="accumulate.pt", help="written after every epoch")
-    parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint")
-    parser.add_argument("--stop-after", type=int, metavar="EPOCH", help="stop after this epoch")
-    parser.add_argument("--data", metavar="DIR", help="folder of the real sets; pictures are drawn without")
-    parser.add_argument("--train-size", type=int, help="train on so many images")
-    parser.add_argument("--test-size", type=int, help="test on so many images")
-    parser.add_argument("--log-every", type=int, default=5, help="print the loss every so many steps")
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", default="accumulate.pt", help="checkpoint to write after every epoch"
+    )
+    parser.add_argument("--resume", metavar="FILE", help="checkpoint to continue from")
+    parser.add_argument("--stop-after", type=int, metavar="EPOCH", help="last epoch of this run")
+    parser.add_argument("--data", metavar="DIR", help="folder of the real data sets; default: drawn pictures")
+    parser.add_argument("--train-size", type=int, help="number of training images")
+    parser.add_argument("--test-size", type=int, help="number of test images")
+    parser.add_argument("--log-every", type=int, default=5, help="steps between two printed losses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

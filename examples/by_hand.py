@@ -1,4 +1,4 @@
-"""No DataLoader: the loop cuts its batches out of tensors by hand, and adds a weight penalty to the loss itself.
+"""No DataLoader: the loop slices its batches from tensors, and adds a weight penalty to the loss.
 
 python examples/by_hand.py
 paceline run -n 2 examples/by_hand.py
@@ -28,16 +28,16 @@ class MLP(nn.Module):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Train on batches that are cut by hand.")
+    parser = argparse.ArgumentParser(description="Train on batches that are sliced by hand.")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--penalty", type=float, default=1e-3, help="of the sum of the squared weights")
+    parser.add_argument("--penalty", type=float, default=1e-3, help="factor of the sum of squared weights")
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--data", metavar="DIR", help="folder of the real sets; pictures are drawn without")
-    parser.add_argument("--train-size", type=int, help="train on so many images")
-    parser.add_argument("--test-size", type=int, help="test on so many images")
-    parser.add_argument("--log-every", type=int, default=10, help="print the loss every so many steps")
+    parser.add_argument("--data", metavar="DIR", help="folder of the real data sets; default: drawn pictures")
+    parser.add_argument("--train-size", type=int, help="number of training images")
+    parser.add_argument("--test-size", type=int, help="number of test images")
+    parser.add_argument("--log-every", type=int, default=10, help="steps between two printed losses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

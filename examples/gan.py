@@ -1,4 +1,4 @@
-"""A GAN with two optimizers: a generator learns to make points (or pictures) that a critic takes for real ones.
+"""A GAN with two optimizers: a generator learns to make points (or pictures) that a critic cannot tell from real ones.
 
     python examples/gan.py
     paceline run -n 2 examples/gan.py
@@ -6,9 +6,9 @@
     python examples/gan.py --epochs 2                                         # a few seconds
     python examples/gan.py --data DIR --adam --epochs 20 --save drawn.pt      # pictures of Fashion-MNIST
 
-By default the real points lie on a half circle. Two numbers say how well they are met: `off` is how far a generated
-point is from the nearest real one, `missed` how far a real point is from the nearest generated one; `belief` is how
-real the critic finds the generated ones, 0 to 1.
+By default the real points lie on a half circle. `off` is the mean distance from a generated point to the nearest real
+point, and `missed` the mean distance from a real point to the nearest generated point: smaller is better. `belief` is
+the critic's mean output for generated points, from 0 (generated) to 1 (real).
 """
 
 import argparse
@@ -41,14 +41,14 @@ def main():
     parser = argparse.ArgumentParser(description="Train a small GAN.")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--lr", type=float, help="0.2 with SGD, 0.0005 with Adam, unless given")
-    parser.add_argument("--adam", action="store_true", help="Adam instead of plain SGD")
+    parser.add_argument("--lr", type=float, help="learning rate; default: 0.2 with SGD, 0.0005 with Adam")
+    parser.add_argument("--adam", action="store_true", help="use Adam instead of plain SGD")
     parser.add_argument("--noise", type=int, default=16, help="size of the generator's input")
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--data", metavar="DIR", help="folder of the real sets; points on a half circle without")
-    parser.add_argument("--train-size", type=int, help="train on so many points or pictures")
+    parser.add_argument("--data", metavar="DIR", help="folder of the real data sets; default: points on a half circle")
+    parser.add_argument("--train-size", type=int, help="number of training points or pictures")
     parser.add_argument("--save", metavar="FILE", help="save 500 generated points or pictures at the end")
-    parser.add_argument("--log-every", type=int, default=20, help="print the losses every so many steps")
+    parser.add_argument("--log-every", type=int, default=20, help="steps between two printed losses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
@@ -77,7 +77,7 @@ def main():
             ones = torch.ones(len(real), 1, device=args.device)
             zeros = torch.zeros(len(real), 1, device=args.device)
 
-            # The critic learns to say 1 to a real point and 0 to a generated one.
+            # The critic learns to output 1 for a real point and 0 for a generated point.
             fake = generator(torch.randn(len(real), args.noise, device=args.device))
             critic_loss = F.binary_cross_entropy_with_logits(critic(real), ones)
             critic_loss = critic_loss + F.binary_cross_entropy_with_logits(critic(fake.detach()), zeros)
@@ -85,7 +85,7 @@ def main():
             critic_loss.backward()
             critic_optimizer.step()
 
-            # The generator learns to make the critic say 1.
+            # The generator learns to make the critic output 1.
             opinion = critic(fake)
             generator_loss = F.binary_cross_entropy_with_logits(opinion, ones)
             generator_optimizer.zero_grad()

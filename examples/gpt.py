@@ -1,4 +1,4 @@
-"""A small GPT that learns to say the next word.
+"""A small GPT that learns to predict the next word.
 
 python examples/gpt.py
 paceline run -n 2 examples/gpt.py
@@ -53,7 +53,7 @@ class GPT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
-        self.head.weight = self.word.weight  # one table of words for reading and for writing
+        self.head.weight = self.word.weight  # input and output embeddings share their weights
         self.apply(self.start_small)
 
     @staticmethod
@@ -83,16 +83,16 @@ def main():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=80, help="length of a sequence")
+    parser.add_argument("--tokens", type=int, default=80, help="tokens of a sequence")
     parser.add_argument("--words", type=int, default=30_000, help="size of the vocabulary")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--data", metavar="DIR", help="folder of the real sets; text is made without")
-    parser.add_argument("--train-size", type=int, help="train on so many sequences")
-    parser.add_argument("--test-size", type=int, help="validate on so many sequences")
-    parser.add_argument("--log-every", type=int, default=10, help="print the loss every so many steps")
+    parser.add_argument("--data", metavar="DIR", help="folder of the real data sets; default: generated text")
+    parser.add_argument("--train-size", type=int, help="number of training sequences")
+    parser.add_argument("--test-size", type=int, help="number of validation sequences")
+    parser.add_argument("--log-every", type=int, default=10, help="steps between two printed losses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

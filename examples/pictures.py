@@ -1,7 +1,7 @@
-"""Pictures for the examples: drawn by the program, or read from a folder of real ones.
+"""Pictures for the examples: drawn by this module, or read from a folder of real data sets.
 
-The drawn ones are ten kinds of shapes and stripes (disc, ring, square, …) at random places, in random strengths,
-under noise: the same pictures every time, nothing to download, and a small network learns them in a few epochs.
+Drawn pictures show ten kinds of shapes and stripes (disc, ring, square, …) at random positions and intensities, with
+noise. They are the same in every run, need no download, and a small network learns them in a few epochs.
 With a folder, Fashion-MNIST is read from its four idx files (`fashion-mnist/*.gz`) and CIFAR-10 from
 `cifar-10/*.xz` (labels, then the planes R−G, G, B−G of differences) or from the original `data_batch_*.bin`.
 """
@@ -21,9 +21,9 @@ CIFAR_MEAN, CIFAR_STD = 0.473, 0.252
 def load(shape="fashion", folder=None, train_size=None, test_size=None, draw_train=8000, draw_test=2000, noise=1.0):
     """(train images, train labels, test images, test labels) as tensors; shape is "fashion" or "cifar".
 
-    Images are float32, (n, 1, 28, 28) or (n, 3, 32, 32), of about zero mean and unit spread. Without sizes, all of
-    the real set is read, or `draw_train` and `draw_test` pictures are drawn, under so
-    much `noise`.
+    Images are float32, (n, 1, 28, 28) or (n, 3, 32, 32), with a mean of about 0 and a standard deviation of about 1.
+    Without sizes, the whole real set is read, or `draw_train` and `draw_test` pictures are drawn. `noise` is the
+    standard deviation of the noise in drawn pictures.
     """
     if folder is None:
         size, channels = (28, 1) if shape == "fashion" else (32, 3)
@@ -52,7 +52,7 @@ def draw(count, size, channels, noise, seed):
 
 
 def shape_of(kind, u, v, radius):
-    """Where the shape is, for coordinates u (to the right) and v (down) from its centre."""
+    """Mask of the shape, for coordinates u (to the right) and v (down) from the centre of the shape."""
     wide = np.maximum(abs(u), abs(v))
     match kind:
         case "disc":
@@ -86,7 +86,7 @@ def read_fashion(folder, train, limit):
 
 
 def read_cifar(folder, train, limit):
-    """The files there are, in their order, and only as many as the limit asks for."""
+    """Reads the files in the order of their names, until there are `limit` images."""
     packed = sorted((folder / "cifar-10").glob("train-*.xz" if train else "test-*.xz"))
     binary = sorted((folder / "cifar-10").glob("data_batch_*.bin" if train else "test_batch.bin"))
     images, labels, found = [], [], 0
@@ -95,7 +95,7 @@ def read_cifar(folder, train, limit):
             x, y = (unpack_differences if packed else unpack_binary)(file)
             images, labels, found = [*images, x], [*labels, y], found + len(y)
     if not images:
-        raise SystemExit(f"no CIFAR-10 in {folder / 'cifar-10'}: neither train-*.xz nor data_batch_*.bin")
+        raise SystemExit(f"{folder / 'cifar-10'} has no CIFAR-10 files: neither train-*.xz nor data_batch_*.bin")
     images = np.concatenate(images)[:limit].astype(np.float32)
     return (images / 255 - CIFAR_MEAN) / CIFAR_STD, np.concatenate(labels)[:limit].astype(np.int64)
 

@@ -24,7 +24,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        nn.init.zeros_(self.bn2.weight)  # a block starts as its shortcut: calmer first steps
+        nn.init.zeros_(self.bn2.weight)  # a block starts as its shortcut, which stabilises the first steps
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
@@ -95,11 +95,11 @@ def main():
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
-    parser.add_argument("--data", metavar="DIR", help="folder of the real sets; pictures are drawn without")
-    parser.add_argument("--train-size", type=int, help="train on so many images")
-    parser.add_argument("--test-size", type=int, help="test on so many images")
+    parser.add_argument("--data", metavar="DIR", help="folder of the real data sets; default: drawn pictures")
+    parser.add_argument("--train-size", type=int, help="number of training images")
+    parser.add_argument("--test-size", type=int, help="number of test images")
     parser.add_argument("--loader-workers", type=int, default=0)
-    parser.add_argument("--log-every", type=int, default=5, help="print the loss every so many steps")
+    parser.add_argument("--log-every", type=int, default=5, help="steps between two printed losses")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()

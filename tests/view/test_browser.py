@@ -222,7 +222,7 @@ def test_a_number_says_how_it_was_measured(visit):
     page = visit.open(f"/ops/{TRAIN}")
     page.locator("#grid-ops tbody tr").first.locator("td").nth(2).hover()
     page.wait_for_function("() => !document.querySelector('.tip').hidden")
-    assert "without the ops that it called" in page.locator(".tip").inner_text()
+    assert "without nested ops" in page.locator(".tip").inner_text()
     page.locator(".tile").first.focus()
     assert "warm-up" in page.locator(".tip").inner_text()
     page.keyboard.press("Escape")

@@ -1,1 +1,1 @@
-"""One description of a chart (`chart`), drawn in two ways: as an SVG (`svg`) and in the browser (`browser`)."""
+"""Charts: one description (`chart`) and two renderers, an SVG file (`svg`) and plotly.js in a browser (`browser`)."""

@@ -1,7 +1,7 @@
-"""A chart as plotly.js takes it: traces and a layout, as plain dicts.
+"""Converts a chart into traces and a layout for plotly.js, as plain dicts.
 
-Colours stay names of the palette: the page's script looks them up, and again when light changes to dark. Text is
-escaped, because plotly.js reads tags in labels.
+Colours stay palette names: the page's script resolves them, and resolves them again when the theme changes. Text is
+escaped, because plotly.js interprets HTML tags in labels.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SIDES = {
     "below right": ("left", "top", 6, -4),
     "above left": ("right", "bottom", -6, 4),
 }
-LONGEST = 44  # characters of a name
-MANY_BARS = 60  # no gaps between as many
+LONGEST = 44  # characters of a name in the legend or on an axis
+MANY_BARS = 60  # bars; with more, there are no gaps between them
 
 Figure = dict[str, Any]
 
@@ -123,7 +123,7 @@ def _trace(chart: Chart, series: Series) -> Figure:
         if series.group:
             trace["offsetgroup"] = _text(series.group)
     elif isinstance(series, Band):
-        # There and back again: one closed outline.
+        # One closed outline: the upper edge forwards, then the lower edge backwards.
         trace |= {"x": [*series.x, *reversed(series.x)], "y": [*series.high, *reversed(series.low)]}
         trace |= {"type": "scatter", "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
         trace |= {"fill": "toself", "fillcolor": series.colour, "opacity": 0.15}
@@ -173,7 +173,7 @@ def _annotation(chart: Chart, label: Label) -> Figure:
 
 
 def _place(axis: Axis, value: Value) -> Value:
-    """An annotation's place on a logarithmic axis is the logarithm, unlike a shape's or a trace's."""
+    """An annotation's position. On a logarithmic axis plotly.js expects the logarithm, for annotations only."""
     if axis.kind == "category":
         return _text(value)
     return math.log10(value) if axis.kind == "log" and isinstance(value, int | float) else value

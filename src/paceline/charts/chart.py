@@ -1,8 +1,8 @@
-"""What a chart shows: series on two axes, marks, a caption. Plain data that knows nothing of who draws it.
+"""The description of a chart: series on two axes, marks and a caption. Plain data, independent of the renderer.
 
-Verdicts and pages make charts; `charts.svg` draws them into a record, `charts.browser` on a page. A colour is a name of
-the palette (`data`, `forward` … `accent`, `ink`), so that a page can suit light and dark. Text may come from a record:
-renderers escape it. `None` among the numbers is a gap.
+`charts.svg` draws a chart into a record, `charts.browser` on a page. A colour is a palette name (`data`, `forward` …
+`accent`, `ink`), so that a page can switch between light and dark. Text may come from a record, so renderers escape
+text. `None` in a list of numbers is a gap.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-Value: TypeAlias = float | str | None  # a name, on an axis of categories
+Value: TypeAlias = float | str | None  # a string is the name of a category
 Dash = Literal["solid", "dashed", "dotted"]
 
 
@@ -22,7 +22,7 @@ class Axis:
     limits: tuple[float, float] | None = None  # None: from the data
     zero: bool = False  # starts at zero
     share: bool = False  # 0.5 is shown as 50 %
-    ticks: Sequence[tuple[float, str]] = ()  # none: chosen by the renderer
+    ticks: Sequence[tuple[float, str]] = ()  # empty: chosen by the renderer
     reverse: bool = False  # the first category is on top
 
 
@@ -55,7 +55,7 @@ class Points:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Bars of one `group` share a place beside those of other groups; a chart may also stack all bars."""
+    """Bars of one `group` share a position, beside the bars of other groups. A stacked chart stacks all bars."""
 
     name: str
     x: Sequence[Value]
@@ -76,7 +76,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """The area between two lines; it is not in the legend, as it belongs to a line of its colour."""
+    """The area between two lines. A band has no legend entry, because it belongs to a line of the same colour."""
 
     name: str
     x: Sequence[float]
@@ -97,7 +97,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatMap:
-    """A row of `cells` for each `y`. `rates`: more is better; `heat`: more is worse."""
+    """One row of `cells` for each `y`. `colours`: `rates` if more is better, `heat` if more is worse."""
 
     name: str
     x: Sequence[Value]
@@ -124,7 +124,7 @@ Series: TypeAlias = Line | Points | Bars | Band | Area | HeatMap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A straight line across the chart, at a value of one axis; in the legend where it has a name."""
+    """A straight line across the chart, at a value of one axis. A named rule has a legend entry."""
 
     axis: Literal["x", "y"]
     at: float
@@ -135,7 +135,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shade:
-    """A shaded range of the x axis; in the legend where it has a name."""
+    """A shaded range of the x axis. A named shade has a legend entry."""
 
     start: float
     end: float
@@ -170,7 +170,7 @@ class Chart:
     stacked: bool = False  # bars on top of each other
     height: int = 260  # pixels on a page
     wide: bool = False  # as wide as the page
-    kind: ClassVar[str] = "chart"  # of the things that a page is made of
+    kind: ClassVar[str] = "chart"  # the block kind, by which a page selects the template
 
     def categories(self, axis: Literal["x", "y"]) -> list[str]:
         """The names along an axis of categories, in the order in which the series have them."""

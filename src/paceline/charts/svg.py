@@ -1,4 +1,7 @@
-"""Charts as one SVG, side by side. Imports matplotlib only when it draws: it takes longer than the rest of a verb."""
+"""Draws charts side by side into one SVG file.
+
+matplotlib is imported only to draw, because its import takes longer than the rest of a verb.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,12 @@ SIDES = {
     "above left": ((-8, 5), "right", "bottom"),
 }
 COLUMNS = 3
-INCH = 62  # pixels of a page's chart, which are fewer than an SVG's of the same size: the page has its title elsewhere
+INCH = 62  # page pixels per inch of the SVG, which is taller, because it also holds the chart's title
 MOST_TICKS = 10
 
 
 def write_svg(charts: Sequence[Chart], path: Path, *, title: str) -> None:
-    """Writes a file of the record. ModuleNotFoundError where matplotlib is missing."""
+    """Writes the SVG into a record. Raises ModuleNotFoundError if matplotlib is missing."""
     from matplotlib.figure import Figure
 
     columns = min(len(charts), COLUMNS)
@@ -82,7 +85,9 @@ class _Drawing:
         self.axes, self.chart = axes, chart
         self.bars = [each for each in chart.series if isinstance(each, Bars)]
         self.groups = list(dict.fromkeys(each.group or each.name for each in self.bars))
-        self.piled: dict[tuple[float, bool], float] = defaultdict(float)  # place, above zero → the height of the pile
+        self.stack_heights: dict[tuple[float, bool], float] = defaultdict(
+            float
+        )  # (position, is positive) → height so far
         self.area: Any = 0.0
 
     def draw(self) -> None:
@@ -126,7 +131,8 @@ class _Drawing:
                 style = {"ls": DASHES[series.dash], "lw": series.width, "marker": "o" if series.markers else None}
             self.axes.plot(x, y, color=colour, ms=4, label=series.name, gid=gid, **style)
             if isinstance(series, Line) and series.low:
-                # By rounding, an end that is the point itself may lie beyond it, which matplotlib refuses.
+                # Rounding can put the end of an error bar on the wrong side of its point; matplotlib rejects a
+                # negative length.
                 spread = np.maximum([y - _numbers(series.low), _numbers(series.high) - y], 0)
                 self.axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=colour, elinewidth=1.2, capsize=3)
 
@@ -136,8 +142,8 @@ class _Drawing:
         width, bottoms = 0.7, np.zeros(len(lengths))
         if self.chart.stacked:
             for number, (place, length) in enumerate(zip(places, lengths, strict=True)):
-                bottoms[number] = self.piled[place, length > 0]
-                self.piled[place, length > 0] += length
+                bottoms[number] = self.stack_heights[place, length > 0]
+                self.stack_heights[place, length > 0] += length
         else:
             width /= len(self.groups)
             places = places + (self.groups.index(series.group or series.name) - (len(self.groups) - 1) / 2) * width
@@ -177,7 +183,7 @@ class _Drawing:
         return self.chart.x if which == "x" else self.chart.y
 
     def scale(self, which: Literal["x", "y"]) -> None:
-        """What must be known before anything is drawn."""
+        """Sets labels, scale and ticks, which matplotlib needs before it draws."""
         from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
         axis, drawn = self.axis(which), getattr(self.axes, f"{which}axis")
@@ -200,12 +206,12 @@ class _Drawing:
             drawn.set_minor_locator(NullLocator())
 
     def limit(self, which: Literal["x", "y"]) -> None:
-        """What is decided when everything is drawn."""
+        """Sets the limits, which depend on what is drawn."""
         axis = self.axis(which)
         if any(isinstance(mark, Label) for mark in self.chart.marks) and which == "x":
             self.axes.margins(x=0.12)  # room for the text
         low, high = sorted(getattr(self.axes, f"get_{which}lim")())
-        if axis.kind == "log" and not axis.ticks and high < 30 * low:  # hardly any power of ten among them
+        if axis.kind == "log" and not axis.ticks and high < 30 * low:  # too few powers of ten for tick labels
             getattr(self.axes, f"{which}axis").set_minor_formatter(lambda value, _: f"{value:g}")
         if axis.limits:
             getattr(self.axes, f"set_{which}lim")(*axis.limits)

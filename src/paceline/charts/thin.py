@@ -1,4 +1,4 @@
-"""Long lines, thinned to what a screen can show."""
+"""Downsamples long lines to the resolution of a screen."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from paceline.charts.chart import Line
 
-POINTS = 1500  # as many as a wide screen has columns
+POINTS = 1500  # about one per pixel column of a wide chart
 
 
 def thinned(line: Line, most: int = POINTS) -> Line:
-    """No more than `most` points: the lowest and the highest of each stretch stay, so no peak is lost."""
+    """The line with at most `most` points. The minimum and maximum of each stretch stay, so that no peak is lost."""
     if len(line.x) <= most:
         return line
     values = np.array([np.nan if value is None else value for value in line.y], dtype=float)

@@ -1,1 +1,1 @@
-"""The web app over a folder of records: pages, and the one-file report. Reads records; never writes to them."""
+"""The web app for a folder of records, and the single-file report. Reads records and never writes to them."""

@@ -1,1 +1,1 @@
-"""One file a page: a record in, blocks out. What blocks look like is the templates' business."""
+"""One file per page: a function from a record to blocks. Templates define the appearance of blocks."""

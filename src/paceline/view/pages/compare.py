@@ -1,4 +1,4 @@
-"""Two runs side by side."""
+"""The page that compares two runs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from paceline.view.ui.links import href
 from paceline.view.ui.run_parts import command
 from paceline.view.ui.wording import say
 
-MOST = 5000  # ops
+MOST = 5000  # rows of ops
 
 
 def build(before: Opened, after: Opened) -> Page:
-    told = [measure(record) for record in (before, after)]
-    blocks: list[Block] = [_who("A", before), _who("B", after), Tiles(_tiles(told[0], told[1]))]
+    measures = [measure(record) for record in (before, after)]
+    blocks: list[Block] = [_run_note("A", before), _run_note("B", after), Tiles(_tiles(measures[0], measures[1]))]
     if before.steps.frame.height and after.steps.frame.height:
-        blocks += [_split(told), *_series((before, after)), _parts(before, after)]
+        blocks += [_split(measures), *_series((before, after)), _parts(before, after)]
     else:
-        blocks.append(Note(text="One of them has no steps: there is nothing to compare.", tone="warn"))
+        blocks.append(Note(text="One of the runs has no steps, so step times cannot be compared.", tone="warn"))
     if before.trace_paths and after.trace_paths:
         with within(before.limits.seconds, "Comparing the ops", before.limits.more_time):
             blocks.append(_ops(before, after))
     return Page(title="Two runs", blocks=blocks)
 
 
-def _who(letter: str, record: Opened) -> Note:
+def _run_note(letter: str, record: Opened) -> Note:
     return Note(text=f"{letter}: {command(record)}", links=[(record.name, href("run", record.name))])
 
 
@@ -48,24 +48,24 @@ def _tiles(a: RunMeasures, b: RunMeasures) -> list[Tile]:
             Tile(
                 label="B against A",
                 value=say(times, "times"),
-                how="samples/s of B by those of A, each after its own warm-up.",
+                how="samples/s of B divided by samples/s of A, each after its own warm-up.",
                 detail="faster" if times > 1 else "slower",
                 tone="good" if times > 1.02 else "warn" if times < 0.98 else "",
             )
         )
-    for letter, told in (("A", a), ("B", b)):
+    for letter, measures in (("A", a), ("B", b)):
         tiles.append(
             Tile(
                 label=f"{letter}: samples/s",
-                value=rate(told.samples_per_s) if told.samples_per_s else "–",
-                how=f"Rank 0, after {told.warm_up} warm-up steps.",
-                detail=f"loss {say(told.last_loss, 'number')} after {told.steps:,} steps",
+                value=rate(measures.samples_per_s) if measures.samples_per_s else "–",
+                how=f"Rank 0, after {measures.warm_up} warm-up steps.",
+                detail=f"loss {say(measures.last_loss, 'number')} after {measures.steps:,} steps",
             )
         )
     return tiles
 
 
-def _split(told: Sequence[RunMeasures]) -> Chart:
+def _split(measures: Sequence[RunMeasures]) -> Chart:
     return Chart(
         name="split",
         title="Where the time of a step went",
@@ -73,9 +73,9 @@ def _split(told: Sequence[RunMeasures]) -> Chart:
         x=Axis(title="seconds"),
         y=Axis(kind="category", reverse=True),
         series=[
-            Bars(name=part, x=[each.step[part] for each in told], y=["A", "B"], colour=part, horizontal=True)
+            Bars(name=part, x=[each.step[part] for each in measures], y=["A", "B"], colour=part, horizontal=True)
             for part in PHASES
-            if any(each.step[part] > 0 for each in told)
+            if any(each.step[part] > 0 for each in measures)
         ],
         stacked=True,
         height=210,
@@ -86,7 +86,7 @@ def _split(told: Sequence[RunMeasures]) -> Chart:
 def _series(records: Sequence[Opened]) -> list[Block]:
     made: list[Block] = []
     for key, title, how in (
-        ("total", "Time of a step", "Rank 0, wall time."),
+        ("total", "Step time", "Rank 0, wall time."),
         ("loss", "Loss", "As the script computed it."),
     ):
         lines, usual = [], 0.0
@@ -103,9 +103,11 @@ def _series(records: Sequence[Opened]) -> list[Block]:
     return made
 
 
-BEFORE = "Of A: mean seconds a step, over ranks and settled steps."
-AFTER = "Of B: mean seconds a step, over ranks and settled steps."
-CHANGE = Column(key="change", title="B − A", how="What B takes more; below zero is faster.", kind="seconds")
+BEFORE = "Run A: mean seconds per step, over ranks and steps after warm-up."
+AFTER = "Run B: mean seconds per step, over ranks and steps after warm-up."
+CHANGE = Column(
+    key="change", title="B − A", how="Time of B minus time of A; negative means that B is faster.", kind="seconds"
+)
 
 
 def _parts(before: Opened, after: Opened) -> Grid:
@@ -113,23 +115,28 @@ def _parts(before: Opened, after: Opened) -> Grid:
         name="parts",
         title="Parts of a step",
         columns=(
-            Column(key="part", title="part", how="Of a step, as workers time themselves."),
+            Column(key="part", title="part", how="Part of a step, as each worker times it."),
             Column(key="before", title="A", how=BEFORE, kind="seconds"),
             Column(key="after", title="B", how=AFTER, kind="seconds"),
             CHANGE,
-            Column(key="ratio", title="B / A", how="Below 1 is faster.", kind="times"),
+            Column(
+                key="ratio",
+                title="B / A",
+                how="Time of B divided by time of A; below 1 means that B is faster.",
+                kind="times",
+            ),
         ),
         rows=difference(before.tables, after.tables).to_dicts(),
     )
 
 
 def _ops(before: Opened, after: Opened) -> Grid:
-    how = "A step of one rank, over the traced steps of"
+    how = "Mean per step and rank, over the traced steps of"
     return Grid(
         name="ops",
         title="Ops that changed",
         columns=(
-            Column(key="name", title="op", how="As the traces name it."),
+            Column(key="name", title="op", how="Name of the op in the traces."),
             CHANGE,
             *(
                 Column(

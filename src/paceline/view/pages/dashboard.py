@@ -1,4 +1,4 @@
-"""A run at a glance: how fast, where the time went, what to do about it."""
+"""The overview page of a run: speed, the parts of a step, findings."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from paceline.view.ui.wording import say
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    told = measure(record)
+    measures = measure(record)
     blocks: list[Block] = [*_outcome(record)]
     if record.state == "running":
         blocks.append(
-            Note(text="This run is in progress.", tone="live", links=[("Follow it", href("live", record.name))])
+            Note(text="This run is in progress.", tone="live", links=[("Follow the run", href("live", record.name))])
         )
-    blocks.append(Tiles(_tiles(record, told)))
+    blocks.append(Tiles(_tiles(record, measures)))
     if record.steps.frame.height:
         blocks += [
             SplitBlock(
                 title="Where the time of a step went",
-                how=f"Mean seconds of a step over workers, after {told.warm_up} warm-up steps. Each worker times its "
-                "own phases at the seams; communication is what no other work hid.",
-                parts=[(part, told.step[part], part) for part in PHASES if told.step[part] > 0],
-                total=told.step["total"],
+                how=f"Mean seconds of a step over workers, after {measures.warm_up} warm-up steps. Each worker times "
+                "its own phases at the seams; communication counts only where no other work overlaps it.",
+                parts=[(part, measures.step[part], part) for part in PHASES if measures.step[part] > 0],
+                total=measures.step["total"],
             )
         ]
     found = read_findings(record)
     if found is not None:
         blocks.append(Findings(found))
     if record.steps.frame.height:
-        blocks += step_charts(record, told)
+        blocks += step_charts(record, measures)
     blocks += utilisation(record)
     blocks += trials(record)
     blocks.append(FactsBlock(title="What was run", facts=_facts(record), open=not record.steps.frame.height))
     if record.steps.partly:
-        blocks.append(Note(text="The run is long: its first steps are left out of these figures.", tone="warn"))
+        blocks.append(Note(text="The run is long: these figures leave out its first steps.", tone="warn"))
     return Page(title=record.name.rpartition("/")[2], lead=command(record), blocks=blocks)
 
 
 def _outcome(record: Opened) -> Sequence[Block]:
     outcome = record.run.outcome
     if record.state == "killed":
-        return [Note(text="The run left no outcome: it was killed, or its machine went away.", tone="bad")]
+        return [Note(text="The run wrote no outcome: the run was killed, or its machine stopped.", tone="bad")]
     if outcome is None:
         return []
     blocks: list[Block] = []
@@ -64,55 +64,55 @@ def _outcome(record: Opened) -> Sequence[Block]:
     return blocks
 
 
-def _tiles(record: Opened, told: RunMeasures) -> list[Tile]:
+def _tiles(record: Opened, measures: RunMeasures) -> list[Tile]:
     run, outcome = record.run, record.run.outcome
     tiles = [
         Tile(
             label="workers",
             value=str(len(run.workers) or run.settings.get("workers", "–")),
-            how="Processes that ran the script. The time is from the launch to the end of the last of them.",
+            how="Processes that ran the script. The time is from the launch to the end of the last worker.",
             detail=f"took {seconds(outcome.seconds)}" if outcome else "",
         ),
     ]
-    if told.samples_per_s is not None:
+    if measures.samples_per_s is not None:
         tiles += [
             Tile(
                 label="samples/s",
-                value=rate(told.samples_per_s),
-                how=f"Samples of the whole batch by the time of a step, over the steps of rank 0 after {told.warm_up} "
-                "warm-up steps.",
+                value=rate(measures.samples_per_s),
+                how="Samples of the whole batch divided by step time, over the steps of rank 0 after "
+                f"{measures.warm_up} warm-up steps.",
             ),
             Tile(
-                label="a step",
-                value=say(told.median_step, "seconds"),
-                how="Median wall time from one optimizer step's end to the next one's, rank 0, after warm-up.",
+                label="step time",
+                value=say(measures.median_step, "seconds"),
+                how="Median wall time between the ends of two consecutive optimizer steps, rank 0, after warm-up.",
             ),
         ]
-    if told.steps:
+    if measures.steps:
         tiles.append(
             Tile(
                 label="steps",
-                value=f"{told.steps:,}",
+                value=f"{measures.steps:,}",
                 how="Optimizer steps of rank 0.",
-                detail=f"{told.samples:,} samples",
+                detail=f"{measures.samples:,} samples",
             )
         )
-    if told.last_loss is not None:
+    if measures.last_loss is not None:
         tiles.append(
             Tile(
                 label="loss",
-                value=say(told.last_loss, "number"),
+                value=say(measures.last_loss, "number"),
                 how="As the script computed it for the whole batch: first and last recorded step.",
-                detail=f"from {say(told.first_loss, 'number')}",
+                detail=f"from {say(measures.first_loss, 'number')}",
             )
         )
-    if told.memory:
+    if measures.memory:
         where = "of the GPU" if any(worker.gpus for worker in run.workers) else "of the host"
         tiles.append(
             Tile(
                 label="memory",
-                value=size(told.memory),
-                how=f"The most bytes {where} that one worker had taken, as it counted itself after each step.",
+                value=size(measures.memory),
+                how=f"Peak memory {where} that one worker used, as the worker counted after each step.",
             )
         )
     tiles += _slowest(record)
@@ -135,7 +135,7 @@ def _slowest(record: Opened) -> list[Tile]:
             label="slowest worker",
             value=f"rank {first['rank']}",
             how=SLOWEST,
-            detail=f"{seconds(first['behind'])} a step behind, since step {first['since']:,}, in {first['cause']}",
+            detail=f"{seconds(first['behind'])} per step behind, since step {first['since']:,}, in {first['cause']}",
             tone="warn",
         )
     ]
@@ -157,5 +157,5 @@ def _facts(record: Opened) -> list[tuple[str, str]]:
         on = f"GPU {', '.join(worker.gpus[:1])}" if worker.gpus else f"cores {', '.join(map(str, worker.cores[:32]))}"
         facts.append((f"rank {worker.rank}", f"{worker.host}, process {worker.pid}, {on}, {worker.threads} threads"))
     if len(run.workers) > 16:
-        facts.append(("…", f"and {len(run.workers) - 16} workers more"))
+        facts.append(("…", f"and {len(run.workers) - 16} more workers"))
     return [(name, value) for name, value in facts if value]

@@ -1,4 +1,4 @@
-"""Devices and the host while the run ran: how busy, how full, how warm; and what devices did in the traced steps."""
+"""The page of devices: utilisation, memory, power and temperature during the run, and activity in the traced steps."""
 
 from __future__ import annotations
 
@@ -49,10 +49,16 @@ def _devices(record: Opened) -> Grid:
         name="devices",
         title="Devices in the traced steps",
         columns=(
-            Column(key="rank", title="rank", how="The worker.", kind="count"),
+            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
             Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
-            Column(key="wall", title="a step", how="Mean wall time of the traced steps.", kind="seconds"),
-            Column(key="busy", title="busy", how="Share of the step with anything under way.", kind="share", bar=True),
+            Column(key="wall", title="step time", how="Mean wall time of the traced steps.", kind="seconds"),
+            Column(
+                key="busy",
+                title="busy",
+                how="Share of the step in which the device was not idle.",
+                kind="share",
+                bar=True,
+            ),
             *(
                 Column(
                     key=part,
@@ -62,7 +68,7 @@ def _devices(record: Opened) -> Grid:
                 )
                 for part in parts
             ),
-            Column(key="tensor", title="tensor cores", how=f"Of compute, on tensor cores. {once}", kind="seconds"),
+            Column(key="tensor", title="tensor cores", how=f"Compute time on tensor cores. {once}", kind="seconds"),
         ),
         rows=shown.to_dicts(),
     )
@@ -73,30 +79,30 @@ def _overlap(record: Opened) -> Grid:
         name="overlap",
         title="Communication hidden under compute",
         columns=(
-            Column(key="rank", title="rank", how="The worker.", kind="count"),
+            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
             Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
             *(
                 Column(key=key, title=key, how=f"Over the whole trace: {how}", kind="seconds")
                 for key, how in (
-                    ("communication", "time with a collective's kernel under way."),
-                    ("hidden", "of that, while a kernel computed as well."),
-                    ("exposed", "of that, alone."),
+                    ("communication", "time in which a collective's kernel ran."),
+                    ("hidden", "the part of communication that overlaps compute."),
+                    ("exposed", "the part of communication without compute."),
                 )
             ),
-            Column(key="share", title="share hidden", how="hidden by communication.", kind="share", bar=True),
+            Column(key="share", title="share hidden", how="hidden divided by communication.", kind="share", bar=True),
         ),
         rows=record.once("Finding the overlap", lambda: record.tables.over_ranks(overlap)).to_dicts(),
-        empty="Nothing was sent.",
+        empty="No collective was traced.",
     )
 
 
 def _gpus(record: Opened) -> list[Block]:
     gpus = gpu_samples(record.folder)
     wanted = (
-        ("memory", "GPU memory, GiB", "Memory in use, by anybody, as the driver counts.", 1 / (1 << 30)),
-        ("power", "GPU power, W", "Watts, as the driver reads them.", 1.0),
-        ("clock", "GPU clock, GHz", "Of the multiprocessors. A fall under load is throttling.", 1e-9),
-        ("temperature", "GPU temperature, °C", "As the driver reads it.", 1.0),
+        ("memory", "GPU memory, GiB", "Memory in use by all processes, as the driver reports.", 1 / (1 << 30)),
+        ("power", "GPU power, W", "Power draw, as the driver reports.", 1.0),
+        ("clock", "GPU clock, GHz", "Clock of the multiprocessors. A drop under load means throttling.", 1e-9),
+        ("temperature", "GPU temperature, °C", "Temperature, as the driver reports.", 1.0),
     )
     return [
         gpu_chart(gpus.with_columns(pl.col(column) * scale), column, title, how)
@@ -119,7 +125,7 @@ def _host(record: Opened) -> list[Block]:
         Chart(
             name="flows",
             title="Disks and networks",
-            caption=f"Bytes a second of the whole host; networks without the loopback. {SAMPLED}",
+            caption=f"Transfer rates of the whole host; networks without the loopback interface. {SAMPLED}",
             x=Axis(title="seconds"),
             y=Axis(title="MB/s", zero=True),
             series=flows,
@@ -141,8 +147,8 @@ def _host(record: Opened) -> list[Block]:
         blocks.append(
             Chart(
                 name="worker-cpu",
-                title="Cores that workers keep busy",
-                caption=f"CPU time of each worker and its loader processes, by time. {SAMPLED}",
+                title="Busy cores per worker",
+                caption=f"CPU time of each worker and its loader processes, divided by wall time. {SAMPLED}",
                 x=Axis(title="seconds"),
                 y=Axis(title="cores", zero=True),
                 series=lines,

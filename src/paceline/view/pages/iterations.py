@@ -1,4 +1,4 @@
-"""Every step of every rank: which took longer than usual, and what made them."""
+"""The page of iterations: every step of every rank, and the outliers with their cause."""
 
 from __future__ import annotations
 
@@ -19,37 +19,45 @@ from paceline.view.ui.run_parts import step_charts
 from paceline.view.ui.traced import profile_of
 from paceline.view.ui.wording import say
 
-MOST = 50_000  # rows: the last steps
+MOST = 50_000  # rows of the table: the last steps
 BARS = 400  # steps in the chart of parts
 
 COLUMNS = (
-    Column(key="rank", title="rank", how="The worker.", kind="count"),
-    Column(key="step", title="step", how="Counted by the optimizer's steps, from 1.", kind="count"),
-    Column(key="total", title="took", how="Wall time from the end of the step before to its end.", kind="seconds"),
+    Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
+    Column(key="step", title="step", how="Number of the optimizer step, from 1.", kind="count"),
+    Column(
+        key="total",
+        title="took",
+        how="Wall time from the end of the previous step to the end of this step.",
+        kind="seconds",
+    ),
     Column(key="usual", title="usual", how="The median of this rank's steps after warm-up.", kind="seconds"),
     Column(key="excess", title="more than usual", how="took − usual.", kind="seconds"),
     Column(
         key="outlier",
         title="outlier",
-        how="More than five times the usual scatter above the median, and more than a fifth of it; never in warm-up.",
+        how="More than five times the usual scatter above the median, and more than 20 % above it; never in warm-up.",
         kind="flag",
     ),
-    Column(key="why", title="mostly", how="The part that grew most against its own median."),
+    Column(key="why", title="mostly", how="The part that grew most, compared with its own median."),
     *(
         Column(
-            key=part, title=part, how="Timed by the worker itself; empty where the step was not split.", kind="seconds"
+            key=part,
+            title=part,
+            how="Timed by the worker; empty if this step was not split into parts.",
+            kind="seconds",
         )
         for part in PHASES
     ),
-    Column(key="samples", title="samples", how="Of the whole batch.", kind="count"),
+    Column(key="samples", title="samples", how="Samples of the whole batch.", kind="count"),
     Column(key="loss", title="loss", how="As the script computed it.", kind="number"),
-    Column(key="warm_up", title="warm-up", how="Left out of all measures: times had not settled yet.", kind="flag"),
+    Column(key="warm_up", title="warm-up", how="Warm-up steps are left out of all measurements.", kind="flag"),
 )
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     steps = record.steps.frame
-    told = measure(record)
+    measures = measure(record)
     table = iterations(steps)
     odd = table.filter("outlier")
     lost = float(odd["excess"].sum())
@@ -59,23 +67,29 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [
         Tiles(
             [
-                Tile(label="usual step", value=say(told.median_step, "seconds"), how="Median, rank 0, after warm-up."),
+                Tile(
+                    label="usual step", value=say(measures.median_step, "seconds"), how="Median, rank 0, after warm-up."
+                ),
                 Tile(
                     label="5 % to 95 %",
                     value=" – ".join(say(each, "seconds") for each in spread),
-                    how="Between these lie nine tenths of all ranks' steps after warm-up.",
+                    how="The range of 90 % of all ranks' steps after warm-up.",
                 ),
-                Tile(label="warm-up", value=f"{told.warm_up} steps", how="The first steps, until times have settled."),
+                Tile(
+                    label="warm-up",
+                    value=f"{measures.warm_up} steps",
+                    how="The first steps, until step times are stable.",
+                ),
                 Tile(
                     label="outliers",
                     value=f"{odd.height:,}",
-                    how="Steps of any rank far above its usual one.",
-                    detail=f"{percent(lost / whole if whole else 0.0)} of all time",
+                    how="Steps that take far longer than the median step of the same rank.",
+                    detail=f"{percent(lost / whole if whole else 0.0)} of total time",
                     tone="warn" if whole and lost / whole > 0.02 else "",
                 ),
             ]
         ),
-        step_charts(record, told)[0],
+        step_charts(record, measures)[0],
         _parts(steps),
     ]
     shown = steps.join(
@@ -84,7 +98,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blank = [pl.when("split").then(part).alias(part) for part in PHASES]
     shown = shown.with_columns(blank).sort("step", "rank")
     if shown.height > MOST:
-        blocks.append(Note(text=f"The table has the last {MOST:,} of {shown.height:,} rows.", tone="warn"))
+        blocks.append(Note(text=f"The table shows the last {MOST:,} of {shown.height:,} rows.", tone="warn"))
     if has_traces(record):
         blocks.append(_traced(record))
     blocks.append(
@@ -119,13 +133,13 @@ def _parts(steps: pl.DataFrame) -> Chart:
 
 
 def _traced(record: Opened) -> Grid:
-    how = "Time of the host in this phase, by the marks that the capture put into the trace."
+    how = "Host time in this phase, from the marks that the capture puts into the trace."
     return Grid(
         name="traced",
         title="Traced steps",
         columns=(
             *COLUMNS[:2],
-            Column(key="wall", title="took", how="From the profiler's mark of the step.", kind="seconds"),
+            Column(key="wall", title="took", how="Length of the profiler's mark of the step.", kind="seconds"),
             *(Column(key=phase, title=phase, how=how, kind="seconds") for phase in PHASES),
         ),
         rows=profile_of(record).iterations,

@@ -1,4 +1,4 @@
-"""Kernels, and for which ops they ran."""
+"""The page of kernels, and of the ops that launched them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.traced import STEP, device_split, head, name_column, profile_of
 
 MOST = 20_000  # rows
-_TIME = "From the kernel's start to its end, as the device's own clock has it."
-CALLS = Column(key="calls", title="calls", how=f"How often it ran. {STEP}", kind="count")
+_TIME = "From the start to the end of the kernel, by the device's clock."
+CALLS = Column(key="calls", title="calls", how=f"Number of runs. {STEP}", kind="count")
 TOTAL = Column(key="total", title="total", how=f"{_TIME} {STEP}", kind="seconds")
-KIND = Column(key="kind", title="kind", how="By its name: compute, communication, or a copy.")
-TENSOR = Column(key="tensor_cores", title="tensor cores", how="By its name: it runs on tensor cores.", kind="flag")
+KIND = Column(key="kind", title="kind", how="Compute, communication or copy, derived from the name.")
+TENSOR = Column(
+    key="tensor_cores",
+    title="tensor cores",
+    how="Whether the kernel uses tensor cores, derived from its name.",
+    kind="flag",
+)
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    told = profile_of(record)
-    steps = max(told.steps * told.ranks, 1)
+    profile = profile_of(record)
+    steps = max(profile.steps * profile.ranks, 1)
     by_op = (
         record.once("Finding the kernels", lambda: record.tables.over_ranks(kernels_by_op))
         .group_by("op", "kernel", "kind", "tensor_cores")
@@ -37,17 +42,23 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         *device_split(record),
         Grid(
             name="kernels",
-            title=f"{len(told.kernels):,} kernels and copies",
+            title=f"{len(profile.kernels):,} kernels and copies",
             columns=(
                 name_column("kernel"),
                 KIND,
                 CALLS,
                 TOTAL,
                 Column(key="mean", title="mean", how=f"Mean of one call. {_TIME}", kind="seconds"),
-                Column(key="share", title="share", how="Of all that ran on the devices.", kind="share", bar=True),
+                Column(
+                    key="share",
+                    title="share",
+                    how="Share of the time of all kernels and copies.",
+                    kind="share",
+                    bar=True,
+                ),
                 TENSOR,
             ),
-            rows=told.kernels,
+            rows=profile.kernels,
             empty="No kernel was traced: the run had no device.",
         ),
         Grid(
@@ -55,7 +66,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             title="Kernels by op",
             columns=(name_column("op", "op"), name_column("kernel", "kernel"), KIND, CALLS, TOTAL, TENSOR),
             rows=by_op.to_dicts(),
-            about="Which op launched what. An empty op: the trace does not say.",
+            about="Kernels by the op that launched them. The op is empty if the trace does not name it.",
         ),
     ]
     if small.height:
@@ -69,14 +80,16 @@ def _launches(table: pl.DataFrame) -> Grid:
         title="Launches",
         about="Many small kernels keep the host busier with launching than the device with computing.",
         columns=(
-            Column(key="rank", title="rank", how="The worker.", kind="count"),
+            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
             Column(key="device", title="device", how="As the trace numbers it.", kind="count"),
-            Column(key="kernels", title="kernels a step", how="Launched within the traced steps.", kind="count"),
+            Column(
+                key="kernels", title="kernels per step", how="Kernels launched within the traced steps.", kind="count"
+            ),
             Column(key="median", title="median kernel", how=_TIME, kind="seconds"),
             Column(
-                key="small", title="below 10 µs", how="Share of the kernels that are shorter than that.", kind="share"
+                key="small", title="below 10 µs", how="Share of the kernels that are shorter than 10 µs.", kind="share"
             ),
-            Column(key="small_time", title="time in those", how="Share of all kernel time.", kind="share"),
+            Column(key="small_time", title="time below 10 µs", how="Their share of all kernel time.", kind="share"),
             Column(key="launch", title="a launch", how="Median time of the launch call on the host.", kind="seconds"),
             Column(
                 key="late",

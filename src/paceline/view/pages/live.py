@@ -1,4 +1,4 @@
-"""A run in progress: the browser follows it."""
+"""The live page of a run in progress, which the browser updates."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CHARTS = [
         height=240,
     )
     for name, title, unit, colour, caption in (
-        ("speed", "Throughput", "samples/s", "optimizer", "Rank 0: samples of the whole batch by the time of a step."),
+        ("speed", "Throughput", "samples/s", "optimizer", "Rank 0: samples of the whole batch divided by step time."),
         ("loss", "Loss", "loss", "communication", "As the script computed it, for the whole batch."),
-        ("time", "Time of a step", "seconds", "accent", "Rank 0, wall time."),
+        ("time", "Step time", "seconds", "accent", "Rank 0, wall time."),
     )
 ]
 
@@ -31,7 +31,8 @@ CHARTS = [
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if not shows(record, "live"):
         ended = Note(
-            text=f"This run is not in progress: {record.state}.", links=[("Dashboard", href("run", record.name))]
+            text=f"This run is not in progress: {record.state}.",
+            links=[("Dashboard", href("run", record.name))],
         )
         return Page(title="Live", blocks=[ended])
     blocks: list[Block] = [Live(source=href("follow", record.name), charts=CHARTS)]

@@ -1,4 +1,4 @@
-"""What the workers wrote: the end of each one's log."""
+"""The page of logs: the end of each worker's output."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         blocks.append(Note(text=error.message, tone="bad", advice=error.advice))
     else:
         title = f"Rank {rank}: the last {TAIL >> 10} KiB" if cut else f"Rank {rank}"
-        blocks.append(Text(title=title, text=text or "(nothing)"))
+        blocks.append(Text(title=title, text=text or "(empty)"))
     return Page(title="Logs", blocks=blocks)
 
 
 def tail(record: Opened, rank: int, most: int = TAIL) -> tuple[str, bool]:
-    """The end of a worker's log, and whether there was more. RecordError where it is no regular file."""
+    """The end of a worker's log, and whether its start is left out. Raises RecordError if it is not a regular file."""
     try:
         data, cut = record.folder.file(f"log.rank{rank}.txt").read_end(most)
     except OSError:
@@ -43,6 +43,6 @@ def tail(record: Opened, rank: int, most: int = TAIL) -> tuple[str, bool]:
 
 
 def printable(text: str) -> str:
-    """Without the signs that move a terminal's cursor: of a line that was written over, what came last."""
+    """The text without control characters. Of a line that carriage returns overwrote, the last version."""
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-    return "".join(sign for sign in "\n".join(lines) if sign in "\n\t" or sign.isprintable())
+    return "".join(character for character in "\n".join(lines) if character in "\n\t" or character.isprintable())

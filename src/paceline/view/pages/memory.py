@@ -1,4 +1,4 @@
-"""Memory over the traced steps, and what takes it."""
+"""The page of memory over the traced steps, by the phase that allocated it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.view.ui.grid import Column, Grid
 
 COLOURS = {"before": "other", **{phase: phase for phase in PHASES}, "other": "idle"}
 MEANS = {
-    "before": "there before the trace began: weights, mostly, and the optimizer's state",
-    "forward": "taken in the forward pass: activations",
-    "backward": "taken in the backward pass: gradients",
-    "optimizer": "taken in the optimizer's step",
+    "before": "allocated before the trace began: mostly weights and optimizer state",
+    "forward": "allocated in the forward pass: activations",
+    "backward": "allocated in the backward pass: gradients",
+    "optimizer": "allocated in the optimizer step",
 }
 
 
@@ -26,7 +26,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     peaks = record.once("Finding the peaks of memory", lambda: record.tables.over_ranks(memory_peaks))
     blocks: list[Block] = []
     if not peaks.height:
-        blocks.append(Note(text="The traces say nothing of memory."))
+        blocks.append(Note(text="The traces contain no memory events."))
         return Page(title="Memory", blocks=blocks)
     first = record.tables.traces[0]
     table = record.once("Following the memory", lambda: memory(first, points=800))
@@ -38,16 +38,16 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             name="peaks",
             title="At the peak",
             columns=(
-                Column(key="rank", title="rank", how="The worker.", kind="count"),
+                Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
                 Column(key="device", title="device", how="−1 is the host.", kind="count"),
                 Column(key="time", title="at", how="Seconds since the trace's first event.", kind="seconds"),
-                Column(key="allocated", title="allocated", how="By torch's allocator, in blocks in use.", kind="bytes"),
-                Column(key="reserved", title="reserved", how="What the allocator holds of the device.", kind="bytes"),
+                Column(key="allocated", title="allocated", how="Bytes in use, of torch's allocator.", kind="bytes"),
+                Column(key="reserved", title="reserved", how="Bytes that torch's allocator reserved.", kind="bytes"),
                 *(
                     Column(
                         key=name,
                         title=name,
-                        how=f"Of allocated: {MEANS.get(name, f'taken in the phase {name}')}.",
+                        how=f"Part of allocated: {MEANS.get(name, f'allocated in the phase {name}')}.",
                         kind="bytes",
                     )
                     for name in CATEGORIES
@@ -66,7 +66,7 @@ def _chart(rows: pl.DataFrame, title: str, name: str) -> Chart:
     return Chart(
         name=name,
         title=title,
-        caption="Every block that the allocator gave and took back, by the phase in which it was asked for. "
+        caption="Every allocation and release of torch's allocator, by the phase of the allocation. "
         + "; ".join(f"{key}: {value}" for key, value in MEANS.items())
         + ".",
         x=Axis(title="seconds"),

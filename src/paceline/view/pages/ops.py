@@ -1,4 +1,4 @@
-"""Ops and types of ops: which of them the time goes to, on the host and on the device."""
+"""The pages of ops and of op types: their time on the host and on the device."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ TOP = 12  # ops in the chart
 MOST = 20_000  # rows
 
 FIGURES = (
-    Column(key="calls", title="calls", how=f"How often it was called. {STEP}", kind="count"),
-    Column(key="host_self", title="host self", how=f"{HOST}, without the ops that it called. {STEP}", kind="seconds"),
-    Column(key="host_total", title="host total", how=f"{HOST}, with the ops that it called. {STEP}", kind="seconds"),
-    Column(key="kernels", title="kernels", how=f"Kernels and copies launched for it alone. {STEP}", kind="count"),
-    Column(key="device_self", title="device self", how=f"{DEVICE} alone. {STEP}", kind="seconds"),
-    Column(
-        key="device_total", title="device total", how=f"{DEVICE} and the ops that it called. {STEP}", kind="seconds"
-    ),
+    Column(key="calls", title="calls", how=f"Number of calls. {STEP}", kind="count"),
+    Column(key="host_self", title="host self", how=f"{HOST}, without nested ops. {STEP}", kind="seconds"),
+    Column(key="host_total", title="host total", how=f"{HOST}, with nested ops. {STEP}", kind="seconds"),
+    Column(key="kernels", title="kernels", how=f"Kernels and copies launched by the op itself. {STEP}", kind="count"),
+    Column(key="device_self", title="device self", how=f"{DEVICE} the op itself. {STEP}", kind="seconds"),
+    Column(key="device_total", title="device total", how=f"{DEVICE} the op and its nested ops. {STEP}", kind="seconds"),
     Column(
         key="share",
         title="share",
-        how="Of the self time of all ops: the device's where it did something, else the host's.",
+        how="Share of the self time of all ops: on the device if it ran anything, else on the host.",
         kind="share",
         bar=True,
     ),
-    Column(key="eligible", title="matrix product", how="By its name: an op that could use tensor cores.", kind="flag"),
+    Column(
+        key="eligible",
+        title="matrix product",
+        how="Whether the op could use tensor cores, derived from its name.",
+        kind="flag",
+    ),
     Column(
         key="tensor_cores",
         title="on tensor cores",
-        how="Share of its device time in kernels whose names say that they use tensor cores.",
+        how="Share of the op's device time in kernels that use tensor cores, derived from their names.",
         kind="share",
     ),
 )
@@ -63,7 +66,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     elif "report" not in asked:
         blocks.append(
             Note(
-                text="The same op with other shapes can take other times.",
+                text="The time of an op depends on the shapes of its tensors.",
                 links=[("Split by shapes", f"{href('ops', record.name)}?by=shapes#grid-shapes")],
             )
         )
@@ -85,8 +88,8 @@ def build_types(record: Opened, asked: Mapping[str, str]) -> Page:
     )
     rows = with_share(table.to_dicts())
     columns = (
-        Column(key="type", title="type", how="By the op's name: ops that do the same kind of thing, put together."),
-        Column(key="ops", title="ops", how="How many different ones.", kind="count"),
+        Column(key="type", title="type", how="Group of similar ops, derived from their names."),
+        Column(key="ops", title="ops", how="Number of different ops.", kind="count"),
         *(column for column in FIGURES if column.key in ("calls", "host_self", "device_self", "share")),
     )
     blocks: list[Block] = [*head(record)]
@@ -97,7 +100,7 @@ def build_types(record: Opened, asked: Mapping[str, str]) -> Page:
 
 
 def with_share(rows: list[dict[str, object]]) -> list[Row]:
-    """Adds the share of all self time."""
+    """Adds each row's share of the total self time."""
     time = time_of(rows)
     total = sum(_number(row, time) for row in rows)
     return [{**row, "share": _number(row, time) / total if total else 0.0} for row in rows]
@@ -113,7 +116,7 @@ def _number(row: Mapping[str, object], key: str) -> float:
 
 
 def top_chart(title: str, rows: list[Row], *, key: str = "name") -> Chart:
-    """The first rows as bars, the longest on top."""
+    """The rows with the most time as bars, the longest on top."""
     time = time_of([dict(row) for row in rows])
     top = sorted(rows, key=lambda row: -_number(row, time))[:TOP]
     where = "device" if time == "device_self" else "host"
@@ -121,7 +124,7 @@ def top_chart(title: str, rows: list[Row], *, key: str = "name") -> Chart:
         name="top",
         title=title,
         caption=f"Self time on the {where}. {STEP}",
-        x=Axis(title=f"ms of the {where}, a step"),
+        x=Axis(title=f"ms per step on the {where}"),
         y=Axis(kind="category", reverse=True),
         series=[
             Bars(
@@ -138,8 +141,8 @@ def top_chart(title: str, rows: list[Row], *, key: str = "name") -> Chart:
 
 
 def _by_shapes(record: Opened) -> Grid:
-    told = profile_of(record)
-    steps = max(told.steps * told.ranks, 1)
+    profile = profile_of(record)
+    steps = max(profile.steps * profile.ranks, 1)
     table = (
         record.once(
             "Splitting by shapes", lambda: record.tables.over_ranks(lambda trace: _strings(ops(trace, by="shapes")))
@@ -160,13 +163,13 @@ def _by_shapes(record: Opened) -> Grid:
     rows = with_share(table.to_dicts())
     columns = (
         name_column("op"),
-        Column(key="shapes", title="shapes", how="Of its tensors, as the profiler recorded them."),
-        Column(key="types", title="types", how="Of its tensors, as the profiler recorded them."),
+        Column(key="shapes", title="shapes", how="Shapes of the op's tensors, as the profiler recorded them."),
+        Column(key="types", title="types", how="Data types of the op's tensors, as the profiler recorded them."),
         *FIGURES,
     )
     return Grid(name="shapes", title="Ops by shapes", columns=columns, rows=rows)
 
 
 def _strings(table: pl.DataFrame) -> pl.DataFrame:
-    """Each trace has categories of its own, which do not fit together."""
+    """Casts to strings, because the categorical columns of different traces cannot be combined."""
     return table.with_columns(pl.col("shapes", "types").cast(pl.String))

@@ -1,4 +1,4 @@
-"""Ranks side by side: who keeps the others waiting, since when, and with what."""
+"""The page of ranks: which rank is a straggler, since which step, and in which part of the step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.run_parts import SLOWEST
 
-COLUMNS = 600  # of the heat map: steps are put together where there are more
-ROWS = 512
+COLUMNS = 600  # of the heat map; if there are more steps, several share a column
+ROWS = 512  # ranks in the charts
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -27,10 +27,15 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = []
     named = table.filter("slow")
     for row in named.to_dicts()[:5]:
-        told = f"Rank {row['rank']} is {seconds(row['behind'])} a step behind the others since step {row['since']:,}"
-        blocks.append(Note(text=f"{told}, mostly in {row['cause']} ({seconds(row['excess'])} more).", tone="warn"))
+        delay = f"{seconds(row['behind'])} per step behind the other ranks since step {row['since']:,}"
+        blocks.append(
+            Note(
+                text=f"Rank {row['rank']} is {delay}, mostly in {row['cause']} ({seconds(row['excess'])} more).",
+                tone="warn",
+            )
+        )
     if not named.height:
-        blocks.append(Note(text="No rank stands out: all take about the same time for their own work.", tone="good"))
+        blocks.append(Note(text="No straggler: all ranks take about the same time for their own work.", tone="good"))
     if late.height:
         blocks.append(heat_map(late))
     blocks += [_parts(steps), _grid(steps, table)]
@@ -38,7 +43,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
 
 
 def heat_map(late: pl.DataFrame) -> Chart:
-    """Rank × step. Of steps that share a column, the worst."""
+    """Delays by rank and step. A column that several steps share shows the largest delay."""
     ranks = late["rank"].unique().sort().to_list()
     numbers = late["step"].unique().sort().to_list()
     grid = late.sort("step", "rank")["behind"].to_numpy().reshape(len(numbers), len(ranks)).T[:ROWS]
@@ -50,10 +55,10 @@ def heat_map(late: pl.DataFrame) -> Chart:
     most = float(np.quantile(grid, 0.995)) if grid.size else 1.0
     return Chart(
         name="heat",
-        title="Behind the others",
-        caption="A rank's own time in a step (without waiting for others), less the median of the other ranks' in the "
-        "same step; milliseconds. A dark row is a straggler; a dark column, a step that was slow for everybody, does "
-        "not exist here, since the others are the measure.",
+        title="Delay behind the other ranks",
+        caption="A rank's own time in a step (without waiting for other ranks) minus the median of the other ranks' "
+        "own times in the same step, in milliseconds. A dark row is a straggler. A step that is slow on all ranks does "
+        "not show here.",
         x=Axis(title="step"),
         y=Axis(kind="category", reverse=True),
         series=[
@@ -83,7 +88,7 @@ def _parts(steps: pl.DataFrame) -> Chart:
     return Chart(
         name="by-rank",
         title="Where each rank's time went",
-        caption="Mean of its steps after warm-up, as it timed itself at the seams.",
+        caption="Mean of each rank's steps after warm-up, as the worker timed them at the seams.",
         x=Axis(kind="category"),
         y=Axis(title="seconds", zero=True),
         series=[
@@ -100,20 +105,27 @@ def _grid(steps: pl.DataFrame, table: pl.DataFrame) -> Grid:
     means = _settled(steps).group_by("rank").agg(pl.col("total").median(), *(pl.col(part).mean() for part in PHASES))
     memory = steps.group_by("rank").agg(pl.col("memory").max())
     shown = means.join(memory, on="rank", how="left").join(table, on="rank", how="left").sort("rank")
-    mean = "Mean of its steps after warm-up, as it timed itself."
+    mean = "Mean of the rank's steps after warm-up, as the worker timed them."
     return Grid(
         name="ranks",
         title=f"{shown.height:,} rank{'' if shown.height == 1 else 's'}",
         columns=(
-            Column(key="rank", title="rank", how="The worker.", kind="count"),
-            Column(key="total", title="a step", how="Median wall time after warm-up.", kind="seconds"),
-            Column(key="own", title="own work", how="Median of its steps without waiting for others.", kind="seconds"),
+            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
+            Column(key="total", title="step time", how="Median wall time after warm-up.", kind="seconds"),
+            Column(
+                key="own", title="own work", how="Median step time without waiting for other ranks.", kind="seconds"
+            ),
             Column(key="behind", title="behind", how=SLOWEST, kind="seconds"),
             Column(key="slow", title="slow", how=SLOWEST, kind="flag"),
-            Column(key="since", title="since step", how="From there on it is behind in most steps.", kind="count"),
-            Column(key="cause", title="mostly in", how="The part that is longest against the other ranks'."),
+            Column(
+                key="since",
+                title="since step",
+                how="From this step on, the rank is behind in most steps.",
+                kind="count",
+            ),
+            Column(key="cause", title="mostly in", how="The part with the largest delay against the other ranks."),
             *(Column(key=part, title=part, how=mean, kind="seconds") for part in PHASES),
-            Column(key="memory", title="memory", how="The most bytes it had taken, as it counted.", kind="bytes"),
+            Column(key="memory", title="memory", how="Peak memory, as the worker counted.", kind="bytes"),
         ),
         rows=shown.to_dicts(),
         mark="slow",

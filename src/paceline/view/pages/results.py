@@ -1,4 +1,4 @@
-"""What a series of trials found."""
+"""The page of a verdict of `scale`, `sweep` or `tune`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of runs: search, sort, choose two to compare."""
+"""The page that lists all records, with a choice of two runs to compare."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paceline.view.ui.grid import Column, Grid, Row
 from paceline.view.ui.links import href
 
 
-def _open(row: Row) -> str | None:
+def _address(row: Row) -> str | None:
     if row["problem"]:
         return None
     return href(first_page(str(row["verb"]), str(row["state"])), str(row["name"]))
 
 
 def first_page(verb: str, state: str) -> str:
-    """What a person wants to see of a record."""
+    """The page that a record's link in the list opens."""
     if state == "running" and verb in ("run", "profile"):
         return "live"
     if state in ("ended", "interrupted") and verb in VERDICTS:
@@ -25,30 +25,28 @@ def first_page(verb: str, state: str) -> str:
     return "run"
 
 
-# Verbs whose record is a verdict, and the page that shows it.
+# Verbs whose record has a verdict, and the page that shows the verdict.
 VERDICTS = {"scale": "results", "sweep": "results", "tune": "results", "bandwidth": "communication"}
 
 
 COLUMNS = (
-    Column(key="name", title="record", how="The folder's name: when it began, and the script.", link=_open),
-    Column(key="verb", title="verb", how="The verb of the command line that made it."),
-    Column(key="script", title="script", how="As it was typed."),
-    Column(key="state", title="state", how="From run.json's outcome; without one, running as long as files grow."),
-    Column(key="workers", title="workers", how="How many processes ran the script.", kind="count"),
-    Column(key="mods", title="mods", how="Changes that were asked for with --mod."),
+    Column(key="name", title="record", how="Name of the record's folder: start time and script.", link=_address),
+    Column(key="verb", title="verb", how="Verb that made the record."),
+    Column(key="script", title="script", how="Path of the script, as typed."),
+    Column(key="state", title="state", how="From run.json's outcome; without an outcome, running while files grow."),
+    Column(key="workers", title="workers", how="Number of processes that ran the script.", kind="count"),
+    Column(key="mods", title="mods", how="Mods, as given with --mod."),
     Column(
         key="samples_per_s",
         title="samples/s",
-        how="Median over the last steps of rank 0 (at most 64 KiB of its file): samples of the whole batch by the "
-        "step's time.",
+        how="Samples of the whole batch divided by step time: median over the last steps of rank 0 (the last 64 KiB of "
+        "its file).",
         kind="rate",
     ),
-    Column(key="steps", title="steps", how="The number of the last optimizer step of rank 0.", kind="count"),
-    Column(
-        key="loss", title="last loss", how="The last loss that was recorded, as the script computed it.", kind="number"
-    ),
+    Column(key="steps", title="steps", how="Number of the last optimizer step of rank 0.", kind="count"),
+    Column(key="loss", title="last loss", how="Last recorded loss, as the script computed it.", kind="number"),
     Column(key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds"),
-    Column(key="started", title="began", how="This machine's clock when the launcher began.", kind="moment"),
+    Column(key="started", title="began", how="Start of the launcher, in local time.", kind="moment"),
 )
 
 
@@ -69,11 +67,11 @@ def build(library: Library) -> Page:
         more = f" And {len(broken) - 3} more." if len(broken) > 3 else ""
         blocks.append(Note(text=" ".join(entry.problem for entry in broken[:3]) + more, tone="warn"))
     if len(entries) == MOST_RUNS:
-        blocks.append(Note(text=f"Only the newest {MOST_RUNS:,} are listed."))
-    return Page(title="Runs", lead=_from_here(library.root), blocks=blocks)
+        blocks.append(Note(text=f"Only the newest {MOST_RUNS:,} records are listed."))
+    return Page(title="Runs", lead=_relative(library.root), blocks=blocks)
 
 
-def _from_here(path: Path) -> str:
+def _relative(path: Path) -> str:
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 

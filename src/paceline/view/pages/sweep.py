@@ -1,4 +1,4 @@
-"""What `sweep` found: throughput and memory by batch."""
+"""The page of `sweep`: throughput and memory by batch size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
 
 
-def sweeping(told: Verdict) -> list[Block]:
-    speeds = {point.batch: point.samples_per_s for point in told.points if point.fits}
+def sweeping(verdict: Verdict) -> list[Block]:
+    speeds = {point.batch: point.samples_per_s for point in verdict.points if point.fits}
     named = (
-        ("knee", told.knee, "The smallest batch within 5 % of the best.", "good"),
-        ("best", told.best, "The batch with most samples a second.", ""),
-        ("largest that fits", told.largest, "The largest batch that was measured well.", ""),
-        ("the script's own", told.own, "The batch that the script asks for.", ""),
+        ("knee", verdict.knee, "Smallest batch size within 5 % of the best throughput.", "good"),
+        ("best", verdict.best, "Batch size with the highest throughput.", ""),
+        ("largest that fits", verdict.largest, "Largest batch size whose trials succeeded.", ""),
+        ("the script's own", verdict.own, "Batch size that the script sets.", ""),
     )
     tiles = [
         Tile(
@@ -32,30 +32,30 @@ def sweeping(told: Verdict) -> list[Block]:
         if batch is not None
     ]
     blocks: list[Block] = [Tiles(tiles)]
-    if told.why:
-        blocks.append(Note(text=f"It went no further: {told.why}." if told.ceiling else told.why))
-    if told.keep:
-        blocks.append(Note(text=f"To train with the knee's batch: --mod {told.keep}", tone="good"))
-    blocks += charts(told)
+    if verdict.why:
+        blocks.append(Note(text=f"The sweep stopped: {verdict.why}." if verdict.ceiling else verdict.why))
+    if verdict.keep:
+        blocks.append(Note(text=f"To train with the batch size of the knee: --mod {verdict.keep}", tone="good"))
+    blocks += charts(verdict)
     blocks.append(
         Grid(
             name="points",
             title="Batches",
             columns=(
-                Column(key="batch", title="batch", how="Samples a step, of all workers.", kind="count"),
-                Column(key="fits", title="fits", how="Whether the trial ended well.", kind="flag"),
+                Column(key="batch", title="batch", how="Samples per step, over all workers.", kind="count"),
+                Column(key="fits", title="fits", how="Whether the trial succeeded.", kind="flag"),
                 SPEED,
                 LOW,
                 HIGH,
-                Column(key="memory", title="memory", how="The peak of the worker that took most.", kind="bytes"),
-                Column(key="rounds", title="rounds", how="Trials of this batch.", kind="count"),
-                Column(key="message", title="why not", how="What ended the trial."),
+                Column(key="memory", title="memory", how="Peak memory of the worker that used most.", kind="bytes"),
+                Column(key="rounds", title="rounds", how="Number of trials of this batch size.", kind="count"),
+                Column(key="message", title="why not", how="Why the trial failed."),
             ),
             rows=[
                 msgspec.to_builtins(point)
                 if point.fits
                 else {"batch": point.batch, "fits": False, "message": point.message}
-                for point in told.points
+                for point in verdict.points
             ],
         )
     )

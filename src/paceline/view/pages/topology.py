@@ -1,4 +1,4 @@
-"""The machine: this one, or as far as a record knows the one that it ran on."""
+"""The pages of topology: of this machine, and of a record's machine as far as run.json describes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Core(msgspec.Struct):
 
 
 class _Recorded(msgspec.Struct):
-    """run.json's topology: the host, and of its GPUs what choosing among them found out."""
+    """run.json's topology: the host, and what the choice of GPUs recorded about them."""
 
     name: str = ""
     cores: list[_Core] = []
@@ -39,40 +39,41 @@ class _Recorded(msgspec.Struct):
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     try:
-        told = msgspec.convert(record.run.topology, _Recorded)
+        recorded = msgspec.convert(record.run.topology, _Recorded)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise RecordError(f"{record.folder.file('run.json')} has a topology that is none: {error}.") from error
-    topology = as_topology(told)
-    blocks: list[Block] = [_drawn(topology, told.choice), _workers(record.run.workers)]
+        raise RecordError(f"{record.folder.file('run.json')} has an invalid topology: {error}.") from error
+    topology = as_topology(recorded)
+    blocks: list[Block] = [_drawn(topology, recorded.choice), _workers(record.run.workers)]
     return Page(title="Topology", blocks=blocks)
 
 
 def build_machine() -> Page:
-    """Of the machine that `paceline view` runs on."""
+    """The page of the machine that `paceline view` runs on."""
     topology = survey()
     return Page(title="This machine", lead=topology.host, blocks=[_drawn(topology, None), *_links(topology)])
 
 
-def as_topology(told: _Recorded) -> Topology:
-    nodes = sorted({core.node for core in told.cores})
-    packages = sorted({core.physical[0] for core in told.cores})
-    used = sorted({end for link in told.links for end in (link.a, link.b)})
-    gpus = used or [int(name) if name.isdecimal() else number for number, name in enumerate(told.gpus)]
+def as_topology(recorded: _Recorded) -> Topology:
+    nodes = sorted({core.node for core in recorded.cores})
+    packages = sorted({core.physical[0] for core in recorded.cores})
+    used = sorted({end for link in recorded.links for end in (link.a, link.b)})
+    gpus = used or [int(name) if name.isdecimal() else number for number, name in enumerate(recorded.gpus)]
     if len(gpus) > MOST:
-        raise RecordError(f"The record speaks of {len(gpus):,} GPUs on one host: more than can be drawn.")
+        raise RecordError(f"run.json lists {len(gpus):,} GPUs on one host; the picture shows at most {MOST}.")
     return Topology(
-        host=told.name,
+        host=recorded.name,
         source="run.json",
         devices=tuple(Gpu(index=index) for index in gpus),
-        links=told.links,
+        links=recorded.links,
         numa=tuple(
-            NumaNode(id=node, cpus=format_list([c.id for c in told.cores if c.node == node])) for node in nodes[:MOST]
+            NumaNode(id=node, cpus=format_list([c.id for c in recorded.cores if c.node == node]))
+            for node in nodes[:MOST]
         ),
         packages=tuple(
             Package(
                 id=package,
-                cores=len({core.physical for core in told.cores if core.physical[0] == package}),
-                cpus=format_list([core.id for core in told.cores if core.physical[0] == package]),
+                cores=len({core.physical for core in recorded.cores if core.physical[0] == package}),
+                cpus=format_list([core.id for core in recorded.cores if core.physical[0] == package]),
             )
             for package in packages[:MOST]
         ),
@@ -83,7 +84,7 @@ def _drawn(topology: Topology, choice: DeviceChoice | None) -> Block:
     try:
         return Picture(title=topology.host or "The machine", svg=draw(topology, choice=choice))
     except (ValueError, KeyError, IndexError) as error:
-        return Note(text=f"It cannot be drawn: {error}.", tone="warn")
+        return Note(text=f"The topology cannot be drawn: {error}.", tone="warn")
 
 
 def _workers(workers: Sequence[WorkerInfo]) -> Grid:
@@ -100,14 +101,14 @@ def _workers(workers: Sequence[WorkerInfo]) -> Grid:
     ]
     return Grid(
         name="workers",
-        title="Where the workers were",
+        title="Placement of the workers",
         columns=(
-            Column(key="rank", title="rank", how="The worker.", kind="count"),
-            Column(key="host", title="host", how="Its name for itself."),
-            Column(key="gpu", title="GPU", how="As CUDA_VISIBLE_DEVICES names it; its first one."),
-            Column(key="cores", title="cores", how="That the launcher bound it to."),
-            Column(key="threads", title="threads", how="That the launcher gave it.", kind="count"),
-            Column(key="pid", title="process", how="Its number on its host."),
+            Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
+            Column(key="host", title="host", how="Host name, as the host reports it."),
+            Column(key="gpu", title="GPU", how="First GPU of the worker, as in CUDA_VISIBLE_DEVICES."),
+            Column(key="cores", title="cores", how="Cores that the launcher bound the worker to."),
+            Column(key="threads", title="threads", how="Threads that the launcher gave the worker.", kind="count"),
+            Column(key="pid", title="process", how="Process ID on the host."),
         ),
         rows=rows,
         empty="The record names no workers.",
@@ -122,13 +123,18 @@ def _links(topology: Topology) -> list[Block]:
             name="links",
             title="Links",
             columns=(
-                Column(key="a", title="GPU", how="By PCI bus, as nvidia-smi counts.", kind="count"),
-                Column(key="b", title="GPU", how="By PCI bus, as nvidia-smi counts.", kind="count"),
-                Column(key="kind", title="kind", how="As nvidia-smi topo names it."),
+                Column(key="a", title="GPU", how="GPU index in PCI bus order, as in nvidia-smi.", kind="count"),
+                Column(key="b", title="GPU", how="GPU index in PCI bus order, as in nvidia-smi.", kind="count"),
+                Column(key="kind", title="kind", how="Kind of link, as nvidia-smi topo names it."),
                 Column(
-                    key="gb_per_s", title="usual GB/s", how="Usual for the kind, one way; not measured.", kind="number"
+                    key="gb_per_s",
+                    title="usual GB/s",
+                    how="Usual bandwidth of this kind, one way; not measured.",
+                    kind="number",
                 ),
-                Column(key="p2p", title="peer to peer", how="Whether the driver allows it.", kind="flag"),
+                Column(
+                    key="p2p", title="peer to peer", how="Whether the driver allows peer-to-peer access.", kind="flag"
+                ),
             ),
             rows=msgspec.to_builtins(topology.links),
         )

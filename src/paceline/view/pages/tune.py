@@ -1,4 +1,4 @@
-"""What `tune` found: each mod's gain, and what all kept ones give together."""
+"""The page of `tune`: the gain of each mod, and of all kept mods together."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from paceline.view.ui.wording import say
 PATCH = 256 << 10  # bytes of tuned.patch
 
 
-def tuning(told: Verdict, record: Opened) -> list[Block]:
+def tuning(verdict: Verdict, record: Opened) -> list[Block]:
     tiles = []
-    if told.baseline:
+    if verdict.baseline:
         tiles.append(
             Tile(
                 label="as it is",
-                value=rate(told.baseline.samples_per_s),
+                value=rate(verdict.baseline.samples_per_s),
                 how="samples/s of the unmodified script: mean over its trials.",
-                detail=f"{told.baseline.trials} trials",
+                detail=f"{verdict.baseline.trials} trials",
             )
         )
-    if told.final:
-        final = told.final
+    if verdict.final:
+        final = verdict.final
         tiles += [
             Tile(
                 label="tuned",
@@ -40,50 +40,61 @@ def tuning(told: Verdict, record: Opened) -> list[Block]:
             Tile(
                 label="gain",
                 value=say(final.gain, "times"),
-                how="Kept mods against the script as it is, in pairs at the end.",
+                how="Speed with all kept mods divided by the unmodified script's, in paired trials at the end.",
                 detail=f"{say(final.gain_low, 'times')} to {say(final.gain_high, 'times')}, {final.pairs} pairs",
                 tone="good" if final.gain > 1.01 else "",
             ),
-            Tile(label="memory", value=size(final.memory), how="The peak of a worker, with all kept mods."),
+            Tile(label="memory", value=size(final.memory), how="Peak memory of a worker with all kept mods."),
         ]
     tiles.append(
         Tile(
             label="noise",
-            value=percent(told.noise),
+            value=percent(verdict.noise),
             how="Relative standard deviation of one trial's speed.",
-            detail=f"{told.trials} trials, {say(told.spent, 'seconds')}",
+            detail=f"{verdict.trials} trials, {say(verdict.spent, 'seconds')}",
         )
     )
     blocks: list[Block] = [Tiles(tiles)]
-    if told.problem:
-        blocks.append(Note(text=told.problem, tone="bad"))
-    if told.cut_short:
-        blocks.append(Note(text="The budget was over before everything had been tried.", tone="warn"))
-    blocks += charts(told)
+    if verdict.problem:
+        blocks.append(Note(text=verdict.problem, tone="bad"))
+    if verdict.cut_short:
+        blocks.append(Note(text="The budget ended before all mods were tried.", tone="warn"))
+    blocks += charts(verdict)
     blocks.append(
         Grid(
             name="mods",
             title="Mods",
             columns=(
-                Column(key="mod", title="mod", how="As --mod takes it."),
-                Column(key="kept", title="kept", how="Faster than the noise, and the loss is kept.", kind="flag"),
-                Column(key="gain", title="gain", how="after by before.", kind="times"),
+                Column(key="mod", title="mod", how="Mod, as --mod takes it."),
                 Column(
-                    key="before", title="before", how="samples/s of the best set that it was tried on.", kind="rate"
+                    key="kept",
+                    title="kept",
+                    how="Whether the gain exceeds the noise and the loss guard passes.",
+                    kind="flag",
                 ),
-                Column(key="after", title="after", how="samples/s with it.", kind="rate"),
+                Column(key="gain", title="gain", how="after divided by before.", kind="times"),
                 Column(
-                    key="loss_difference", title="loss differs", how="From the guard's series of losses.", kind="number"
+                    key="before",
+                    title="before",
+                    how="samples/s of the mods in “tried on”, without this mod.",
+                    kind="rate",
                 ),
-                Column(key="reason", title="why", how="Why it was not kept, or not tried."),
-                Column(key="on", title="tried on", how="The mods that were on at that time."),
+                Column(key="after", title="after", how="samples/s with this mod.", kind="rate"),
+                Column(
+                    key="loss_difference",
+                    title="loss differs",
+                    how="Difference of the losses in the loss guard.",
+                    kind="number",
+                ),
+                Column(key="reason", title="why", how="Why the mod was not kept, or not tried."),
+                Column(key="on", title="tried on", how="Mods that were active without this mod."),
             ),
-            rows=[msgspec.to_builtins(row) for row in told.mods],
+            rows=[msgspec.to_builtins(row) for row in verdict.mods],
             mark="kept",
             good=True,
         )
     )
-    blocks += [Note(text=note) for note in told.notes[:20]]
+    blocks += [Note(text=note) for note in verdict.notes[:20]]
     return [*blocks, *_patch(record)]
 
 

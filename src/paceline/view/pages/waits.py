@@ -1,4 +1,4 @@
-"""Lines of the script that make the host wait for the device, and time by module."""
+"""The page of waits: lines of the script that make the host wait for the device, and time by module."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         Grid(
             name="waits",
             title="Lines that wait",
-            about="A call that reads a tensor's value (item, cpu, print …) stops the host until the device is done.",
+            about="A call that reads a tensor's value (item, cpu, print …) blocks the host until the device is done.",
             columns=(
-                Column(key="file", title="file", how="The script's, where the capture put its marks."),
-                Column(key="line", title="line", how="Of that file; 0 where the trace does not say.", kind="count"),
-                Column(key="what", title="call", how="The tensor's method; without a line, the driver's call."),
-                Column(key="calls", title="calls a step", how="Mean over traced steps and ranks.", kind="number"),
+                Column(key="file", title="file", how="File of the script, from the marks of the capture."),
+                Column(
+                    key="line", title="line", how="Line in that file; 0 if the trace does not name it.", kind="count"
+                ),
+                Column(key="what", title="call", how="Method of the tensor; without a line, the driver call."),
+                Column(key="calls", title="calls per step", how="Mean over traced steps and ranks.", kind="number"),
                 Column(
                     key="seconds",
-                    title="waited a step",
-                    how="Time in which the host was blocked inside the call, waiting for the device; without a device, "
-                    "what the call took. Mean over traced steps and ranks.",
+                    title="waited per step",
+                    how="Time in which the call blocked the host to wait for the device; without a device, the "
+                    "duration of the call. Mean over traced steps and ranks.",
                     kind="seconds",
                 ),
             ),
@@ -56,13 +58,13 @@ def _modules(record: Opened) -> Grid:
         .agg(pl.col("calls").sum() / steps, *(pl.col(name).sum() / steps for name in figures))
         .sort(["device_forward", "host_forward", "module"], descending=[True, True, False])
     )
-    how = "Self time of the ops that this module called, without its submodules; a step of one rank."
+    how = "Self time of the ops that this module called, without its submodules; mean per step and rank."
     return Grid(
         name="modules",
         title="Modules",
         columns=(
-            Column(key="module", title="module", how="Its path, as torch's stack names it."),
-            Column(key="calls", title="calls", how="A step of one rank.", kind="count"),
+            Column(key="module", title="module", how="Path of the module, from torch's stack."),
+            Column(key="calls", title="calls", how="Mean per step and rank.", kind="count"),
             *(Column(key=name, title=name.replace("_", " "), how=how, kind="seconds") for name in figures),
         ),
         rows=table.to_dicts(),

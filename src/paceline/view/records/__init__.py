@@ -1,1 +1,1 @@
-"""Records, opened for the pages."""
+"""Reads records for the pages."""

@@ -1,4 +1,4 @@
-"""What a record holds: which pages have something to show."""
+"""Decides which pages have something to show for a record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def has_steps(record: Opened) -> bool:
     try:
         return record.steps.frame.height > 0
     except RecordError:
-        return True  # the page of the steps says what is wrong with them; the others do without
+        return True  # so that the iterations page reports the damaged file
 
 
 def has_traces(record: Opened) -> bool:
@@ -25,7 +25,7 @@ def _has_verdict(record: Opened, *verbs: str) -> bool:
     return record.run.verb in verbs and record.folder.file("verdict.json").exists()
 
 
-# By the page's key, the first part of its address. A page that is not here can always be shown.
+# By page key, the first part of the page's address. A page that is not listed can always be shown.
 _SHOWS: dict[str, Callable[[Opened], bool]] = {
     "live": lambda record: record.state == "running",
     "results": lambda record: _has_verdict(record, *SERIES),
@@ -41,5 +41,5 @@ _SHOWS: dict[str, Callable[[Opened], bool]] = {
 
 
 def shows(record: Opened, page: str) -> bool:
-    """Whether this page has something to show of the record."""
+    """Whether this page has something to show for the record."""
     return _SHOWS.get(page, lambda record: True)(record)

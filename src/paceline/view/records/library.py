@@ -1,8 +1,8 @@
-"""The folder of records: what is in it, and nothing outside it.
+"""The folder of records: lists and opens the records in this folder, and nothing outside.
 
-A record's name is its path below the folder. Whatever a browser asks for, only folders below it that hold a run.json
-are opened. The folder itself may be a link, since a person named it; below it no link is followed, wherever it leads:
-one that stands for a record's folder is not in the list.
+A record's name is its path below the folder. Whatever a browser requests, only folders below the root that hold a
+run.json are opened. The root may be a symbolic link, because the user named the root. Below the root no link is
+followed, and a link in place of a record's folder is not listed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from paceline.view.records.record import Opened, state_of
 from paceline.view.records.steps import read_tail
 from paceline.view.server.limits import ViewLimits
 
-OPEN = 8  # records kept in memory, of traces no more than one record may have
-MOST_RUNS = 5000  # in the list, the newest
+OPEN = 8  # records kept in memory; all their traces together may have ViewLimits.events events
+MOST_RUNS = 5000  # records in the list: the newest
 _FILES = ("run.json", "verdict.json", "findings.json", "steps.rank*.jsonl", "trace.rank*.json.gz", "devices.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordEntry:
-    """A record in the list. `problem` says why it cannot be opened; then there is nothing else."""
+    """A record in the list. `problem` says why the record, or a file of it, cannot be read."""
 
     name: str
     verb: str = ""
@@ -56,10 +56,10 @@ class Library:
         self._entries: dict[str, tuple[object, RecordEntry]] = {}
 
     def find(self, name: str) -> Folder:
-        """The folder of a record. NoRecordError where there is none of that name, or a link is on the way to it."""
+        """The folder of a record. Raises NoRecordError if there is no such record, or if a link is in its path."""
         parts = name.strip("/").split("/")
         missing = NoRecordError(
-            f"There is no record {name[:200]!r} in {self.root}.", advice="Choose one from the list."
+            f"There is no record {name[:200]!r} in {self.root}.", advice="Choose a record from the list."
         )
         if "\0" in name or any(not part or part.startswith(".") for part in parts):
             raise missing
@@ -69,7 +69,7 @@ class Library:
         return folder
 
     def open(self, name: str) -> Opened:
-        """A record; the same one as long as its files do not change."""
+        """Opens a record. Returns the same object until a file of the record changes."""
         name = name.strip("/")
         folder = self.find(name)
         stamp = _stamp(folder)
@@ -87,7 +87,7 @@ class Library:
         return sum(record.events for _, record in self._open.values())
 
     def names(self) -> list[str]:
-        """Those of the list, newest first: names begin with the time."""
+        """Names in the list, newest first: a name begins with the time."""
         try:
             found = self._folder.names("[!.]*")
         except OSError:
@@ -98,13 +98,13 @@ class Library:
         try:
             return self._folder.folder(name).file("run.json").exists()
         except RecordError:
-            return False  # a file, or a link
+            return False  # a file or a link, not a folder
 
     def entries(self) -> list[RecordEntry]:
         return [self.entry(name) for name in self.names()[:MOST_RUNS]]
 
     def entry(self, name: str) -> RecordEntry:
-        """A record's line in the list; also of one that cannot be opened."""
+        """A record's line in the list, also if the record cannot be opened."""
         try:
             folder = self.find(name)
             stamp = _stamp(folder)
@@ -121,7 +121,7 @@ class Library:
 def _entry(name: str, folder: Folder) -> RecordEntry:
     opened = Opened.of(name, folder)
     run = opened.run
-    # The end of the first worker's steps is enough for a list, however long the run is.
+    # Only the end of the first worker's steps is read, so that long runs do not slow down the list.
     tail: list[Step] = []
     problem = ""
     if run.workers:
@@ -154,10 +154,10 @@ def _workers(run: Run) -> int | None:
 
 
 def _stamp(folder: Folder) -> object:
-    """Changes when a file of the record does."""
+    """A value that changes when a file of the record changes."""
     found = []
     for pattern in _FILES:
         for name in folder.names(pattern):
-            told = folder.file(name).stat()
-            found.append((name, told and (told.st_ino, told.st_mtime_ns, told.st_size)))
+            stat = folder.file(name).stat()
+            found.append((name, stat and (stat.st_ino, stat.st_mtime_ns, stat.st_size)))
     return tuple(found)

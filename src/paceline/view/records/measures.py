@@ -1,4 +1,4 @@
-"""A run in numbers, from its steps: the same figures as `paceline run` prints."""
+"""Computes a run's key figures from its steps: the same figures as `paceline run` prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.view.records.record import Opened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMeasures:
-    """`step` holds mean seconds of each part of a step, and `total`. None: nothing to measure."""
+    """`step` maps each phase, and `total`, to mean seconds. None means that the run has no such measurement."""
 
     warm_up: int
     steps: int

@@ -1,4 +1,4 @@
-"""One record, opened for its pages: its files, read when they are asked for and kept while they do not change."""
+"""One record, opened for its pages: reads the record's files on demand, and caches what it read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paceline.tables.trace.time_limit import within
 from paceline.view.records.steps import Steps, read_steps
 from paceline.view.server.limits import ViewLimits
 
-LARGEST = 16 << 20  # bytes of a JSON document: those of ours have some kilobytes
+LARGEST = 16 << 20  # bytes of a JSON document; Paceline writes a few kilobytes
 MOST_WORKERS = 4096
 ALIVE = 60.0  # seconds without a new line, after which a run without an outcome counts as killed
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BoundedTables(Tables):
-    """Tables whose traces are refused where they would take too long, or not fit."""
+    """Tables that reject traces which exceed the limits of time or memory."""
 
     record: Opened | None = None
 
@@ -50,43 +50,43 @@ class BoundedTables(Tables):
             trace = read_trace(path, most=left, more=limits.more_events)
             left -= trace.events.height + trace.memory.height
             devices = trace.device["device"].n_unique() + trace.memory["device"].n_unique()
-            limits.prove(f"{path} has many devices", devices, limits.devices)
-            limits.prove(f"{path} has many steps", windows(trace).height, limits.steps)
+            limits.prove(f"{path} has too many devices", devices, limits.devices)
+            limits.prove(f"{path} has too many steps", windows(trace).height, limits.steps)
             found.append(trace)
         return sorted(found, key=lambda trace: trace.rank)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A record. `name` is its path below the folder of records, and its address. Its files are opened through `folder`
-    only."""
+    """A record. `name` is the record's path below the folder of records, and part of its address. All files are
+    opened through `folder`."""
 
     name: str
     folder: Folder
     run: Run
     limits: ViewLimits = ViewLimits()  # noqa: RUF009
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False)
-    turn: anyio.Lock = field(default_factory=anyio.Lock, compare=False)  # of visitors who want its traces
-    made: dict[str, tuple[str, Any]] = field(
-        default_factory=dict, compare=False
-    )  # what pages computed, kept for the next one
+    turn: anyio.Lock = field(default_factory=anyio.Lock, compare=False)  # held while a page reads the traces
+    made: dict[str, tuple[str, Any]] = field(default_factory=dict, compare=False)  # results that pages share
 
     @classmethod
     def of(cls, name: str, folder: Folder, limits: ViewLimits | None = None) -> Opened:
-        """RecordError where there is no record, or none that fits in memory."""
+        """Raises RecordError if there is no record, or if the record does not fit in memory."""
         try:
             run = read_run(folder, most=LARGEST)
         except RecursionError as error:
-            raise RecordError(f"{folder.file('run.json')} is nested too deeply to be ours.") from error
+            raise RecordError(
+                f"{folder.file('run.json')} is nested too deeply: Paceline did not write this file."
+            ) from error
         if len(run.workers) > MOST_WORKERS:
             raise RecordError(
-                f"{folder.file('run.json')} speaks of {len(run.workers):,} workers: more than can be shown."
+                f"{folder.file('run.json')} lists {len(run.workers):,} workers; pages show at most {MOST_WORKERS:,}."
             )
         return cls(name, folder, run, limits or ViewLimits())
 
     def once(self, what: str, make: Callable[[], T], *, instead: str = "") -> T:
-        """What it makes, in the time that a page may take; made once, and so is a refusal. `what` begins a sentence.
-        Of several with the same `instead`, only the last one is kept."""
+        """The result of `make`, computed once, within the time limit of a page; an error is kept as well. `what` begins
+        the error's sentence. Of several results with the same `instead`, only the last one is kept."""
         with self.lock:
             key, known = self.made.get(instead or what, ("", None))
             if key != what:
@@ -102,12 +102,12 @@ class Opened:
             with within(self.limits.seconds, f"{what} of {self.name}", self.limits.more_time):
                 return (make(),)
         except PacelineError as error:
-            # Without its traceback, which would keep all that was read so far.
+            # A copy without the traceback, which would keep in memory what was read so far.
             return type(error)(error.message, advice=error.advice)
 
     @property
     def events(self) -> int:
-        """That are in memory."""
+        """Number of trace events in memory."""
         known = self.made.get("Reading the traces", ("", None))[1]
         return sum(trace.events.height for trace in known[0]) if isinstance(known, tuple) else 0
 
@@ -136,30 +136,30 @@ class Opened:
 
     @cached_property
     def verdict(self) -> dict[str, Any] | None:
-        """What a verb that made trials found; None where it made none."""
-        told = self._document("verdict.json")
-        return told if isinstance(told, dict) else None
+        """The verdict of a verb that ran trials, or None."""
+        document = self._document("verdict.json")
+        return document if isinstance(document, dict) else None
 
     @cached_property
     def findings(self) -> list[dict[str, Any]] | None:
-        """What the rules said; None where nobody asked them."""
-        told = self._document("findings.json")
-        if isinstance(told, dict):
-            told = told.get("findings")
-        return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else None
+        """The findings, or None if the rules did not run."""
+        document = self._document("findings.json")
+        if isinstance(document, dict):
+            document = document.get("findings")
+        return [each for each in document if isinstance(each, dict)] if isinstance(document, list) else None
 
     @cached_property
     def trials(self) -> list[str]:
-        """The names of the records of its trials."""
+        """Names of the trials' records."""
         return [f"{self.name}/trials/{name}" for name in trials_in(self.folder)]
 
     @property
     def has_samples(self) -> bool:
-        told = self.folder.file(SAMPLES).stat()
-        return told is not None and told.st_size <= MOST_SAMPLES
+        stat = self.folder.file(SAMPLES).stat()
+        return stat is not None and stat.st_size <= MOST_SAMPLES
 
     def prove_samples(self) -> None:
-        """NotRegularError where the samples are no file: rules do without them, the pages that show them don't."""
+        """Raises NotRegularError if the samples are not a regular file. Only pages report that; rules ignore it."""
         self.folder.file(SAMPLES).open().close()
 
     @property
@@ -176,13 +176,13 @@ class Opened:
             raise RecordError(f"{file} cannot be read: {error.strerror or error}.") from error
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise RecordError(
-                f"{file} is damaged: {error or 'it is nested too deeply'}.",
-                advice="The record's other files may be well.",
+                f"{file} is damaged: {error or 'the JSON is nested too deeply'}.",
+                advice="The record's other files may be intact: open its other pages.",
             ) from error
 
 
 def trials_in(folder: Folder) -> list[str]:
-    """Folders below its `trials` that hold a record; nothing where that is no folder."""
+    """Names of the folders in `trials` that hold a record; empty if `trials` is not a folder."""
     trials = folder.folder("trials")
     try:
         return [name for name in trials.names("[!.]*") if _holds_record(trials.folder(name))]
@@ -194,11 +194,11 @@ def _holds_record(folder: Folder) -> bool:
     try:
         return folder.file("run.json").exists()
     except RecordError:
-        return False  # a link, or a file
+        return False  # a link or a file, not a folder
 
 
 def state_of(run: Run, folder: Folder) -> str:
-    """running, ended, failed, interrupted or killed."""
+    """The state of a run: running, ended, failed, interrupted or killed."""
     outcome = run.outcome
     if outcome is not None:
         return "interrupted" if outcome.interrupted else "failed" if outcome.exit_code else "ended"
@@ -206,6 +206,6 @@ def state_of(run: Run, folder: Folder) -> str:
     names = (*folder.names("steps.rank*.jsonl"), *folder.names("log.rank*.txt"))
     files = [*map(folder.file, names), *(folder.folder("trials", name).file("run.json") for name in trials_in(folder))]
     for file in files:
-        told = file.stat()
-        latest = max(latest, told.st_mtime if told is not None else 0.0)
+        stat = file.stat()
+        latest = max(latest, stat.st_mtime if stat is not None else 0.0)
     return "running" if time.time() - latest < ALIVE else "killed"

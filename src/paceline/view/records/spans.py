@@ -1,6 +1,6 @@
-"""What every rank did in one step, for the time line: columns of numbers, and names once each.
+"""Reads the spans of every rank in one step, as columns of numbers for the time line.
 
-From the traces of a profile, or from `timeline.rankR.jsonl`, which `run --timeline` leaves.
+Sources are the traces of a profile, or `timeline.rankR.jsonl`, which `run --timeline` writes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from paceline.tables.trace.time_limit import go_on
 from paceline.tables.waits import LINE
 from paceline.view.records.record import Opened
 
-MOST = 100_000  # spans of a step: the shortest are left out where there are more
-MOST_STEPS = 2000  # to choose from
-MOST_TRACKS = 200  # threads of a rank, and streams: the busiest
+MOST = 100_000  # spans of a step; if there are more, the shortest are left out
+MOST_STEPS = 2000  # steps that a user can choose from
+MOST_TRACKS = 200  # threads of a rank, and streams of a rank; the others are left out
 DEEPEST = 24  # rows of a track
 LARGEST = 64 << 20  # bytes of a rank's timeline.jsonl
-APART = 10  # times a step: ranks whose clocks differ by more are laid over each other
-NAME = 300  # characters
+APART = 10  # step times: if the ranks' steps begin further apart, every rank's step is drawn from zero
+NAME = 300  # characters of a span's name
 COLUMNS = ("track", "depth", "start", "length", "name", "kind")
 KINDS = ("op", "mark", "runtime", "kernel", "copy", "set", "sync", "python", "communication")
 
@@ -42,8 +42,8 @@ class Track(msgspec.Struct, kw_only=True):
 
 
 class StepSpans(msgspec.Struct, kw_only=True):
-    """Columns: a span's track, row in it, start and length (nanoseconds since the step began), name and kind, the last
-    two as numbers into lists."""
+    """The spans of one step, as columns. `start` and `length` are in nanoseconds, `start` since the step began. `depth`
+    is the row within the track; `name` and `kind` are indices into `names` and `kinds`."""
 
     step: int
     end: int
@@ -62,14 +62,14 @@ class StepSpans(msgspec.Struct, kw_only=True):
 
 @dataclass
 class _Drawing:
-    """Collects spans; times are nanoseconds from the step's begin."""
+    """Collects spans. Times are nanoseconds since the step began."""
 
     names: dict[str, int] = field(default_factory=dict)
     tracks: list[Track] = field(default_factory=list)
     columns: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, rank: int, label: str, spans: Sequence[tuple[int, int, str, str]]) -> None:
-        """Spans of one track, (start, end, name, kind), those that hold others before them."""
+        """Adds the spans of one track, (start, end, name, kind). An enclosing span precedes the spans inside it."""
         go_on()
         depths = _depths(spans)
         track = len(self.tracks)
@@ -82,10 +82,10 @@ class _Drawing:
             columns["depth"].append(depth)
             columns["start"].append(start)
             columns["length"].append(end - start)
-            columns["name"].append(self.names.setdefault(_spoken(name), len(self.names)))
+            columns["name"].append(self.names.setdefault(_readable(name), len(self.names)))
             columns["kind"].append(KINDS.index(kind))
 
-    def told(self, step: int, end: int, left_out: int, note: str = "") -> StepSpans:
+    def as_step_spans(self, step: int, end: int, left_out: int, note: str = "") -> StepSpans:
         names = list(self.names)
         return StepSpans(
             step=step,
@@ -99,14 +99,14 @@ class _Drawing:
         )
 
 
-def _spoken(name: str) -> str:
-    """The capture's marks of lines, as people write them."""
+def _readable(name: str) -> str:
+    """A span's name; the capture's mark of a script line becomes FILE:LINE function()."""
     line = re.match(LINE, name)
     return (f"{line[1]}:{line[2]} {line[3]}()" if line else name)[:NAME]
 
 
 def steps_of(record: Opened) -> list[int]:
-    """The steps that can be drawn."""
+    """Numbers of the steps that can be drawn."""
     if record.trace_paths:
         return record.once("Finding the steps", lambda: _traced(record.tables.traces))
     steps = record.steps.frame
@@ -120,19 +120,19 @@ def _traced(traces: Sequence[Trace]) -> list[int]:
 
 
 def spans_of(record: Opened, step: int, *, most: int = MOST) -> StepSpans:
-    """One step. RecordError where there is no such step."""
+    """The spans of one step. Raises RecordError if this step cannot be drawn."""
     if step not in steps_of(record):
-        raise RecordError(f"{record.name} has no step {step} that could be drawn.")
+        raise RecordError(f"{record.name} has no step {step} that can be drawn.")
 
     def draw() -> StepSpans:
         if record.trace_paths:
             return _from_traces(record.tables.traces, step, most)
         return _from_timeline(record, step, most)
 
-    return record.once(f"Drawing step {step} in {most:,} pieces", draw, instead="Drawing")
+    return record.once(f"Drawing step {step} with at most {most:,} spans", draw, instead="Drawing")
 
 
-# -- of traces ---------------------------------------------------------------------------------------------------------
+# -- from traces -------------------------------------------------------------------------------------------------------
 
 
 def _from_traces(traces: Sequence[Trace], step: int, most: int) -> StepSpans:
@@ -150,14 +150,14 @@ def _from_traces(traces: Sequence[Trace], step: int, most: int) -> StepSpans:
     for trace, start, end in found:
         shift = trace.base - zero if together else -start
         rows = trace.events.filter((pl.col("start") < end) & (pl.col("end") > start) & (pl.col("kind") != "python"))
-        # The marks of the steps beside it reach into this one by a little.
+        # The marks of neighbouring steps overlap this step slightly.
         rows = rows.filter(~says(rows["name"], STEP) | (rows["start"] == start))
         rows, dropped = _longest(rows, most // len(found))
         left_out += dropped
         latest = max(latest, end + shift)
         left_out += _add_trace(drawing, trace.rank, rows, shift)
     note = "" if together else "The ranks' clocks differ: every rank's step begins at zero."
-    return drawing.told(step, latest, left_out, note)
+    return drawing.as_step_spans(step, latest, left_out, note)
 
 
 def _longest(rows: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
@@ -169,15 +169,15 @@ def _longest(rows: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
 
 
 def _add_trace(drawing: _Drawing, rank: int, rows: pl.DataFrame, shift: int) -> int:
-    """Gives the number of events that lie on tracks beyond those that can be drawn."""
-    talks = of_communication(rows["name"]) & (rows["kind"] == "kernel")
+    """Adds the events of one trace. Returns the number of events on tracks that are left out."""
+    communicates = of_communication(rows["name"]) & (rows["kind"] == "kernel")
     rows = rows.select(
         pl.col("kind").is_in(("kernel", "copy", "set")).alias("on_device"),
         *("device", "stream", "process", "thread"),
         (pl.col("start") + shift).alias("start"),
         (pl.col("end") + shift).alias("end"),
         pl.col("name").cast(pl.String),
-        pl.when(talks).then(pl.lit("communication")).otherwise(pl.col("kind").cast(pl.String)).alias("kind"),
+        pl.when(communicates).then(pl.lit("communication")).otherwise(pl.col("kind").cast(pl.String)).alias("kind"),
     )
     host = rows.filter(~pl.col("on_device"))
     threads = host.partition_by("process", "thread", maintain_order=True)
@@ -195,7 +195,7 @@ def _in_order(rows: pl.DataFrame) -> list[tuple[int, int, str, str]]:
 
 
 def _depths(spans: Iterable[tuple[int, int, str, str]]) -> list[int]:
-    """In how many others each lies. One that only reaches into another gets a row below it, too."""
+    """The row of each span: the number of earlier spans that are still open when the span starts."""
     open_until: list[int] = []
     depths = []
     for start, end, _, _ in spans:
@@ -206,7 +206,7 @@ def _depths(spans: Iterable[tuple[int, int, str, str]]) -> list[int]:
     return depths
 
 
-# -- of a run with --timeline ------------------------------------------------------------------------------------------
+# -- from a run with --timeline ----------------------------------------------------------------------------------------
 
 
 def _from_timeline(record: Opened, step: int, most: int) -> StepSpans:
@@ -226,7 +226,7 @@ def _from_timeline(record: Opened, step: int, most: int) -> StepSpans:
         for track, spans in list(tracks.items())[:MOST_TRACKS]:
             spans.sort(key=lambda span: (span[0], -span[1]))
             drawing.add(rank_in(path.name) or 0, track[:NAME], spans)
-    return drawing.told(step, round((end - start) * 1e9), left_out)
+    return drawing.as_step_spans(step, round((end - start) * 1e9), left_out)
 
 
 def _read(path: File) -> list[Any]:

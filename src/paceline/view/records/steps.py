@@ -1,4 +1,4 @@
-"""The steps of a record as a frame, in bounded memory: of a run of millions of steps, the last ones."""
+"""Reads a record's steps into a data frame, in bounded memory: of a very long run, only the last steps."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from paceline.record.inside import File, Folder
 from paceline.tables.records import STEPS
 
 MOST = 128 << 20  # bytes of all ranks' step files together: about half a million steps
-TAIL = 64 << 10  # bytes that tell how a run is getting on
+TAIL = 64 << 10  # bytes at the end of a step file, enough for the list of runs
 
 _decoder = msgspec.json.Decoder(Step)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`frame` is as `tables.records.steps_frame` makes it; `partly`: the first steps of a long run were left out."""
+    """`frame` has the form of `tables.records.steps_frame`. `partly`: the first steps of a long run are left out."""
 
     frame: pl.DataFrame
     partly: bool = False
 
 
 def read_steps(folder: Folder, ranks: Sequence[int], *, most: int = MOST) -> Steps:
-    """RecordError where a file is damaged elsewhere than at its end."""
+    """The steps of these ranks. Raises RecordError if a file is damaged anywhere but at its end."""
     each = most // max(len(ranks), 1)
     frames, partly = [], False
     for rank in ranks:
@@ -41,7 +41,7 @@ def read_steps(folder: Folder, ranks: Sequence[int], *, most: int = MOST) -> Ste
 
 
 def read_tail(path: File, most: int = TAIL) -> tuple[list[Step], bool]:
-    """The last steps of a file, and whether there were more. A torn last line is left out."""
+    """The last steps of a file, and whether earlier ones are left out. An incomplete last line is ignored."""
     try:
         data, cut = path.read_end(most)
     except FileNotFoundError:
@@ -49,12 +49,12 @@ def read_tail(path: File, most: int = TAIL) -> tuple[list[Step], bool]:
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror or error}.") from error
     if cut:
-        data = data[data.find(b"\n") + 1 :]  # in the middle of a line
+        data = data[data.find(b"\n") + 1 :]  # the data begin in the middle of a line
     return parse(data, path), cut
 
 
 def parse(data: bytes, path: File | Folder) -> list[Step]:
-    """Whole lines, and perhaps a torn last one. RecordError where another line is no step."""
+    """Decodes complete lines, and a last line that may be incomplete. Raises RecordError if another line is no step."""
     whole, _, torn = data.rpartition(b"\n")
     try:
         steps = _decoder.decode_lines(whole.replace(b"\0", b"")) if whole else []
@@ -74,5 +74,5 @@ def _one_by_one(data: bytes, path: File | Folder) -> list[Step]:
         try:
             steps.append(_decoder.decode(line))
         except (msgspec.DecodeError, RecursionError) as error:
-            raise RecordError(f"{path}, line {number} of those read, is damaged: {error}.") from error
+            raise RecordError(f"{path} is damaged in line {number} of those read: {error}.") from error
     return steps

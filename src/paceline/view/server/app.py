@@ -1,4 +1,4 @@
-"""The web app: addresses, and what becomes of an error."""
+"""The web app: its routes, and its error pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OURS = {
     "app.css": "text/css",
     **dict.fromkeys(("theme.js", "app.js", "timeline.js", "live.js"), "text/javascript"),
 }
-VISITORS = 32  # that follow a run at the same time
+VISITORS = 32  # connections that follow a run at the same time
 LASTING = {"Cache-Control": "private, max-age=86400", "Vary": "Accept-Encoding"}
 PACKED = {**LASTING, "Content-Encoding": "gzip"}
 
@@ -45,7 +45,7 @@ PACKED = {**LASTING, "Content-Encoding": "gzip"}
 def make_app(
     root: Path, *, token: str, hosts: frozenset[str] | None = None, limits: ViewLimits | None = None
 ) -> ASGIApp:
-    """The app over a folder of records. `hosts`: names under which it may be asked for; None: any."""
+    """The app for a folder of records. `hosts`: the accepted host names; None accepts any."""
     shelf = Shelf(Library(root, limits))
     library = shelf.library
     routes = [
@@ -60,14 +60,14 @@ def make_app(
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={HTTPException: _missing, PacelineError: _wrong, Exception: _bug},  # type: ignore[dict-item]
+        exception_handlers={HTTPException: _not_found, PacelineError: _paceline_error, Exception: _unexpected_error},  # type: ignore[dict-item]
     )
     return Gate(app, token=token, hosts=hosts)
 
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What a request asks of its page."""
+    """The query of a request."""
 
     query: dict[str, str]
     path: str
@@ -81,7 +81,7 @@ class PageQuery:
 
     @property
     def names(self) -> list[str]:
-        """Of the runs to compare."""
+        """Names of the runs to compare."""
         return [value for key, value in self.kept if key == "run"]
 
     def render(self, page: Page, here: str, record: Opened | None = None) -> Response:
@@ -91,7 +91,7 @@ class PageQuery:
 
 
 def _answer(make: Callable[[PageQuery, dict[str, str]], Response]) -> Callable[[Request], Any]:
-    """What it makes of a request and of the parts of its address, made in a thread: pages read files."""
+    """An endpoint that calls `make` with the query and the path parameters, in a thread, because pages read files."""
 
     async def answer(request: Request) -> Response:
         return await run_in_threadpool(make, PageQuery.by(request), request.path_params)
@@ -104,15 +104,15 @@ def _runs(library: Library) -> Callable[[Request], Any]:
 
 
 class Shelf:
-    """The records, and whose turn it is to have their traces read."""
+    """The records, and the schedule of the pages that read their traces."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
         self.turns = Turns(library.limits)
 
     async def answer(self, names: list[str], make: Callable[..., Response], *, long: bool) -> Response:
-        """What it makes of these records, in a thread: pages read files. `long`: where it may take long, if they have
-        traces."""
+        """Calls `make` with these records in a thread, because pages read files. `long`: the call may take long if a
+        record has traces."""
         records = [await run_in_threadpool(self.library.open, name) for name in names]
         if long and await run_in_threadpool(_any_traced, records):
             return await self.turns.take(records, partial(make, *records))
@@ -136,10 +136,11 @@ def _page(shelf: Shelf, kind: Kind) -> Callable[[Request], Any]:
 
 
 def build(record: Opened, kind: Kind, asked: dict[str, str]) -> Page:
-    """RecordError where this record has no such page."""
+    """Builds a page. Raises RecordError if the record has nothing for this page."""
     if not kind.listed_only and not shows(record, kind.key):
         raise RecordError(
-            f"{record.name} has nothing for the page “{kind.title}”.", advice="Its other pages are named at the side."
+            f"{record.name} has nothing for the page “{kind.title}”.",
+            advice="Open the record's dashboard: its side bar lists the other pages.",
         )
     return kind.build(record, asked)
 
@@ -148,7 +149,7 @@ def _compare(shelf: Shelf) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
         asked = PageQuery.by(request)
         make = partial(_compared, asked)
-        return await shelf.answer(_two(asked), make, long=True)
+        return await shelf.answer(_two_names(asked), make, long=True)
 
     return answer
 
@@ -157,23 +158,25 @@ def _compared(asked: PageQuery, before: Opened, after: Opened) -> Response:
     return asked.render(compare.build(before, after), "compare")
 
 
-def _two(asked: PageQuery) -> list[str]:
+def _two_names(asked: PageQuery) -> list[str]:
     if len(asked.names) != 2:
-        raise RecordError("Two runs can be compared, no more and no less.", advice="Tick two in the list.")
+        raise RecordError(
+            f"The comparison needs exactly two runs; found {len(asked.names)}.", advice="Tick two runs in the list."
+        )
     return asked.names
 
 
-def _machine(asked: PageQuery, told: dict[str, str]) -> Response:
+def _machine(asked: PageQuery, _: dict[str, str]) -> Response:
     return asked.render(topology.build_machine(), "machine")
 
 
 def _spans(shelf: Shelf) -> Callable[[Request], Any]:
-    """One step of the time line, as the browser draws it."""
+    """The spans of one step, as JSON for the browser."""
 
     async def answer(request: Request) -> Response:
         step = request.query_params.get("step", "")
         if not step.isdecimal() or len(step) > 12:
-            raise RecordError(f"There is no step {step[:40]!r}.")
+            raise RecordError(f"step={step[:40]!r} is not the number of a step.")
 
         def make(record: Opened) -> Response:
             return Response(msgspec.json.encode(spans_of(record, int(step))), media_type="application/json")
@@ -205,19 +208,19 @@ def _download(shelf: Shelf) -> Callable[[Request], Any]:
     """`/csv/run/steps/NAME` is the grid `steps` of the page `run`."""
 
     async def answer(request: Request) -> Response:
-        asked, told = PageQuery.by(request), request.path_params
-        names, page, long = _any_page(shelf.library, asked, told["page"], told["name"])
-        return await shelf.answer(names, lambda *records: _table(asked, told, page(*records)), long=long)
+        asked, path = PageQuery.by(request), request.path_params
+        names, page, long = _any_page(shelf.library, asked, path["page"], path["name"])
+        return await shelf.answer(names, lambda *records: _table(asked, path, page(*records)), long=long)
 
     return answer
 
 
 def _any_page(library: Library, asked: PageQuery, key: str, name: str) -> tuple[list[str], Callable[..., Page], bool]:
-    """The records that a page is made of, what makes it, and whether that may take long."""
+    """The names of a page's records, the function that builds the page, and whether the function may take long."""
     if key == "runs":
         return [], lambda: runs.build(library), False
     if key == "compare":
-        return _two(asked), compare.build, True
+        return _two_names(asked), compare.build, True
     if key == "machine":
         return [], topology.build_machine, False
     kind = next((kind for kind in PAGES if kind.key == key), None)
@@ -226,12 +229,12 @@ def _any_page(library: Library, asked: PageQuery, key: str, name: str) -> tuple[
     return [name], lambda record: build(record, kind, asked.query), kind.traced
 
 
-def _table(asked: PageQuery, told: dict[str, str], page: Page) -> Response:
-    form, grid = told["form"], page.grid(told["grid"])
+def _table(asked: PageQuery, path: dict[str, str], page: Page) -> Response:
+    form, grid = path["form"], page.grid(path["grid"])
     if grid is None or form not in ("csv", "json"):
         raise HTTPException(404)
     grid = grid.arranged(asked.query)
-    # Our own name and no other: nothing of a record gets into a header.
+    # A file name of our own: no text of a record may get into a header.
     headers = {"Content-Disposition": f'attachment; filename="{grid.name}.{form}"'}
     if form == "csv":
         return Response(grid.as_csv(), media_type="text/csv; charset=utf-8", headers=headers)
@@ -253,21 +256,24 @@ async def _static(request: Request) -> Response:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-async def _missing(request: Request, error: HTTPException) -> Response:
+async def _not_found(request: Request, error: HTTPException) -> Response:
     page = Page(
-        title="Not here", blocks=[Note(text=f"There is no page {request.url.path[:200]}.", links=[("All runs", "/")])]
+        title="Page not found",
+        blocks=[Note(text=f"There is no page {request.url.path[:200]}.", links=[("All runs", "/")])],
     )
     return _error(page, error.status_code)
 
 
-async def _wrong(request: Request, error: PacelineError) -> Response:
+async def _paceline_error(request: Request, error: PacelineError) -> Response:
     note = Note(text=error.message, advice=error.advice, tone="bad", links=[("All runs", "/")])
-    return _error(Page(title="This cannot be shown", blocks=[note]), 404 if isinstance(error, NoRecordError) else 422)
+    return _error(
+        Page(title="This page cannot be shown", blocks=[note]), 404 if isinstance(error, NoRecordError) else 422
+    )
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    told = f"This is a bug in paceline: {type(error).__name__}. Its traceback is where `paceline view` runs."
-    return _error(Page(title="A bug", blocks=[Note(text=told, tone="bad", links=[("All runs", "/")])]), 500)
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    text = f"This is a bug in paceline: {type(error).__name__}. The terminal of `paceline view` shows the traceback."
+    return _error(Page(title="A bug", blocks=[Note(text=text, tone="bad", links=[("All runs", "/")])]), 500)
 
 
 def _error(page: Page, status: int) -> Response:

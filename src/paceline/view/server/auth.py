@@ -1,9 +1,9 @@
-"""Who may look: every request, whatever it asks for, needs the token that `paceline view` printed.
+"""Access control: every request needs the token that `paceline view` printed.
 
-The token comes with the printed address once, and then lives in a cookie; programs send it as a bearer. A browser does
-not send a strict cookie while it still follows somebody else's link, a file's for one: such a visitor gets a page of
-ours that leads on. The answer's
-headers forbid the browser to run anything that is not our own file, to send the address elsewhere, or to be framed.
+The printed address carries the token for the first request; after that a cookie carries the token. Programs send the
+token as a bearer. A browser does not send a strict cookie while it follows a link from another site or from a file, so
+the first response to such a request is a page of ours that redirects. The headers of every response forbid the browser
+to run scripts other than our own files, to send the address to other sites, and to show the page in a frame.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-FROM_FILE = "from=file"  # at the end of an address that a page on the disk leads to
+FROM_FILE = "from=file"  # the last query parameter of an address that a local file redirects to
 REFUSED = (
-    "This needs the token that `paceline view` printed.\n"
-    "Open the whole address, with ?token=… at its end, or send the token as a bearer.\n"
+    "This address needs the token that `paceline view` printed.\n"
+    "Open the full address, with ?token=… at the end, or send the header Authorization: Bearer TOKEN.\n"
 )
 
 
 class Gate:
-    """ASGI: lets through what has the token, and puts the headers on every answer."""
+    """ASGI middleware: passes on requests that carry the token, and adds the headers to every response."""
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str] | None = None) -> None:
         self._app, self._token, self._hosts = app, token.encode(), hosts
@@ -54,7 +54,7 @@ class Gate:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
-            return  # we have no web sockets
+            return  # the app has no web sockets
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -70,10 +70,13 @@ class Gate:
     def _look(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
-            # A name that was made to point here by somebody else's name server.
-            return PlainTextResponse("This address is not ours.\n", status_code=421)
+            # DNS rebinding: a foreign host name resolves to this server.
+            return PlainTextResponse(
+                "The host name in this address is not ours. Open the address that `paceline view` printed.\n",
+                status_code=421,
+            )
         if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("There is nothing to change here.\n", status_code=405)
+            return PlainTextResponse("paceline view answers GET and HEAD requests only.\n", status_code=405)
         cookie = f"paceline_{_port(scope)}"
         if self._is_token(_cookie(headers, cookie)) or self._is_token(_bearer(headers)):
             return None
@@ -82,7 +85,7 @@ class Gate:
             return PlainTextResponse(REFUSED, status_code=401, headers={"WWW-Authenticate": "Bearer"})
         if "text/html" not in headers.get("accept", ""):
             return None
-        # Out of the address bar, so that it is not in a screenshot or a bookmark.
+        # Remove the token from the address bar, so that no screenshot or bookmark contains the token.
         kept = [(name, value) for name, value in query if name != "token"]
         from_file = urlencode(kept[-1:]) == FROM_FILE
         rest = urlencode(kept[:-1] if from_file else kept)
@@ -92,7 +95,7 @@ class Gate:
         if from_file:
             moved = HTMLResponse(
                 f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(target)}">'
-                f'<title>paceline view</title><a href="{escape(target)}">Go on</a>'
+                f'<title>paceline view</title><a href="{escape(target)}">Continue</a>'
             )
         moved.set_cookie(cookie, self._token.decode(), httponly=True, samesite="strict", path="/")
         return moved
@@ -115,7 +118,7 @@ def _bearer(headers: Headers) -> str:
 
 
 def _port(scope: Scope) -> int:
-    # Browsers keep cookies by host, not by port: two of us must not share one.
+    # Browsers store cookies by host, not by port: two servers on one host must not share a cookie.
     server = scope.get("server")
     return int(server[1] or 0) if server else 0
 

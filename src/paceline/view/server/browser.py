@@ -1,7 +1,7 @@
-"""Opens a browser on the address without telling it to anybody else.
+"""Opens a browser without showing the token to other users of the machine.
 
-A browser is started with what it is to open in its argument list, which every account of the machine can read. So it is
-given the address of a page in a private folder, and that page has the address with the token.
+Every user can read the argument list of a process. So the browser's argument is a file in a private folder, and that
+file redirects to the address with the token.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PAGE = """<!doctype html>
 
 @contextmanager
 def open_browser(url: str, browse: Callable[[str], object] = webbrowser.open) -> Iterator[Path]:
-    """Starts a browser; gives the page that it was told to open, which is there as long as the block."""
+    """Starts a browser. Yields the path of the redirecting page, which exists until the block ends."""
     address = html.escape(f"{url}&{FROM_FILE}")
     with tempfile.TemporaryDirectory(prefix="paceline-view-", ignore_cleanup_errors=True) as folder:  # mode 0700
         page = Path(folder) / "open.html"
         with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(PAGE.format(url=address))
-        # A browser may take its time, or never return.
+        # In a thread, because the call may return late or never.
         threading.Thread(target=browse, args=(page.as_uri(),), daemon=True).start()
         yield page

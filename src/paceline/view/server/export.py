@@ -1,7 +1,7 @@
-"""One record as one HTML file, with all that it needs inside: to be mailed, or kept.
+"""Exports one record as one self-contained HTML file.
 
-Only our scripts and plotly.js run in it: its policy names them by their hashes, and no text of a record is among them.
-plotly.js is in it compressed, and the browser unpacks it.
+Only our scripts and plotly.js can run in the file: its content security policy lists their hashes, and these scripts
+contain no text of a record. The file holds plotly.js compressed, and the browser decompresses it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCRIPTS = ("theme.js", "app.js", "timeline.js")
 
 
 def export(root: Path, name: str, target: Path, *, limits: ViewLimits | None = None) -> tuple[Path, int]:
-    """Writes the report of a record, or of the newest one. Gives the record's folder, and the report's bytes."""
+    """Writes the report of a record (no name: the newest). Returns the record's folder and the report's bytes."""
     library = Library(root, limits)
     if not name:
         name = next(iter(library.names()), "")
@@ -44,13 +44,13 @@ def export(root: Path, name: str, target: Path, *, limits: ViewLimits | None = N
 
 
 def _write(target: Path, text: bytes) -> None:
-    """A new file is its owner's alone, as the record is; one that was there keeps its rights."""
+    """A new file is private to its owner, as the record is. An existing file keeps its permissions."""
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(text)
 
 
 def report(record: Opened) -> str:
-    """The document."""
+    """The report of a record, as one HTML document."""
     pages = [(kind, _page(record, kind)) for kind in pages_of(record) if kind.in_report]
     charts = any(block.kind == "chart" for _, page in pages for block in page.blocks)
     texts = [_safe((render.STATIC / each).read_text()).encode() for each in SCRIPTS]
@@ -67,7 +67,7 @@ def report(record: Opened) -> str:
 
 
 def _page(record: Opened, kind: Kind) -> Page:
-    """A page, or why there is none: one damaged file does not take the others with it."""
+    """A page of the report, or its error as a note, so that one damaged file does not prevent the report."""
     try:
         return kind.build(record, {"report": "1"})
     except (PacelineError, RecordError) as error:
@@ -75,7 +75,7 @@ def _page(record: Opened, kind: Kind) -> Page:
 
 
 def _safe(text: str) -> str:
-    """Inside a script element: nothing in it may look like the element's end."""
+    """A script, escaped so that nothing in it ends the script element."""
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 

@@ -1,6 +1,7 @@
-"""Follows a run in progress: what its files gained since the last look, as server-sent events.
+"""Follows a run in progress: sends the new lines of its files as server-sent events.
 
-Each visitor reads the files by itself, from the end, a bounded piece at a time; the run knows nothing of it.
+Each connection reads the files independently, from the end, a bounded number of bytes at a time. The run is not
+affected.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from paceline.view.records.library import Library
 from paceline.view.records.record import Opened
 from paceline.view.records.steps import parse
 
-EVERY = 0.5  # seconds between two looks
-FIRST = 128 << 10  # bytes of a file at the first look: the last few hundred steps
-MOST = 1 << 20  # bytes of a file at any later one
-QUIET = 15.0  # seconds after which something is said, so that nobody takes the connection for dead
+EVERY = 0.5  # seconds between two polls
+FIRST = 128 << 10  # bytes of a file at the first poll: the last few hundred steps
+MOST = 1 << 20  # bytes of a file at each later poll
+QUIET = 15.0  # seconds without an update, after which a comment keeps the connection alive
 RANKS = 64
-LINES = 14  # of the log
+LINES = 14  # last lines of the log
 _sample = msgspec.json.Decoder(Sample)
 
 
 class FileTail:
-    """Whole lines that a file gained. A file that was begun anew is read from its start."""
+    """Reads the complete lines that were appended to a file. A truncated file is read from its start again."""
 
     def __init__(self, path: Path | File) -> None:
         self._file, self._at = File.of(path), -1
 
     def take(self) -> bytes:
-        """RecordError where it is no regular file."""
+        """The new lines. Raises RecordError if the path is not a regular file."""
         try:
             with self._file.open() as file:
                 size = file.seek(0, 2)
@@ -60,22 +61,22 @@ class FileTail:
 
 
 class Follower:
-    """One visitor's look at one run."""
+    """What one connection has already sent of one run."""
 
     def __init__(self, library: Library, name: str) -> None:
         self._library, self._name = library, name
-        self._steps: dict[int, FileTail] = {}  # by rank, as they become known: a run is there before its workers are
+        self._steps: dict[int, FileTail] = {}  # by rank; run.json lists the workers only after the run has begun
         self._state = ""
         self._samples = FileTail(library.open(name).folder.file(FILE))
 
     def look(self) -> dict[str, Any] | None:
-        """What is new; None where nothing is. Blocks: it reads files."""
+        """The update since the last call, or None. Blocks, because it reads files."""
         record = self._library.open(self._name)
         for rank in record.ranks[:RANKS]:
             self._steps.setdefault(rank, FileTail(record.folder.file(f"steps.rank{rank}.jsonl")))
         new = {rank: parse(tail.take(), record.folder) for rank, tail in sorted(self._steps.items())}
         first = next(iter(new.values()), [])
-        told: dict[str, Any] = {
+        update: dict[str, Any] = {
             "steps": [[step.step, step.total, _speed(step), step.loss] for step in first],
             "ranks": [_rank(rank, steps) for rank, steps in new.items() if steps],
             "devices": self._devices(),
@@ -83,11 +84,11 @@ class Follower:
             "state": record.state,
             "started": record.run.started,
         }
-        changed, self._state = told["state"] != self._state, told["state"]
-        return told if any(new.values()) or told["devices"] or changed else None
+        changed, self._state = update["state"] != self._state, update["state"]
+        return update if any(new.values()) or update["devices"] or changed else None
 
     def _devices(self) -> list[list[Any]]:
-        """The latest sample: what, and the share of it that is busy."""
+        """Name and utilisation (0 to 1) of each device, from the latest sample."""
         for line in reversed(self._samples.take().splitlines()):
             try:
                 sample = _sample.decode(line)
@@ -112,28 +113,28 @@ def _speed(step: Step) -> float | None:
 
 
 def _rank(rank: int, steps: list[Step]) -> list[Any]:
-    """Rank, its last step, seconds of its own work and of communication."""
+    """Rank, last step, median seconds of own work, and of communication."""
     split = [step for step in steps if step.split] or steps
     own = median(step.total - step.communication for step in split)
     return [rank, steps[-1].step, own, median(step.communication for step in split)]
 
 
 async def follow(library: Library, record: Opened) -> AsyncIterator[bytes]:
-    """Server-sent events until the run has ended. RecordError before the first of them where there is no run."""
+    """Server-sent events until the run ends. Raises RecordError before the first event if there is no such run."""
     follower = await run_in_threadpool(Follower, library, record.name)
     silent = 0.0
     yield b"retry: 2000\n\n"
     while True:
         try:
-            told = await run_in_threadpool(follower.look)
+            update = await run_in_threadpool(follower.look)
         except PacelineError as error:
             yield _event("trouble", {"message": error.message})
             return
-        if told is not None:
+        if update is not None:
             silent = 0.0
-            yield _event("steps", told)
-            if told["state"] != "running":
-                yield _event("end", {"state": told["state"]})
+            yield _event("steps", update)
+            if update["state"] != "running":
+                yield _event("end", {"state": update["state"]})
                 return
         elif silent >= QUIET:
             silent = 0.0
@@ -142,5 +143,5 @@ async def follow(library: Library, record: Opened) -> AsyncIterator[bytes]:
         silent += EVERY
 
 
-def _event(kind: str, told: dict[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
+def _event(kind: str, update: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(update) + b"\n\n"

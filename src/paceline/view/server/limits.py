@@ -1,4 +1,4 @@
-"""What one page may cost: records come from anywhere, and nobody waits for ever."""
+"""Limits on the time and memory of one page, because a record may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FEWER = "trace fewer steps: paceline profile --steps 3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewLimits:
-    """As `paceline view` was asked."""
+    """The limits, as set by the options of `paceline view`."""
 
-    seconds: float = 30.0  # for reading a record's traces, and for each table that is made of them
-    patience: float = 30.0  # seconds that a visitor waits for other pages over traces
-    events: int = 8_000_000  # of all ranks' traces together: some 2 GB of memory while tables are made of them
-    devices: int = 128  # of one trace
-    steps: int = 20_000  # of one trace
+    seconds: float = 30.0  # to read a record's traces, and to compute each table from them
+    patience: float = 30.0  # seconds that a request waits for other pages that read traces
+    events: int = 8_000_000  # in all ranks' traces together; their tables take about 2 GB of memory
+    devices: int = 128  # in one trace
+    steps: int = 20_000  # in one trace
 
     @property
     def more_time(self) -> str:
@@ -28,6 +28,6 @@ class ViewLimits:
         return f"; or allow more events: paceline view --most-events {4 * self.events}"
 
     def prove(self, what: str, found: int, most: int) -> None:
-        """TraceError where there is more of something than tables can be made of."""
+        """Raises TraceError if `found` exceeds `most`. `what` names the file and the fault."""
         if found > most:
-            raise TraceError(f"{what}: {found:,}; tables are made of at most {most:,}.", advice=f"To see it, {FEWER}")
+            raise TraceError(f"{what}: {found:,}; the limit is {most:,}.", advice=f"To see this page, {FEWER}")

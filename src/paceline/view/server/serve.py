@@ -1,4 +1,4 @@
-"""Serves the app until it is interrupted."""
+"""Serves the web app over HTTP until the process is interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.view.server.app import make_app
 from paceline.view.server.limits import ViewLimits
 
 HERE = "127.0.0.1"
-SHORTEST = 16  # characters of a token that is to keep strangers out
+SHORTEST = 16  # characters of the shortest token that a user may choose
 
 
 def new_token() -> str:
@@ -21,18 +21,18 @@ def new_token() -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that its address can be told before anybody is served. UsageError where it is taken."""
+    """A listening socket, so that the address is known before the server runs. Raises UsageError if it is in use."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
-        bound.listen(128)  # whoever is told the address at once can ask at once
+        bound.listen(128)  # requests may arrive before the server runs
     except (OSError, OverflowError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
         raise UsageError(
-            f"--host {host} --port {port}: cannot listen there: {reason}.",
-            advice="Leave --port out to get a free one.",
+            f"--host {host} --port {port}: cannot listen on this address: {reason}.",
+            advice="Leave --port out to get a free port.",
         ) from error
     return bound
 
@@ -44,8 +44,8 @@ def address(bound: socket.socket, token: str, path: str = "/") -> str:
 
 
 def server(root: Path, bound: socket.socket, *, token: str, limits: ViewLimits | None = None) -> uvicorn.Server:
-    """Its `run(sockets=[bound])` serves until it is interrupted. Where only this machine can ask, it must ask for this
-    machine."""
+    """A server whose `run(sockets=[bound])` serves until it is interrupted. On a loopback address, it accepts only
+    requests that name this machine as their host."""
     local = bound.getsockname()[0] == HERE
     app = make_app(root, token=token, hosts=frozenset({HERE, "localhost"}) if local else None, limits=limits)
     config = uvicorn.Config(
@@ -55,6 +55,6 @@ def server(root: Path, bound: socket.socket, *, token: str, limits: ViewLimits |
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_graceful_shutdown=1,  # pages that follow a run never end by themselves
+        timeout_graceful_shutdown=1,  # seconds; connections that follow a run never end by themselves
     )
     return uvicorn.Server(config)

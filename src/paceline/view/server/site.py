@@ -1,4 +1,4 @@
-"""The pages of a record, in the order in which a person reads them."""
+"""The list of a record's pages, in reading order."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from paceline.view.ui.blocks import Page
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`key` is the first part of its address."""
+    """One kind of page. `key` is the first part of the page's address."""
 
     key: str
     title: str
     build: Callable[[Opened, Mapping[str, str]], Page]
     in_report: bool = True
-    traced: bool = False  # made of traces or time lines, where there are some: it may take long
-    listed_only: bool = False  # can be asked for at any time; named at the side where it shows something
+    traced: bool = False  # reads traces or time lines, which may take long
+    listed_only: bool = False  # always has an address; the side bar lists it only if it has content
 
 
 PAGES = (
@@ -58,5 +58,5 @@ PAGES = (
 
 
 def pages_of(record: Opened) -> list[Kind]:
-    """Those that have something to show."""
+    """The pages that have something to show for this record."""
     return [page for page in PAGES if shows(record, page.key)]

@@ -1,4 +1,4 @@
-// What every page can do: light and dark, tooltips, tables, charts. No framework, no network but our own.
+// Shared by all pages: light and dark themes, tooltips, tables, charts. Uses no framework, and loads nothing from other hosts.
 "use strict";
 
 // -- light and dark ---------------------------------------------------------------------------------------------------
@@ -9,7 +9,7 @@ const isDark = () =>
 
 document.getElementById("theme")?.addEventListener("click", () => {
   root.dataset.theme = isDark() ? "light" : "dark";
-  try { localStorage.setItem("paceline-theme", root.dataset.theme); } catch { /* stays until the page is left */ }
+  try { localStorage.setItem("paceline-theme", root.dataset.theme); } catch { /* no storage: the choice lasts until the page is closed */ }
   document.dispatchEvent(new Event("themechange"));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
@@ -78,7 +78,7 @@ function sortRows(table, index, descending) {
   const body = table.tBodies[0];
   const rows = [...body.rows].map((row) => [valueOf(row, index), row]);
   rows.sort(([a], [b]) => {
-    if (a === null || b === null) return (a === null) - (b === null); // what has no value comes last either way
+    if (a === null || b === null) return (a === null) - (b === null); // rows without a value come last in both directions
     const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
     return descending ? -order : order;
   });
@@ -98,7 +98,7 @@ function filterRows(grid, text) {
   grid.querySelector(".count").textContent = count.toLocaleString("en") + " rows";
 }
 
-// Rows that are not in the page are sorted and filtered where they are: the same address, and of the answer this table.
+// The server sorts and filters rows that are not on the page: fetch the page again, and replace this table.
 async function fetchGrid(grid, address) {
   const answer = await fetch(address, { headers: { Accept: "text/html" } });
   if (!answer.ok) return;
@@ -147,7 +147,7 @@ function startGrid(grid) {
   grid.querySelector("button.csv")?.addEventListener("click", () => downloadCsv(grid));
 }
 
-// In a report, where nobody can be asked for a file.
+// Only for a report, which has no server to download from.
 function downloadCsv(grid) {
   const cells = (row) => [...row.cells].map((cell) => {
     let text = cell.dataset.v ?? cell.dataset.key ?? cell.textContent.trim();
@@ -166,7 +166,7 @@ document.querySelectorAll(".grid").forEach(startGrid);
 
 // -- charts -----------------------------------------------------------------------------------------------------------
 
-const PHASES = document.documentElement.dataset.phases.split(" "); // each is a colour, too
+const PHASES = document.documentElement.dataset.phases.split(" "); // each phase is also the name of a colour
 const PALETTE = [...PHASES, "accent", "bad", "good", "warn", "ink", "shade", "idle"];
 
 function painted(value) {
@@ -189,7 +189,7 @@ function axis(given) {
 
 function laidOut(figure, width) {
   const layout = painted(figure.layout);
-  // On a phone the legend has a line for each name: room for them.
+  // On a narrow screen the legend has one line per name, and needs more height.
   const lines = layout.showlegend && width < 480 ? figure.data.length - 1 : 0;
   return {
     margin: { l: 56, r: 16, t: 8, b: 44 },
@@ -227,7 +227,7 @@ function startCharts() {
     }
   }, { rootMargin: "400px" });
   cards.forEach((card) => near.observe(card));
-  // The rest when there is nothing better to do: printing and searching see all of the page.
+  // Draw the other charts when the browser is idle, so that printing and searching cover the whole page.
   const idle = window.requestIdleCallback ?? ((act) => setTimeout(act, 400));
   const rest = () => {
     const card = cards.find((each) => !each.dataset.drawn && !each.dataset.begun);
@@ -241,7 +241,7 @@ function startCharts() {
   document.addEventListener("themechange", () => cards.filter((card) => card.dataset.drawn).forEach((card) => drawChart(card)));
 }
 
-// A page has loaded plotly.js before this script. A report holds it compressed; its policy lets the unpacked text run.
+// A page loads plotly.js before this script. A report holds plotly.js compressed; its policy allows the decompressed text.
 async function unpackPlotly() {
   const packed = document.getElementById("plotly");
   if (!packed) return;

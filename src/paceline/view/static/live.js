@@ -1,23 +1,23 @@
-// Follows a run in progress. Text of a run is put into the page as text, never as HTML.
+// Follows a run in progress. Text of a run is inserted as text, never as HTML.
 "use strict";
 
 const MOST_POINTS = 4000, RECENT = 20;
 
-function middle(values) {
+function median(values) {
   const known = values.filter((value) => value !== null).sort((a, b) => a - b);
   return known.length ? known[known.length >> 1] : null;
 }
 
-function spoken(seconds) {
+function formatSeconds(seconds) {
   if (seconds === null) return "–";
   if (seconds >= 100) return Math.round(seconds).toLocaleString("en") + " s";
   if (seconds >= 1) return seconds.toPrecision(3) + " s";
   return seconds >= 1e-3 ? (seconds * 1e3).toPrecision(3) + " ms" : (seconds * 1e6).toPrecision(3) + " µs";
 }
 
-function figure(value) { return value === null ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4).replace(/\.?0+$/, ""); }
+function formatNumber(value) { return value === null ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4).replace(/\.?0+$/, ""); }
 
-function ago(seconds) {
+function formatElapsed(seconds) {
   const whole = Math.max(0, Math.floor(seconds)), pad = (value) => String(value).padStart(2, "0");
   return `${Math.floor(whole / 3600)}:${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
 }
@@ -32,7 +32,7 @@ function startLive(place) {
       const told = figureOf(card), name = card.dataset.chart;
       told.data[0].x = steps.map((s) => s[0]);
       told.data[0].y = steps.map((s) => s[columns[name]]);
-      const usual = middle(told.data[0].y);
+      const usual = median(told.data[0].y);
       if (name === "time" && usual) told.layout.yaxis.range = [0, 3 * usual];
       drawChart(card, told);
     }
@@ -41,11 +41,11 @@ function startLive(place) {
   function table() {
     const body = place.querySelector(".ranks tbody");
     const rows = [...ranks.values()].sort((a, b) => a[0] - b[0]);
-    const usual = middle(rows.map((row) => row[2]));
+    const usual = median(rows.map((row) => row[2]));
     body.replaceChildren(...rows.map((row) => {
       const line = document.createElement("tr");
       line.className = rows.length > 1 && row[2] > 1.1 * usual ? "marked" : "";
-      for (const text of [row[0], row[1].toLocaleString("en"), spoken(row[2]), spoken(row[3])]) {
+      for (const text of [row[0], row[1].toLocaleString("en"), formatSeconds(row[2]), formatSeconds(row[3])]) {
         const cell = document.createElement("td");
         cell.className = "n";
         cell.textContent = text;
@@ -72,7 +72,7 @@ function startLive(place) {
     const told = JSON.parse(event.data);
     started = told.started;
     for (const step of told.steps) {
-      if (steps.length && step[0] <= steps[steps.length - 1][0]) continue; // after a lost connection some come again
+      if (steps.length && step[0] <= steps[steps.length - 1][0]) continue; // a reconnect repeats some steps
       steps.push(step);
     }
     if (steps.length > MOST_POINTS) steps.splice(0, steps.length - MOST_POINTS);
@@ -81,9 +81,9 @@ function startLive(place) {
     put("state", told.state);
     if (last) {
       put("step", last[0].toLocaleString("en"));
-      put("speed", figure(middle(recent.map((s) => s[2]))));
-      put("time", spoken(middle(recent.map((s) => s[1]))));
-      put("loss", figure([...recent].reverse().find((s) => s[3] !== null)?.[3] ?? null));
+      put("speed", formatNumber(median(recent.map((s) => s[2]))));
+      put("time", formatSeconds(median(recent.map((s) => s[1]))));
+      put("loss", formatNumber([...recent].reverse().find((s) => s[3] !== null)?.[3] ?? null));
     }
     if (told.log.length) put("log", told.log.join("\n"));
     devices(told.devices);
@@ -98,13 +98,13 @@ function startLive(place) {
     tile.classList.add(state === "ended" ? "good" : "bad");
     const link = document.createElement("a");
     link.href = place.dataset.run;
-    link.textContent = "Its dashboard →";
+    link.textContent = "Open the dashboard →";
     tile.append(link);
     place.dataset.ended = "1";
   });
   source.addEventListener("trouble", (event) => { source.close(); put("state", JSON.parse(event.data).message); });
   source.onerror = () => { if (source.readyState !== EventSource.CLOSED) put("state", "connection lost"); };
-  clock = setInterval(() => { if (started) put("since", ago(Date.now() / 1000 - started)); }, 1000);
+  clock = setInterval(() => { if (started) put("since", formatElapsed(Date.now() / 1000 - started)); }, 1000);
   document.addEventListener("themechange", draw);
 }
 

@@ -1,6 +1,6 @@
-// Before anything is painted: light or dark, as the person chose, or as the system says.
+// Sets the light or dark theme before the first paint: the user's choice, or else the system's.
 "use strict";
 try {
   const chosen = localStorage.getItem("paceline-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
-} catch { /* no storage: the system decides */ }
+} catch { /* no storage: the system's theme applies */ }

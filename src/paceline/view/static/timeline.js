@@ -1,4 +1,4 @@
-// The time line: 100,000 spans on a canvas. Each row is sorted, so that a frame looks at as many spans as it has pixels.
+// The time line: up to 100,000 spans on a canvas. Rows are sorted, so that a frame visits at most one span per pixel and row.
 "use strict";
 
 const GUTTER = 150, ROW = 17, GAP = 10, AXIS = 24, HEAD = 16;
@@ -31,7 +31,7 @@ class TimeLine {
     this.resize();
   }
 
-  // Rows: of each track, one for each depth; spans in a row are sorted by their start.
+  // Each track has one row per depth. The spans of a row are sorted by start.
   lay() {
     const { track, depth, start, length } = this.data;
     let y = AXIS, rank = null;
@@ -144,7 +144,7 @@ class TimeLine {
         const words = phase ? phase[1] : data.names[name];
         pen.fillText(words.length > fits ? words.slice(0, Math.max(fits - 1, 1)) + "…" : words, from + 4, y + ROW / 2 - 0.5);
       }
-      // Below a pixel nobody sees a difference: on to what begins in the next one.
+      // Spans narrower than a pixel look the same: skip to the span that begins in the next pixel.
       n = wide < 1 ? Math.max(n + 1, Math.min(lowerFrom(starts, starts[n] + perPixel, n + 1), lowerFrom(reaches, starts[n] + perPixel, n + 1))) : n + 1;
     }
     pen.globalAlpha = 1;
@@ -317,7 +317,7 @@ class TimeLine {
   }
 }
 
-// The first place where a sorted column is no longer below the value.
+// Lower bound: the first index of a sorted column whose entry is not below the value.
 function lower(column, value) { return lowerFrom(column, value, 0); }
 
 function lowerFrom(column, value, low) {
@@ -333,5 +333,5 @@ document.querySelectorAll(".timeline").forEach(async (card) => {
   if (!card.dataset.source) return new TimeLine(card, JSON.parse(card.querySelector("script").textContent));
   const answer = await fetch(card.dataset.source, { headers: { Accept: "application/json" } });
   if (answer.ok) new TimeLine(card, await answer.json());
-  else card.querySelector(".detail").textContent = "The time line cannot be read.";
+  else card.querySelector(".detail").textContent = "The time line cannot be read. Reload the page to try again.";
 });

@@ -1,1 +1,1 @@
-"""What pages are made of, and how it looks."""
+"""The blocks that pages consist of, and their rendering."""

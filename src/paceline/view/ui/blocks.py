@@ -1,4 +1,4 @@
-"""What pages are made of. A block knows what it says; how that looks is its template's business."""
+"""The blocks that pages consist of. A block holds the content; its template defines the appearance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tone = Literal["", "good", "bad", "warn", "live"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """One number that matters. `how` says how it was measured."""
+    """One key figure. `how` says how the figure was measured."""
 
     label: str
     value: str
@@ -32,7 +32,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitBlock:
-    """A whole and its parts, as one bar: (part, seconds, colour)."""
+    """A total and its parts, as one bar. A part is (name, seconds, colour)."""
 
     title: str
     how: str
@@ -44,7 +44,7 @@ class SplitBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingBlock:
-    """What a rule said. `href` leads to `page`, which shows the evidence; `where` is a line of the script."""
+    """One finding. `href` leads to `page`, which shows the evidence; `where` is a line of the script."""
 
     rule: str
     title: str
@@ -77,7 +77,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactsBlock:
-    """Names and what they are: no measurements."""
+    """Pairs of name and value that are not measurements."""
 
     title: str
     facts: Sequence[tuple[str, str]]
@@ -87,7 +87,7 @@ class FactsBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Text as it was written: a log, a patch."""
+    """Preformatted text, such as a log or a patch."""
 
     title: str
     text: str
@@ -96,7 +96,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """An SVG of our own. It is shown as an image, in which nothing can run."""
+    """An SVG that Paceline drew. Pages show it as an image, in which no script can run."""
 
     title: str
     svg: str
@@ -105,12 +105,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """Spans on tracks, drawn on a canvas. `source` is where the browser gets them; in a report they are in `data`."""
+    """Spans on tracks, drawn on a canvas. The browser loads the spans from `source`; in a report, `data` holds them."""
 
     source: str = ""
     data: StepSpans | None = None
     step: int = 0
-    before: int | None = None  # the steps beside it that can be drawn
+    before: int | None = None  # the previous and the next step that can be drawn
     after: int | None = None
     first: int = 0
     last: int = 0
@@ -120,7 +120,7 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """A run in progress; the browser follows `source`, and draws each chart's only line as its steps come."""
+    """A run in progress. The browser follows `source`, and extends the single line of each chart as steps arrive."""
 
     source: str
     charts: Sequence[Chart]

@@ -1,4 +1,4 @@
-"""What the rules said of a run, each with the page that shows its evidence."""
+"""The findings of a run, each with a link to the page that shows its evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.view.ui.links import href
 from paceline.view.ui.wording import say
 
 MOST = 200
-# The page that has a rule's numbers; where a record lacks it, the next.
+# Pages, and the rules whose evidence they show. If a record lacks the page, the pages of OTHERWISE follow.
 EVIDENCE = {
     "iterations": ("input_bound", "varying_steps", "validation", "checkpoints"),
     "ranks": ("imbalance",),
@@ -30,39 +30,39 @@ TITLES = {"timeline": "time line", "op-types": "op types"}
 
 
 def read_findings(record: Opened) -> list[FindingBlock] | None:
-    """None where nobody asked the rules."""
+    """The findings, or None if the rules did not run."""
     if record.findings is None:
         return None
-    return [_finding(told, record) for told in record.findings[:MOST]]
+    return [_finding_block(finding, record) for finding in record.findings[:MOST]]
 
 
-def _finding(told: Mapping[str, Any], record: Opened) -> FindingBlock:
-    rule = str(told.get("rule", ""))
-    page = _page(rule, record)
-    mod = told.get("mod")
+def _finding_block(finding: Mapping[str, Any], record: Opened) -> FindingBlock:
+    rule = str(finding.get("rule", ""))
+    page = _evidence_page(rule, record)
+    mod = finding.get("mod")
     return FindingBlock(
         rule=rule,
-        title=str(told.get("title", rule)),
-        evidence=_figures(told.get("evidence")),
+        title=str(finding.get("title", rule)),
+        evidence=_figures(finding.get("evidence")),
         mod=str(mod) if mod else "",
-        advice=str(told.get("advice") or ""),
-        predicted=_gain(told.get("predicted_gain")),
-        how=str(told.get("how") or "computed from the tables of this run"),
-        measured=_gain(told.get("measured_gain")),
-        proof=str(told.get("proof") or ""),
-        where=str(told.get("where") or ""),
+        advice=str(finding.get("advice") or ""),
+        predicted=_gain(finding.get("predicted_gain")),
+        how=str(finding.get("how") or "computed from the tables of this run"),
+        measured=_gain(finding.get("measured_gain")),
+        proof=str(finding.get("proof") or ""),
+        where=str(finding.get("where") or ""),
         href=href(page, record.name) if page else "",
         page=TITLES.get(page, page),
     )
 
 
-def _page(rule: str, record: Opened) -> str:
+def _evidence_page(rule: str, record: Opened) -> str:
     pages = (PAGE_OF[rule], *OTHERWISE) if rule in PAGE_OF else OTHERWISE
     return next((page for page in pages if shows(record, page)), "")
 
 
 def _figures(evidence: Any) -> list[tuple[str, str]]:
-    """Names and numbers; whatever else somebody wrote there, as text."""
+    """Evidence as pairs of name and value. A value of an unexpected type becomes text."""
     if isinstance(evidence, Mapping):
         evidence = [{"name": name, "value": value} for name, value in evidence.items()]
     if not isinstance(evidence, list | tuple):

@@ -1,4 +1,4 @@
-"""A table of a page: it can be sorted, filtered and downloaded, and every column says how it was measured."""
+"""A table on a page, with sorting, filtering and downloads. Every column says how its values were measured."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import msgspec
 
 from paceline.view.ui.wording import NUMERIC, Kind, say
 
-SHOWN = 500  # rows in a page: more are a download; sorting and filtering is then done over all of them, here
-LONGEST = 200  # characters of a filter or a cell's text in the page
+SHOWN = 500  # rows on a page; if there are more, the server sorts and filters, and a download has all rows
+LONGEST = 200  # characters of a filter
 
 Row = Mapping[str, Any]
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for a formula
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet's formula
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """`key` is the row's, and the download's, name for it; `how` says how it was measured."""
+    """`key` names the column in rows and downloads; `how` says how the values were measured."""
 
     key: str
     title: str
     how: str
     kind: Kind = "text"
     link: Callable[[Row], str | None] | None = None
-    bar: bool = False  # a share, drawn as well
+    bar: bool = False  # also draw the share as a bar
 
     @property
     def numeric(self) -> bool:
@@ -38,28 +38,28 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """`name` is its address in the page. Rows come in the order in which they are shown unless asked otherwise."""
+    """`name` identifies the grid on its page. `rows` are in the default order."""
 
     name: str
     title: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    empty: str = "Nothing here."
+    empty: str = "No rows."
     about: str = ""
-    choose: str = ""  # the key of a row's value, where rows can be ticked (to compare two)
-    mark: str = ""  # the key of a flag: such rows stand out
-    good: bool = False  # … as something good, not as something to look at
-    # As asked for:
+    choose: str = ""  # the key that identifies a row, if rows can be ticked (to compare two)
+    mark: str = ""  # the key of a flag: rows with this flag are highlighted
+    good: bool = False  # highlight as good, not as a warning
+    # Set by `arranged`:
     sort: str = ""
     descending: bool = False
     query: str = ""
     total: int = 0
     base: str = ""  # the page's address, for links and downloads
-    kept: Sequence[tuple[str, str]] = ()  # what else the page was asked for
+    kept: Sequence[tuple[str, str]] = ()  # the other parameters of the page's query
     kind: str = field(default="grid", init=False)
 
     def arranged(self, asked: Mapping[str, str], *, base: str = "", kept: Sequence[tuple[str, str]] = ()) -> Grid:
-        """Filtered and sorted as the page's query asks, if it asks this grid."""
+        """This grid, filtered and sorted by the page's query, if the query names this grid."""
         mine = asked.get("grid", self.name) == self.name
         query = asked.get("q", "")[:LONGEST].strip() if mine else ""
         sort = asked.get("sort", "") if mine else ""
@@ -82,7 +82,7 @@ class Grid:
         )
 
     def address(self, *, sort: str = "", descending: bool = False) -> str:
-        """What to ask for to get this grid, sorted so: a query."""
+        """The query that requests this grid in this order."""
         wanted = [*self.kept, ("grid", self.name)]
         wanted += [("q", self.query)] if self.query else []
         wanted += [("sort", sort)] if sort else []
@@ -95,7 +95,7 @@ class Grid:
 
     @property
     def complete(self) -> bool:
-        """Whether the page has all rows, so that the browser can sort and filter by itself."""
+        """Whether the page has all rows, so that the browser can sort and filter without the server."""
         return not self.query and len(self.rows) <= SHOWN
 
     def _texts(self, row: Row) -> list[str]:
@@ -104,7 +104,7 @@ class Grid:
     # -- downloads -------------------------------------------------------------------------------------------------
 
     def as_csv(self) -> str:
-        """All rows, plain numbers. Text that a spreadsheet would run as a formula gets an apostrophe before it."""
+        """All rows as CSV, with plain numbers. A leading apostrophe keeps text from running as a formula."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\r\n")
         writer.writerow([column.key for column in self.columns])
@@ -113,7 +113,7 @@ class Grid:
         return text.getvalue()
 
     def as_json(self) -> bytes:
-        """All rows; with them, how each column was measured."""
+        """All rows as JSON, and how each column was measured."""
         return msgspec.json.encode(
             {
                 "table": self.name,
@@ -127,8 +127,8 @@ class Grid:
 
 
 def _sorted(rows: list[Row], column: Column, descending: bool) -> list[Row]:
-    """What has no value comes last either way."""
-    there = [row for row in rows if row.get(column.key) is not None]
+    """Rows without a value come last in both directions."""
+    present = [row for row in rows if row.get(column.key) is not None]
     missing = [row for row in rows if row.get(column.key) is None]
 
     def by(row: Row) -> tuple[int, float, str]:
@@ -137,7 +137,7 @@ def _sorted(rows: list[Row], column: Column, descending: bool) -> list[Row]:
             return (0, float(value), "")
         return (1, 0.0, say(value, column.kind).lower())
 
-    return sorted(there, key=by, reverse=descending) + missing
+    return sorted(present, key=by, reverse=descending) + missing
 
 
 def _harmless(value: Any) -> Any:

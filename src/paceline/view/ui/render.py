@@ -1,4 +1,4 @@
-"""Pages into HTML. Everything is escaped unless a template says otherwise, and none does for text of a record."""
+"""Renders pages to HTML. Templates escape by default, and no template exempts text of a record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def environment() -> jinja2.Environment:
 
 
 def data_block(value: Any) -> Markup:
-    """JSON inside a script element that is not run: no character of it can end the element."""
+    """JSON for a data script element, escaped so that no character can end the element."""
     text = msgspec.json.encode(value).decode()
     for sign, escaped in (
         ("<", "\\u003c"),
@@ -57,7 +57,7 @@ def data_block(value: Any) -> Markup:
 
 
 def picture(block: Picture) -> str:
-    """An address that is the picture itself."""
+    """The picture as a data URL."""
     return "data:image/svg+xml;base64," + base64.b64encode(block.svg.encode()).decode()
 
 
@@ -70,7 +70,7 @@ def render_page(
     record: Opened | None = None,
     here: str = "",
 ) -> str:
-    """A whole document. `asked` is the query; `kept` what of it the page's own links must ask for again."""
+    """A complete document. `asked` is the query; `kept` are the parameters that the page's own links repeat."""
     return (
         environment()
         .get_template("page.html")
@@ -86,7 +86,7 @@ def render_page(
 
 
 def render_report(record: Opened, pages: Sequence[tuple[Kind, Page]], files: Mapping[str, Any]) -> str:
-    """All pages of a record in one document, with all that it needs inside."""
+    """All pages of a record in one self-contained document."""
     return (
         environment()
         .get_template("report.html")

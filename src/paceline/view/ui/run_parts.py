@@ -1,4 +1,4 @@
-"""What several pages show of a run: its command, the charts over its steps, the way to its trials."""
+"""Parts that several pages of a run share: the command, charts over the steps, links to the trials."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paceline.view.ui.blocks import Block, Note
 from paceline.view.ui.links import href
 
 SLOWEST = (
-    "A worker's own time is its step without the time in which it waited for others. One is named where that is more "
-    "than 5 % of a step above the median of the others, in most steps up to the end."
+    "A worker's own time is its step time without the time spent waiting for other workers. A worker counts as slow if "
+    "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end."
 )
 
 
 def command(record: Opened) -> str:
-    """About what was typed."""
+    """The command that the user typed, approximately."""
     run = record.run
     workers = run.settings.get("workers")
     number = f" -n {workers}" if isinstance(workers, int) and run.verb in ("run", "profile") else ""
@@ -29,17 +29,17 @@ def command(record: Opened) -> str:
     return f"paceline {run.verb}{number}{mods} {shlex.join([run.script, *run.arguments])}"
 
 
-def step_charts(record: Opened, told: RunMeasures) -> list[Block]:
+def step_charts(record: Opened, measures: RunMeasures) -> list[Block]:
     """Step times, throughput and loss over the steps of the first worker."""
     steps = record.steps.frame
     first = steps.filter(pl.col("rank") == pl.col("rank").min())
     table = iterations(steps).filter(pl.col("rank") == first["rank"][0])
     odd = table.filter("outlier").sort("excess", descending=True).head(200)
     number, total = first["step"].to_list(), first["total"].to_list()
-    usual = told.median_step or 0.0
+    usual = measures.median_step or 0.0
     ceiling = max([usual * 3, *(odd["total"].head(20).to_list()), 1e-9])
-    warm_up = Shade(start=number[0] - 0.5, end=number[0] + told.warm_up - 0.5)
-    marks = [warm_up] if told.warm_up else []
+    warm_up = Shade(start=number[0] - 0.5, end=number[0] + measures.warm_up - 0.5)
+    marks = [warm_up] if measures.warm_up else []
     step = Axis(title="step")
     outliers = Points(
         name="outlier",
@@ -53,9 +53,9 @@ def step_charts(record: Opened, told: RunMeasures) -> list[Block]:
     blocks: list[Block] = [
         Chart(
             name="step-times",
-            title="Time of a step",
-            caption="Rank 0, wall time. Shaded: warm-up, until times have settled. Marked: more than five times the "
-            "usual scatter and a fifth above the median; the part that grew most is named.",
+            title="Step time",
+            caption="Rank 0, wall time. Shaded: warm-up steps. Marked: outliers, which are more than five times the "
+            "usual scatter and more than 20 % above the median; the label names the part that grew most.",
             x=step,
             y=Axis(title="seconds", limits=(0, ceiling * 1.1)),
             series=[
@@ -67,7 +67,7 @@ def step_charts(record: Opened, told: RunMeasures) -> list[Block]:
         Chart(
             name="throughput",
             title="Throughput",
-            caption="Rank 0: samples of the whole batch by the time of the step.",
+            caption="Rank 0: samples of the whole batch divided by the step time.",
             x=step,
             y=Axis(title="samples/s", zero=True),
             series=[
@@ -102,8 +102,8 @@ def step_charts(record: Opened, told: RunMeasures) -> list[Block]:
 
 
 def trials(record: Opened) -> list[Block]:
-    """The way to the records of its trials."""
+    """Links to the records of the trials."""
     if not record.trials:
         return []
     links = [(name.rpartition("/")[2], href("run", name)) for name in record.trials[:200]]
-    return [Note(text=f"Its {len(record.trials)} trials have records of their own:", links=links)]
+    return [Note(text=f"Each of the {len(record.trials)} trials has its own record:", links=links)]

@@ -1,4 +1,4 @@
-"""What the pages over traces share: the profile of a record, made once, and the figures above each table."""
+"""Parts that the pages over traces share: the profile of a record, computed once, and the figures above each table."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, SplitBlock, Tile, Tiles
 from paceline.view.ui.grid import Column
 
-STEP = "Sum over the traced steps of all ranks, by the number of traced steps: a step of one rank."
+STEP = "Mean per step and rank, over all traced steps."
 HOST = "Time on the host, from the start to the end of the call, as torch's profiler recorded it"
-DEVICE = "Time of the kernels and copies that were launched for it, as the device's own clock has it"
+DEVICE = "Time of kernels and copies, by the device's clock, that were launched by"
 IDLE = {
     "input": "the script waited for its loader",
     "peer": "the host waited for other workers",
-    "synchronisation": "the host had waited for the device, and had then to begin anew",
-    "host": "the host was late",
-    "queue": "launched, and not begun yet",
+    "synchronisation": "the host had just waited for the device, so that no kernel was queued",
+    "host": "the host launched the next kernel too late",
+    "queue": "a kernel was launched but had not started",
 }
 
 
 def profile_of(record: Opened) -> Profile:
-    """The same figures as `paceline profile` prints. RecordError where no step was traced."""
+    """The same figures as `paceline profile` prints. Raises RecordError if no step was traced."""
 
     def make() -> Profile:
         try:
@@ -35,29 +35,29 @@ def profile_of(record: Opened) -> Profile:
 
 
 def head(record: Opened) -> list[Block]:
-    """How much was traced, and what the device did meanwhile."""
-    told = profile_of(record)
-    device = told.device or {}
+    """Tiles: how much was traced, and how busy the device was."""
+    profile = profile_of(record)
+    device = profile.device or {}
     busy = sum(device.get(part, 0.0) for part in ("compute", "communication", "copy"))
     tiles = [
         Tile(
             label="traced",
-            value=f"{told.steps} steps",
+            value=f"{profile.steps} steps",
             how="Steps in the trace of each rank, after warm-up.",
-            detail=f"{told.first} to {told.last}, {told.ranks} rank{'' if told.ranks == 1 else 's'}",
+            detail=f"{profile.first} to {profile.last}, {profile.ranks} rank{'' if profile.ranks == 1 else 's'}",
         ),
-        Tile(label="a step", value=seconds(told.step), how="Mean wall time of the traced steps, over ranks."),
+        Tile(label="step time", value=seconds(profile.step), how="Mean wall time of the traced steps, over ranks."),
     ]
-    if told.device is not None:
+    if profile.device is not None:
         tiles += [
             Tile(
                 label="device busy",
-                value=percent(busy / told.step if told.step else 0.0),
-                how="Share of the step in which a kernel or a copy was under way, on any stream.",
+                value=percent(busy / profile.step if profile.step else 0.0),
+                how="Share of the step in which a kernel or a copy ran, on any stream.",
             ),
             Tile(
                 label="on tensor cores",
-                value=percent(told.tensor_cores),
+                value=percent(profile.tensor_cores),
                 how="Share of the device's compute time in kernels whose names say that they use tensor cores.",
             ),
         ]
@@ -65,17 +65,17 @@ def head(record: Opened) -> list[Block]:
 
 
 def device_split(record: Opened) -> list[Block]:
-    told = profile_of(record)
-    if told.device is None:
+    profile = profile_of(record)
+    if profile.device is None:
         return []
     colours = {"compute": "backward", "communication": "communication", "copy": "data"}
-    greys = dict(
+    idle_colours = dict(
         zip((f"idle_{cause}" for cause in CAUSES), ("evaluation", "optimizer", "other", "idle", "forward"), strict=True)
     )
     parts = [
-        (part.replace("idle_", "idle: "), told.device[part], {**colours, **greys}[part])
-        for part in (*colours, *greys)
-        if told.device[part] > 0
+        (part.replace("idle_", "idle: "), profile.device[part], {**colours, **idle_colours}[part])
+        for part in (*colours, *idle_colours)
+        if profile.device[part] > 0
     ]
     reasons = "; ".join(f"{cause}: {why}" for cause, why in IDLE.items())
     return [
@@ -85,7 +85,7 @@ def device_split(record: Opened) -> list[Block]:
             how="Each moment counts once: compute, else communication, else copy, else idle, by cause. "
             f"Mean over traced steps and ranks. Idle by cause: {reasons}.",
             parts=parts,
-            total=told.step,
+            total=profile.step,
         )
     ]
 

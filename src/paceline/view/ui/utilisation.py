@@ -1,4 +1,4 @@
-"""How busy the host, its GPUs and the workers were: `devices.jsonl`, as charts."""
+"""Charts of GPU and CPU utilisation, from `devices.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paceline.view.ui.blocks import Block, Note
 
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
 SHARE = Axis(title="share", share=True, limits=(0, 1.05))
-SAMPLED = "Sampled twice a second by the launcher, beside the workers."
+SAMPLED = "Sampled twice a second by the launcher."
 
 
 def utilisation(record: Opened) -> list[Block]:
-    """Of GPUs where there are some, else of the cores. Nothing where nothing was sampled."""
+    """Utilisation of the GPUs, or of the CPU cores if there are no GPUs. Empty without samples."""
     if not record.has_samples:
         return []
     try:
@@ -28,7 +28,7 @@ def utilisation(record: Opened) -> list[Block]:
     if gpus.height and gpus["utilisation"].is_not_null().any():
         return [
             gpu_chart(
-                gpus, "utilisation", "GPU utilisation", "Share of time in which a kernel ran, as the driver counts."
+                gpus, "utilisation", "GPU utilisation", "Share of time in which a kernel ran, as the driver reports."
             )
         ]
     host = host_samples(record.folder)
@@ -39,7 +39,7 @@ def utilisation(record: Opened) -> list[Block]:
         Chart(
             name="cpu",
             title="CPU utilisation",
-            caption=f"Share of the host's cores that were busy, with anything; and of the busiest core. {SAMPLED}",
+            caption=f"Utilisation of all cores of the host, by any process, and of the busiest core. {SAMPLED}",
             x=Axis(title="seconds"),
             y=SHARE,
             series=[
@@ -51,7 +51,7 @@ def utilisation(record: Opened) -> list[Block]:
 
 
 def gpu_chart(gpus: pl.DataFrame, column: str, title: str, how: str) -> Chart:
-    """A line for each GPU."""
+    """One line per GPU, for the first 16 GPUs."""
     zero = float(gpus["at"].min() or 0.0)  # type: ignore[arg-type]
     lines = []
     for number, ((index,), table) in enumerate(gpus.group_by("index", maintain_order=True)):

@@ -1,4 +1,4 @@
-"""What the pages over verdicts share."""
+"""Parts that the pages of verdicts share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 
 def as_verdict(record: Opened, kind: type[T]) -> T:
-    """RecordError where verdict.json is not of this kind."""
+    """The record's verdict. Raises RecordError if verdict.json is not of this kind."""
     try:
         return msgspec.convert(record.verdict, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         raise RecordError(
-            f"{record.folder.file('verdict.json')} is no verdict of {record.run.verb}: {error}."
+            f"{record.folder.file('verdict.json')} is not a verdict of {record.run.verb}: {error}."
         ) from error
 
 
 SPEED = Column(
     key="samples_per_s",
     title="samples/s",
-    how="Median over rounds of the trial's median step, after warm-up.",
+    how="Samples divided by the trial's median step time after warm-up; median over rounds.",
     kind="rate",
 )
 LOW = Column(key="low", title="low", how="The slowest round.", kind="rate")

@@ -1,4 +1,4 @@
-"""How a value of each kind reads on a page."""
+"""Formats values of each kind as text for a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = "–"
 
 
 def say(value: Any, kind: Kind) -> str:
-    """A value in words; whatever it is, it becomes text."""
+    """Formats a value of any type as text."""
     if value is None or value == "" or value == []:
         return NOTHING
     if kind == "flag":
@@ -38,7 +38,7 @@ def change(value: float) -> str:
 
 
 def moment(value: float) -> str:
-    """Local time, as the folder's name has it."""
+    """Local time, as in the name of a record's folder."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     except (OverflowError, ValueError, OSError):
