@@ -79,7 +79,7 @@ def test_damage_is_found_and_told(paceline_, pictures):
     assert paceline_("data", "check", "train-packed/bad.tfrecord")[0] == 0
     code, out, _ = paceline_("data", "check", "train-packed/bad.tfrecord", "--decode")
     assert code == 1
-    assert "record 0, image/encoded: The picture cannot be decoded" in out
+    assert "record 0, image/encoded: The image cannot be decoded" in out
 
 
 def test_any_dataset_is_packed(paceline_, tmp_path, monkeypatch):
@@ -101,12 +101,12 @@ def test_any_dataset_is_packed(paceline_, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("pack", "none"), "no folder"),
+        (("pack", "none"), "not a folder"),
         (("pack", "none.py:x"), "Asked to pack none.py:x"),
         (("pack", "json:nothing"), "json has no nothing"),
         (("pack", "json:__name__"), "a str, which"),
-        (("check", "none"), "which is not there"),
-        (("check", "."), "holds no record files"),
+        (("check", "none"), "none does not exist"),
+        (("check", "."), "has no record files"),
         (("pack", "train", "--shards", "0"), "--shards"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_folder_that_holds_something_is_left_alone(paceline_, pictures):
     (pictures / "full" / "thing").touch()
     code, _, err = paceline_("data", "pack", "train", "--out", "full")
     assert code == 2
-    assert "holds something" in err
+    assert "is not empty" in err
 
 
 @pytest.mark.parametrize("words", [[], ["pack"], ["check"]])

@@ -38,7 +38,7 @@ def test_crops(device: str, kind: str) -> None:
         assert np.array_equal(made[number].cpu().numpy(), padded[number, :, top : top + 4, left : left + 5])
     assert made.dtype == images.dtype
     assert made.is_contiguous()
-    with pytest.raises(UsageError, match="crop 7 × 7 from pictures of 6 × 8"):
+    with pytest.raises(UsageError, match="7 × 7 pixels is larger than the images of 6 × 8"):
         pd.Crop(7)(images, None, draws())
 
 
@@ -164,5 +164,5 @@ def test_in_a_pipeline_it_is_the_seeds_and_goes_on_when_a_run_does(device: str |
 
 
 def test_a_batch_without_pictures_is_refused() -> None:
-    with pytest.raises(UsageError, match="no tensor in it has four dimensions"):
+    with pytest.raises(UsageError, match="no tensor has four dimensions"):
         next(iter(pd.arrays(torch.arange(4)).batch(2).augment(pd.Flip())))

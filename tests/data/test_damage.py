@@ -184,7 +184,7 @@ def test_a_record_over_the_limit_is_left_out_alone(tmp_path: Path, packed: bool)
     path = tmp_path / "x.tfrecord"
     path.write_bytes(gzip.compress(recorded(records)) if packed else recorded(records))
     with pytest.raises(
-        DataError, match=r"record 1, at byte 21.*: it has 3145728 bytes \(3 MiB\), over the limit of 2 "
+        DataError, match=r"record 1, at byte 21.*: the record has 3145728 bytes \(3 MiB\), over the limit of 2 "
     ) as told:
         list(pd.files([path]).records(max_bytes=2 << 20))
     assert "max_bytes=4 << 20" in told.value.advice
@@ -283,7 +283,7 @@ def laid_out(layout: bytes, values: bytes = b"") -> bytes:
     ],
 )
 def test_bytes_that_are_no_sample(tmp_path: Path, raw: bytes) -> None:
-    with pytest.raises(DataError, match="It is no sample"):
+    with pytest.raises(DataError, match="Not a packed sample"):
         pd.decode_sample(raw)
     with pd.Writer(tmp_path / "x.tfrecord") as writer:
         for record in (raw, raw, pd.encode_sample((1, 2))):

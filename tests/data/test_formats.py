@@ -137,7 +137,7 @@ def test_cifar_files(tmp_path: Path) -> None:
     assert labels.tolist() == rows[:, 0].tolist()
     (tmp_path / "hundred.bin").write_bytes(rng.integers(0, 100, (2, 3074), np.uint8).tobytes())
     assert len(list(pd.cifar(tmp_path / "hundred.bin", labels=2))) == 2
-    with pytest.raises(DataError, match="no whole number of CIFAR records"):
+    with pytest.raises(DataError, match="not a whole number of CIFAR records"):
         pd.cifar(tmp_path / "hundred.bin")
 
 
@@ -162,11 +162,11 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert images[:, 0, 0, 0].tolist() == [30, 20, 10]
     assert labels.tolist() == [0, 1, 1]
     (tmp_path / "ant" / "3.png").write_bytes(picture(1)[:60])
-    with pytest.raises(DataError, match=r"ant/3\.png: The picture cannot be decoded"):
+    with pytest.raises(DataError, match=r"ant/3\.png: The image cannot be decoded"):
         list(pd.image_folder(tmp_path).map_and_batch(load, 3))
-    with pytest.raises(UsageError, match="hold none"):
+    with pytest.raises(UsageError, match="has no images"):
         pd.image_folder(tmp_path / "ant")
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="not a folder"):
         pd.image_folder(tmp_path / "none")
 
 
@@ -232,7 +232,7 @@ def test_decoded_resized_and_cropped_as_pillow_does_one_after_the_other(
         round(size[1] * 100 / min(size)),
         round(size[0] * 100 / min(size)),
     )
-    with pytest.raises(DataError, match="fewer than the 300 to be kept"):
+    with pytest.raises(DataError, match="fewer than crop=300"):
         pd.decode_image(raw.getvalue(), shorter=256, crop=300)
 
 
@@ -268,7 +268,7 @@ def test_files_of_all_kinds_are_known_by_their_names(tmp_path: Path) -> None:
         writer.write(b"three")
     paths = [tmp_path / name for name in ("1.txt", "2.tar", "3-of-9")]
     assert list(pd.files(paths).records(parallel=1)) == ["one", "two", {"__key__": "a", "x": b"1"}, b"three"]
-    with pytest.raises(UsageError, match="format 'parquet'"):
+    with pytest.raises(UsageError, match="format='parquet'"):
         list(pd.files(paths).records("parquet"))
 
 

@@ -97,5 +97,5 @@ def test_settling_workers_that_went_equally_far_leaves_one_number() -> None:
 
 
 def test_what_never_ends_is_not_shuffled_as_a_whole() -> None:
-    with pytest.raises(ValueError, match="never ends"):
+    with pytest.raises(ValueError, match="endless order"):
         Shuffled(Repeated(Whole(3), None), 0)

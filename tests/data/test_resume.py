@@ -275,7 +275,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
         pipeline.restore({"epoch": 3})
     worker = units(5).batch(2).shard(0, 2)
     next(iter(worker))
-    with pytest.raises(UsageError, match=r"from 1 of the states that 2 workers left"):
+    with pytest.raises(UsageError, match=r"1 of the states of 2 workers"):
         units(5).batch(2).shard(0, 3).restore(saved(worker))
 
 

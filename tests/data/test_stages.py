@@ -147,7 +147,7 @@ def test_batches_are_those_that_torch_would_make(make: Any) -> None:
 def test_samples_that_do_not_fit_into_one_batch_are_named() -> None:
     with pytest.raises(DataError, match=r"differ in shape: \[1\] and \[2\]"):
         list(numbers(3).map(lambda i: np.zeros(i + 1)).batch(3))
-    with pytest.raises(DataError, match="one has 1 parts, another 2"):
+    with pytest.raises(DataError, match="one has 1 values, another 2"):
         list(numbers(3).map(lambda i: (i,) * (i + 1)).batch(3))
 
 
@@ -193,7 +193,7 @@ def test_interleaving_takes_blocks_in_turn() -> None:
     assert found == [3, 3, 2, 2, 3, 4, 4, 4, 4]
     found = list(pd.items([1, 2, 3]).map(lambda n: n * 10).interleave(lambda n: range(n, n + 2), cycle=1))
     assert found == [10, 11, 20, 21, 30, 31]
-    with pytest.raises(UsageError, match="in the middle of a stream"):
+    with pytest.raises(UsageError, match="after a stage that makes a stream"):
         list(numbers().filter(bool).interleave(range))
 
 
@@ -212,7 +212,7 @@ def test_lines_of_files(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_bytes(text.encode())
     assert list(pd.lines(str(tmp_path / "*.txt"))) == ["one", "two", "drei", "üü"]
     assert list(pd.files([tmp_path / "c.txt"]).lines()) == ["drei", "üü"]
-    with pytest.raises(UsageError, match="but there are none"):
+    with pytest.raises(UsageError, match="matches no file"):
         pd.files(str(tmp_path / "*.none"))
 
 
@@ -222,7 +222,7 @@ def test_lengths_are_known_where_they_can_be() -> None:
     assert len(numbers().repeat(2).map(str)) == 46
     assert [len(numbers().shard(rank, 3)) for rank in range(3)] == [8, 8, 7]
     for endless in (numbers().repeat(), streamed(), numbers().filter(bool)):
-        with pytest.raises(TypeError, match="not known"):
+        with pytest.raises(TypeError, match="is unknown"):
             len(endless)
 
 
@@ -265,7 +265,7 @@ def test_what_fails_can_be_left_out_and_is_counted() -> None:
         (lambda: numbers().batch(2, last="lose"), "last='lose'"),
         (lambda: numbers().map(str, on_error="hide"), "on_error='hide'"),
         (lambda: numbers().map(str, kind="magic"), "kind='magic'"),
-        (lambda: numbers().shard(3, 3), "worker 3 of 3"),
+        (lambda: numbers().shard(3, 3), "rank=3, world=3"),
     ],
 )
 def test_mistakes_are_told_when_they_are_written(ask: Any, says: str) -> None:

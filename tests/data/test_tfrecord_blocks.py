@@ -17,7 +17,7 @@ import paceline.data as pd
 from paceline.data.error_policy import LostSamples
 from paceline.data.formats import crc32c, tfrecord
 
-FOUND = "its length's checksum is wrong", "the file ends in the middle of it", "its checksum is wrong"
+FOUND = "the checksum of its length is wrong", "the file ends in the middle of the record", "its checksum is wrong"
 
 
 def by_definition(raw: bytes) -> tuple[list[bytes], list[str]]:

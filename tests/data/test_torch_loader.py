@@ -224,9 +224,9 @@ def test_a_dataset_that_the_script_changes_between_epochs(kind: Any) -> None:
 def test_what_must_stay_in_one_place_says_why() -> None:
     for name, why in {
         "random": "draws random",
-        **dict.fromkeys(("counts", *(f"counts in {where}" for where in COUNTED)), "keeps count"),
-        "own sampler": "own",
-        "stream": "asked",
+        **dict.fromkeys(("counts", *(f"counts in {where}" for where in COUNTED)), "changes its own state"),
+        "own sampler": "defined by the script",
+        "stream": "iterable",
     }.items():
         dropped = pd.drop_in(LOADERS[name]())
         list(dropped)
@@ -237,7 +237,7 @@ def test_it_looks_like_the_loader() -> None:
     loader = DataLoader(TENSORS, 8, drop_last=True)
     dropped = pd.drop_in(loader)
     assert (len(dropped), dropped.batch_size, dropped.dataset) == (6, 8, TENSORS)
-    with pytest.raises(UsageError, match="drop in for a list"):
+    with pytest.raises(UsageError, match="got a list"):
         pd.drop_in([1, 2])
 
 

@@ -1,4 +1,4 @@
-"""Input pipelines: a chain of plain stages that keeps a device fed.
+"""Input pipelines: a chain of stages that loads, transforms, shuffles and batches samples.
 
     from paceline import data
 
@@ -7,7 +7,7 @@
         for images, labels in train:
             ...
 
-The order of samples depends on the seed alone; `state()` and `restore()` go on in the middle of an epoch; `shard()`
+The order of samples depends only on the seed; `state()` and `restore()` resume in the middle of an epoch; `shard()`
 gives each worker its part. See docs/data.md.
 """
 
@@ -83,11 +83,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when first used: the command line packs and checks files, and has no use for torch."""
+    """Imports a name when it is first used, because the command line packs and checks files without torch."""
     if name not in __all__:
         raise AttributeError(f"module 'paceline.data' has no attribute {name!r}")
     import importlib
 
     module, _, own = _HOMES.get(name, f"sources.factories.{name}").rpartition(".")
     found = globals()[name] = getattr(importlib.import_module(f"paceline.data.{module}"), own)
-    return found  # … and from then on without a detour: decoders look their names up for every record
+    return found  # kept in globals(), because decoders look their names up for every record

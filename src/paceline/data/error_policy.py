@@ -1,8 +1,8 @@
-"""What was lost: records that cannot be read and samples that cannot be made, by policy.
+"""`on_error`: what happens to records that cannot be read and samples that cannot be made.
 
-raise   the first one ends the run, with its file, place and reason (the default)
-skip    it is left out, and counted
-warn    it is left out with a warning, and at the end the count is said
+raise   the first error ends the run and names file, position and reason (the default)
+skip    the sample is left out and counted
+warn    the sample is left out and counted, with a warning, and the count is reported at the end of the epoch
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from paceline.errors import DataError
 
 Policy = Literal["raise", "skip", "warn"]
 POLICIES = ("raise", "skip", "warn")
-SHOWN = 5  # warnings of single ones, before it is the count that counts
+SHOWN = 5  # warnings about single samples; further samples are only counted
 KEPT = 100  # reasons kept for the report
 
 
 class LostSamples:
-    """Counts over all stages and threads of one pipeline."""
+    """Counts the samples that all stages and threads of one pipeline left out."""
 
     def __init__(self, *, keeps: bool = False) -> None:
-        """`keeps`: in a process of ours, which says nothing itself and tells all of it to the one that counts."""
+        """`keeps`: in a pool process, which does not count or warn, but sends the errors to the parent process."""
         self.kept: list[tuple[str, Policy]] = []
         self._keeps = keeps
         self.count = 0
@@ -33,7 +33,7 @@ class LostSamples:
         self._lock = threading.Lock()
 
     def lose(self, error: DataError, policy: Policy) -> None:
-        """Raises `error`, or counts it."""
+        """Raises `error` or counts it, as `policy` says."""
         if policy == "raise":
             raise error
         if self._keeps:
@@ -49,7 +49,7 @@ class LostSamples:
             warnings.warn(f"Left out: {error.message}", stacklevel=2)
 
     def say(self) -> None:
-        """At the end of an epoch: how many, where somebody wants to know."""
+        """At the end of an epoch: warns with the number of samples that were left out under "warn"."""
         with self._lock:
             new, self._said = self._loud - self._said, self._loud
         if new:

@@ -1,4 +1,4 @@
-"""Running: one loop over a pipeline, an epoch of it."""
+"""One loop over a pipeline: the iterator that a `for` loop uses for one epoch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Run:
         hand_out: Callable[[Callable[[], Any]], Any] | None,
     ) -> None:
         self.cursor, self.epoch, self.ended = cursor, epoch, False
-        self._hand_out = hand_out  # what makes a batch of what comes, where several workers run as one; else None
-        self._pipeline = pipeline  # whose threads must not end before this does
+        self._hand_out = hand_out  # builds the batch that the script sees if workers share batches; otherwise None
+        self._pipeline = pipeline  # held, because its finalizer ends the threads that this loop uses
         self._clock, self._losses = runtime.clock, runtime.losses
         self._final: dict[str, Any] | None = None
         self._runtime, self._keeper = runtime, keeper()
@@ -39,7 +39,7 @@ class Run:
         return self
 
     def __next__(self) -> Any:
-        """In a run of Paceline's this is the seam where a loader hands out a batch, and its time that of data."""
+        """Under `paceline run` this is the on_batch seam, and its time counts as data time."""
         stage = current()
         if stage is None or threading.current_thread() is not threading.main_thread():
             return self._whole(self._next())
@@ -52,11 +52,11 @@ class Run:
         return batch
 
     def _whole(self, batch: Any) -> Any:
-        """In another thread than the main one, where nothing can be put together."""
+        """Outside the main thread a worker's rows cannot be combined with the rows of other workers."""
         if isinstance(batch, Rows):
             raise UsageError(
-                "A loop over a pipeline was begun in the script's main thread and goes on in another one.",
-                advice="Begin it there, too: call iter(pipeline) in the thread that takes the batches.",
+                "A loop over a pipeline began in the script's main thread and continues in another thread.",
+                advice="Call iter(pipeline) in the thread that takes the batches.",
             )
         return batch
 
@@ -76,7 +76,7 @@ class Run:
         raise StopIteration
 
     def tell(self) -> None:
-        """What its pipeline costs so far, to the record of the run that this is a part of."""
+        """Writes the pipeline's report so far to the record of the run, if there is one."""
         if self._keeper is not None:
             self._keeper.ended(self._runtime)
 

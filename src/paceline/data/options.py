@@ -1,4 +1,4 @@
-"""What was asked for, checked where it is written: a mistake is told there, and not when a loop has begun."""
+"""Checks of a pipeline's options when a stage is written, so that a mistake is reported before a loop begins."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ KINDS = ("auto", "here", "threads", "processes")
 def at_least(least: int, **numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or number < least):
-            raise UsageError(f"Asked for {name}={number!r}.", advice=f"Give a whole number from {least} on.")
+            raise UsageError(
+                f"{name}={number!r} is not a whole number of at least {least}.", advice=f"Type, for example: {name}=8"
+            )
 
 
 def checked_policy(policy: str) -> Any:
     if policy not in POLICIES:
-        raise UsageError(f"Asked for on_error={policy!r}.", advice=f"It takes {', '.join(map(repr, POLICIES))}.")
+        raise UsageError(f"on_error={policy!r} is not known.", advice=f"Choose from {', '.join(map(repr, POLICIES))}.")
     return policy
 
 
 def how(parallel: Number, kind: Kind, deterministic: bool) -> How:
     if kind not in KINDS:
-        raise UsageError(f"Asked for kind={kind!r}.", advice=f"It takes {', '.join(map(repr, KINDS))}.")
+        raise UsageError(f"kind={kind!r} is not known.", advice=f"Choose from {', '.join(map(repr, KINDS))}.")
     number = None if parallel == "auto" else parallel
     at_least(1, parallel=number)
     return How(parallel=number, kind=kind, deterministic=deterministic)
@@ -41,20 +43,20 @@ def runs_as_one() -> bool:
 
 
 def grows() -> int:
-    """How many batches of the script's make one of the run's: with `--batch scale` one for each worker."""
+    """The number of the script's batches that make one batch of the run: with `--batch scale` the number of workers."""
     stage = current()
     return stage.group.world if stage is not None and runs_as_one() and stage.run.batch == "scale" else 1
 
 
 def workers() -> tuple[int, int]:
-    """This worker's number among those that run as one, and how many they are."""
+    """Rank and number of the workers that must see the same batches; (0, 1) if there are none."""
     stage = current()
     return (stage.group.rank, stage.group.world) if stage is not None and runs_as_one() else (0, 1)
 
 
 def place() -> tuple[int, int]:
-    """This worker's rank, and how many there are. A script that Paceline distributes is one process to itself: its part
-    is everything, on every worker."""
+    """Rank and world size for `shard()`. (0, 1) in a script that Paceline distributes: every worker of such a script
+    needs all samples."""
     if runs_as_one():
         return 0, 1
     import torch.distributed as dist

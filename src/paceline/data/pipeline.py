@@ -1,12 +1,12 @@
-"""The pipeline: written as a chain of stages that is its own diagram, iterated like a DataLoader.
+"""The pipeline: a chain of stages, iterated like a DataLoader.
 
     train = (data.files("train-*.tfrecord")        # paths, sharded over workers
                .records(parallel=8)                 # bytes
                .shuffle_and_repeat(10_000, seed=0)  # bytes, in another order each epoch
                .map_and_batch(decode, 256)          # batches of tensors
-               .prefetch())                         # … made while the last one is used
+               .prefetch())                         # the next batch is made while this one is used
 
-Every stage gives a new pipeline and changes nothing. Iterating runs it: each `for` loop over it is an epoch.
+Every stage returns a new pipeline and leaves the old one unchanged. Each `for` loop over a pipeline is an epoch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from paceline.data.stages.augment import Augment, Operation
 from paceline.data.stages.combine import Mixed, Zipped
 from paceline.errors import UsageError
 
-VERSION = 1  # of what `state` gives
-GRACE = 5.0  # seconds that threads get to end in, when the process does
+VERSION = 1  # of the dictionary that `state` returns
+GRACE = 5.0  # seconds that threads have to end when the process ends
 
 _begun: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
@@ -70,40 +70,41 @@ class Pipeline:
             *(self._source, (*self._stages, *stages)), title=self._title, made_of=self._made_of, context=self._context
         )
 
-    # -- stages that choose and order ------------------------------------------------------------------------------
+    # -- stages that select and order samples ----------------------------------------------------------------------
 
     def shuffle(self, buffer: int | None = None, *, seed: int = 0) -> Pipeline:
-        """Another order each epoch. What can be asked by index is shuffled as a whole; a stream in windows of
-        `buffer` samples (10,000)."""
+        """Another order each epoch. Indexed samples are shuffled as a whole, streams in windows of `buffer` samples
+        (default: 10,000)."""
         at_least(1, buffer=buffer)
         return self._with(s.Shuffle(buffer, seed))
 
     def repeat(self, times: int | None = None) -> Pipeline:
-        """So many times; without a number for ever."""
+        """Repeats the epochs `times` times; without a number for ever."""
         at_least(0, times=times)
         return self._with(s.Repeat(times))
 
     def shuffle_and_repeat(self, buffer: int | None = None, times: int | None = None, *, seed: int = 0) -> Pipeline:
-        """Both as one: the next epoch's window fills while this epoch's drains. Epochs never mix."""
+        """`shuffle` and `repeat` in one stage: the next epoch's window fills while this epoch's window drains. Epochs
+        never mix."""
         at_least(1, buffer=buffer)
         at_least(0, times=times)
         return self._with(s.ShuffleAndRepeat(buffer, times, seed))
 
     def take(self, count: int) -> Pipeline:
-        """The first ones, over all workers together."""
+        """The first `count` samples, counted over all workers."""
         at_least(0, count=count)
         return self._with(s.Take(count))
 
     def skip(self, count: int) -> Pipeline:
-        """All but the first ones."""
+        """All samples but the first `count`, counted over all workers."""
         at_least(0, count=count)
         return self._with(s.Skip(count))
 
     def filter(self, function: Callable[[Any], Any], *, on_error: Policy = "raise") -> Pipeline:
-        """Those for which the function gives something true."""
+        """The samples for which `function` returns a true value."""
         return self._with(s.Filter(function, checked_policy(on_error)))
 
-    # -- stages that make ------------------------------------------------------------------------------------------
+    # -- stages that make samples and batches ----------------------------------------------------------------------
 
     def map(
         self,
@@ -115,9 +116,9 @@ class Pipeline:
         deterministic: bool = True,
         on_error: Policy = "raise",
     ) -> Pipeline:
-        """The function's result in the place of each sample (or batch, after .batch). `kind` is where it is called:
-        "here", in "threads", in "processes", or as measuring shows. With a `seed` it is called as `function(sample,
-        generator)`: random numbers that are the same wherever and however often that sample is made in that epoch."""
+        """Replaces each sample (after .batch: each batch) by the function's result. `kind` is where the function runs:
+        "here", in "threads", in "processes", or "auto": whichever is fastest. With a `seed` the call is
+        `function(sample, generator)`. The generator's numbers depend only on the seed, the epoch and the sample."""
         return self._with(s.Map(function, how(parallel, kind, deterministic), checked_policy(on_error), seed))
 
     def batch(
@@ -130,10 +131,11 @@ class Pipeline:
         kind: s.Kind = "auto",
         deterministic: bool = True,
     ) -> Pipeline:
-        """`size` samples as one, their arrays and numbers as tensors. The last one may be smaller, or is dropped."""
+        """Collates `size` samples: arrays and numbers become tensors. `last`: a smaller last batch is kept ("keep") or
+        dropped ("drop")."""
         at_least(1, size=size)
         if last not in ("keep", "drop"):
-            raise UsageError(f"Asked for last={last!r}.", advice='Type last="keep" or last="drop".')
+            raise UsageError(f"last={last!r} is not known.", advice='Type last="keep" or last="drop".')
         return self._with(s.Batch(size, last, how(parallel, kind, deterministic), collate))
 
     def map_and_batch(
@@ -148,21 +150,21 @@ class Pipeline:
         deterministic: bool = True,
         on_error: Policy = "raise",
     ) -> Pipeline:
-        """Both as one job: each result is written straight into its row of the batch."""
-        told: dict[str, Any] = {"parallel": parallel, "kind": kind, "deterministic": deterministic}
-        mapped = self.map(function, seed=seed, on_error=on_error, **told)
-        return mapped.batch(size, last=last, **told)
+        """`map` and `batch` in one job: each result is written directly into its row of the batch."""
+        options: dict[str, Any] = {"parallel": parallel, "kind": kind, "deterministic": deterministic}
+        mapped = self.map(function, seed=seed, on_error=on_error, **options)
+        return mapped.batch(size, last=last, **options)
 
     def augment(self, *operations: Operation, seed: int = 0) -> Pipeline:
-        """Applies operations to the pictures of a batch, in order, on its device: `data.Crop`, `data.Flip`, …"""
+        """Applies operations to the images of a batch, in order, on the batch's device: `data.Crop`, `data.Flip`, …"""
         made = Augment(operations)
         return self.map(made, seed=seed if made.draws else None)
 
     def interleave(
         self, make: Callable[[Any], Any], *, cycle: int = 4, block: int = 1, parallel: bool = False
     ) -> Pipeline:
-        """`make(sample)` gives an iterable; `cycle` of them are open at a time, and give `block` samples each in turn.
-        `parallel`: the next samples of each are read in threads."""
+        """`make(sample)` returns an iterable. `cycle` iterables are open at a time and give `block` samples each in
+        turn. `parallel`: threads prefetch the next samples of each."""
         at_least(1, cycle=cycle, block=block)
         return self._with(s.Interleave(lambda losses: read_any(make), cycle, block, parallel, "interleave"))
 
@@ -175,9 +177,9 @@ class Pipeline:
         on_error: Policy = "raise",
         max_bytes: int | None = None,
     ) -> Pipeline:
-        """The records of files: TFRecord's bytes, a tar shard's samples, a text's lines, by their names' endings, or
-        all of one `format` ("tfrecord", "tar", "lines"). `parallel` files are open at a time. `max_bytes`: refuses a
-        larger record or sample (default: 1 GiB) or line (256 MiB)."""
+        """The records of files: bytes of TFRecord files, samples of tar shards, lines of text files. The format follows
+        from the file name, unless `format` is "tfrecord", "tar" or "lines". `parallel` files are open at a time.
+        `max_bytes`: refuses a larger record or sample (default: 1 GiB) or line (256 MiB)."""
         cycle = 4 if parallel == "auto" else parallel
         at_least(1, parallel=cycle, block=block, max_bytes=max_bytes)
         policy = checked_policy(on_error)
@@ -193,35 +195,38 @@ class Pipeline:
         """The lines of text files, without their ends. `max_bytes`: refuses a longer line."""
         return self.records("lines", parallel=parallel, block=block, on_error=on_error, max_bytes=max_bytes)
 
-    # -- stages that keep and carry --------------------------------------------------------------------------------
+    # -- caching, prefetching, copying, combining ------------------------------------------------------------------
 
     def cache(self, folder: str | None = None) -> Pipeline:
-        """Samples are made once and kept: in memory, or in a folder that later runs use, too. It is always samples
-        before shuffling and batching that are kept, so each epoch keeps an order of its own."""
+        """Makes each sample once and keeps it: in memory, or in a folder that later runs use as well. The cache applies
+        before shuffling and batching wherever it is written, so each epoch has its own order."""
         return self._with(s.Cache(folder))
 
     def prefetch(self, depth: Number = "auto") -> Pipeline:
-        """The next ones are made in a thread while this one is used."""
+        """Makes the next `depth` batches in the background while this one is used: in a thread, or in a process if
+        that is faster."""
         at_least(1, depth=None if depth == "auto" else depth)
         return self._with(s.Prefetch(None if depth == "auto" else depth))
 
     def to(self, device: Any) -> Pipeline:
-        """Tensors on this device: the next batch is copied there while this one is used."""
+        """Copies tensors to `device`: the next batch is copied while this one is used."""
         return self._with(s.To(str(device)))
 
     def zip(self, *others: Pipeline) -> Pipeline:
-        """Tuples of one sample of each."""
+        """Tuples of one sample of each pipeline, until one of them ends."""
         return Pipeline(None, title="zip", made_of=("zip", (self, *others), ()), context=self._context)
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def shard(self, rank: int | None = None, world: int | None = None) -> Pipeline:
-        """This worker's part: every sample comes to one worker, once an epoch. Without numbers they are those of
-        torch.distributed, or of the launcher (RANK, WORLD_SIZE). Every worker calls it, with the same pipeline."""
+        """This worker's part: every sample goes to one worker, once an epoch. `rank` and `world` default to those of
+        torch.distributed, or of the launcher (RANK, WORLD_SIZE). Every worker calls `shard`, with the same pipeline."""
         if rank is None or world is None:
             rank, world = place()
         if not 0 <= rank < world:
-            raise UsageError(f"Asked for the part of worker {rank} of {world}.", advice="Ranks go from 0 to world - 1.")
+            raise UsageError(
+                f"shard(rank={rank}, world={world}): there is no such rank.", advice="Ranks go from 0 to world - 1."
+            )
         made = self._with()
         made._context = Context(rank=rank, world=world)
         return made
@@ -246,14 +251,14 @@ class Pipeline:
         return self._run
 
     def __len__(self) -> int:
-        """Of one epoch, on this worker; of what is left, after `restore`."""
+        """Batches (or samples) of one epoch on this worker; after `restore`, those that are left."""
         count = self._plan().length(self._context, self._begin[1] if self._begin else None)
         if count is None:
-            raise TypeError("the length of this pipeline is not known before its end, or it has none")
+            raise TypeError("the length of this pipeline is unknown: it has a stream, a filter or an endless repeat")
         return -(-count // grows()) if self._plan().gives_batches else count
 
     def state(self) -> dict[str, Any]:
-        """Where it stands after the last batch that was given: small, and made of plain numbers and texts."""
+        """The position after the last batch that the loop received: a small dictionary of plain numbers and strings."""
         if self._run is not None:
             stands = self._run.stands()
         elif self._end is not None:
@@ -270,8 +275,9 @@ class Pipeline:
         } | stands
 
     def restore(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """The next loop goes on from there, with the samples that were not given. For another number of workers give
-        the states of all of them (one is enough where nothing but indices was dealt out). Every worker calls it."""
+        """The next loop continues from `state`, with the samples that were not delivered yet. To resume on another
+        number of workers, pass the states of all workers (one state is enough for indexed samples). Every worker
+        calls `restore`."""
         from paceline.data.distributed.resume import begin
 
         self._stop()
@@ -281,7 +287,7 @@ class Pipeline:
         self._epoch = self._begin[0]
 
     def close(self) -> None:
-        """Ends what still runs: threads, processes, open files. A new loop starts them again."""
+        """Ends threads and processes and closes files. A new loop starts them again."""
         self._stop()
         self._runtime.close(wait=True)
 
@@ -289,7 +295,7 @@ class Pipeline:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Tells what runs to end, and waits for nothing."""
+        """Tells threads and processes to end, without waiting for them."""
         if self._run is not None:
             self._run.cursor.close(wait=False)
         self._runtime.close(wait=False)
@@ -327,19 +333,19 @@ class Pipeline:
         return Planner(self._source, runtime, first).plan(self._stages)
 
     def _signature(self) -> str:
-        """What must be the same where a state is restored: where samples come from, and in which order."""
+        """Source and order of the samples: a state is restored only into a pipeline with the same signature."""
         parts = [] if self._made_of is None else [part._signature() for part in self._made_of[1]]
         size = "" if self._source is None else f" {len(self._source)}"
-        told = [f"{self._title}{size}{f'({chr(59).join(parts)})' if parts else ''}"]
+        texts = [f"{self._title}{size}{f'({chr(59).join(parts)})' if parts else ''}"]
         for stage in self._stages:
             match stage:
                 case s.Shuffle() | s.Repeat() | s.ShuffleAndRepeat() | s.Take() | s.Skip():
-                    told.append(repr(stage))
+                    texts.append(repr(stage))
                 case s.Interleave():
-                    told.append(f"{stage.name}({stage.cycle}, {stage.block})")
+                    texts.append(f"{stage.name}({stage.cycle}, {stage.block})")
                 case s.Filter():
-                    told.append("Filter()")
-        return " | ".join(told)
+                    texts.append("Filter()")
+        return " | ".join(texts)
 
     def __repr__(self) -> str:
         return f"<pipeline {self._signature()}>"
@@ -347,8 +353,8 @@ class Pipeline:
 
 @atexit.register
 def _end() -> None:
-    """Threads that are left when the interpreter ends are ended in the middle of what they do. Where that is torch's
-    code, the process is aborted with them, though its script has done all it had to."""
+    """The interpreter kills threads that still run at its end. A thread that is killed inside torch's code aborts the
+    whole process, although the script has finished."""
     for pipeline in list(_begun):
         pipeline._let_go()
     wait_for_all(GRACE)

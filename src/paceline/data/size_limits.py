@@ -1,12 +1,12 @@
-"""How large things may get: sizes are checked against a limit before memory is taken for them.
+"""Size limits: readers check the size of a record, line, image or array before they allocate memory for it.
 
-A file says how large its records, arrays and pictures are, and a small compressed file can hold a very large one. So
-every reader takes `max_bytes`. Its default depends on what is read:
+A file states the sizes of its records, arrays and images, and a small compressed file can hold a very large record.
+Therefore every reader takes `max_bytes`. The default depends on what is read:
 
-    a record, a sample of a tar shard, or of a record that is decoded   RECORD
-    a line of text                                                      LINE
-    a decoded picture                                                   PICTURE
-    an array that is read as a whole (idx, CIFAR)                       a share of the memory that is available
+    a record, a sample of a tar shard, a decoded record   RECORD
+    a line of text                                        LINE
+    a decoded image                                       IMAGE
+    an array that is read as a whole (idx, CIFAR)         a share of the available memory
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from paceline.errors import DataError
 
 RECORD = 1 << 30
 LINE = 256 << 20
-PICTURE = 256 << 20  # 89 million pixels of three bytes: from there on Pillow warns
-SHARE = 0.5  # of the memory that is available
-EXPANDS = 1032  # bytes that deflate makes of one byte at most
-STEP = 8 << 20  # bytes of something large that are read at once
+IMAGE = 256 << 20  # 89 million pixels of three bytes: Pillow warns about larger images
+SHARE = 0.5  # of the available memory
+EXPANDS = 1032  # bytes that deflate expands one byte to, at most
+STEP = 8 << 20  # bytes of a large record that are read at once
 
 
 def array_limit(max_bytes: int | None) -> int:
-    """Bytes that arrays may have which are read as a whole."""
+    """The limit in bytes for arrays that are read as a whole."""
     return int(SHARE * available_memory()) if max_bytes is None else max_bytes
 
 
 def available_memory(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> int:
-    """Bytes that this process can still take: of the machine, and of its control groups (containers, Slurm)."""
+    """Bytes that this process can still allocate, limited by the machine and its control groups (containers, Slurm)."""
     return min([_of_machine(proc), *_of_groups(sys, proc)])
 
 
@@ -40,7 +40,7 @@ def _of_machine(proc: Path) -> int:
     for line in read(proc / "meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    return 16 << 30  # not told: as much as a small machine has
+    return 16 << 30  # the kernel does not report it: assume a small machine
 
 
 def _of_groups(sys: Path, proc: Path) -> Iterator[int]:
@@ -50,7 +50,7 @@ def _of_groups(sys: Path, proc: Path) -> Iterator[int]:
         for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             limit, taken = read(folder / most).strip(), read(folder / used).strip()
             if limit.isdecimal() and taken.isdecimal():
-                # The kernel drops cached file contents before it refuses memory: they do not count as taken.
+                # Cached file contents do not count, because the kernel drops them before it refuses memory.
                 yield max(0, int(limit) - max(0, int(taken) - _cached(read(folder / "memory.stat"))))
 
 
@@ -59,7 +59,8 @@ def _cached(stat: str) -> int:
 
 
 def too_large(what: str, size: int, limit: int, option: str, *, otherwise: str = "", so_far: bool = False) -> DataError:
-    """`what` names the thing and its file; `option` is a call or an option with {} in the place of the size to type."""
+    """`what` names the record (or line, image, array) and its file; `option` is the call or option to type, with {} for
+    the size."""
     more = f" {otherwise}" if otherwise else ""
     number = typed(size, on_command_line=option.startswith("--"))
     rounded = f" ({told(size)})" if size >= 1024 else ""
@@ -70,7 +71,7 @@ def too_large(what: str, size: int, limit: int, option: str, *, otherwise: str =
 
 
 def told(size: int) -> str:
-    """For a person: 1.5 GiB."""
+    """A size as text: 1.5 GiB."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << shift:
             return f"{round(size / (1 << shift), 1):g} {unit}" if size < 1 << 50 else f"{size:.2g} bytes"
@@ -78,7 +79,7 @@ def told(size: int) -> str:
 
 
 def typed(size: int, *, on_command_line: bool = False) -> str:
-    """The next power of two, as it is typed in Python (4 << 30), or as an option of a verb (4GiB)."""
+    """The next power of two, as typed in Python (4 << 30) or as an option of a verb (4GiB)."""
     shift = 30 if size > 512 << 20 else 20
     units = 1 << (-(-size // (1 << shift)) - 1).bit_length()
     return f"{units}{'GiB' if shift == 30 else 'MiB'}" if on_command_line else f"{units} << {shift}"

@@ -1,4 +1,4 @@
-"""Where files are: on this machine, or behind an address (s3://, gs://, https://) that fsspec knows."""
+"""Finds and opens files: on this machine, or at a remote address (s3://, gs://, https://) that fsspec supports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_remote(path: str) -> bool:
 
 
 def find(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Paths of a pattern, sorted so that all workers see the same; or of a list, as it is."""
+    """The paths that match a pattern, sorted so that all workers see the same order; or the paths of a list."""
     if not isinstance(pattern, (str, os.PathLike)):
         found = [os.fspath(path) for path in pattern]
     elif is_remote(os.fspath(pattern)):
@@ -24,24 +24,24 @@ def find(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
     else:
         found = sorted(glob.glob(os.path.expanduser(os.fspath(pattern)), recursive=True))
     if not found:
-        raise UsageError(f"Asked for the files {pattern}, but there are none.", advice="Look at the path: ls")
+        raise UsageError(f"{pattern} matches no file.", advice="Check the path: ls")
     return found
 
 
 def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
-    """For reading, as it lies there."""
+    """Opens a file for reading, without decompressing it."""
     path = os.fspath(path)
     try:
         if is_remote(path):
             return cast(IO[bytes], _fsspec().open(path, "rb").open())
         return open(path, "rb")
     except (OSError, ValueError, ImportError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DataError(f"{path} cannot be opened: {told}.", advice="Look at the path and its rights.") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DataError(f"{path} cannot be opened: {reason}.", advice="Check the path and its permissions.") from None
 
 
 def size_of(file: IO[bytes]) -> int | None:
-    """Bytes of a file, where that can be known without reading it."""
+    """The size of a file in bytes; None if it is not known without reading the file."""
     try:
         return os.fstat(file.fileno()).st_size
     except (OSError, AttributeError, ValueError):
@@ -54,6 +54,6 @@ def _fsspec() -> Any:
         import fsspec
     except ImportError:
         raise UsageError(
-            "Asked for files behind an address, which needs the package fsspec.", advice="Type: pip install fsspec"
+            "Remote files need the package fsspec, which is not installed.", advice="Type: pip install fsspec"
         ) from None
     return fsspec

@@ -1,9 +1,9 @@
-"""In the place of a script's DataLoader: the same batches in the same order, faster.
+"""`drop_in`: a faster replacement for a script's DataLoader, with the same batches in the same order.
 
-The loader's own sampler says which samples make a batch, under the script's own random stream, from which it draws
-what a DataLoader would draw. A dataset of tensors is gathered, a batch at a time; the samples of others are loaded by
-threads or processes, as measuring shows, ahead of the step that needs them. What must be loaded in one place and in
-order is: datasets that draw random numbers while they load, or keep count.
+The loader's own sampler chooses the samples of a batch and draws from the script's random stream what a DataLoader
+would draw. Tensor datasets are gathered, one batch at a time. Other datasets are prefetched by threads or processes,
+whichever is faster. Datasets that draw random numbers or change their own state while they load are loaded in the
+script's thread, in order.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from paceline.script import rng
 from paceline.script.fingerprint import fingerprint
 from paceline.script.loading import keeps_generator
 
-# Their indices are drawn when they begin, so that reading ahead changes nothing.
+# These samplers draw their indices when an epoch begins, so prefetching does not change the random stream.
 KNOWN = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 def drop_in(loader: Any, *, parallel: int | None = None, kind: Kind = "auto") -> DropIn:
-    """What to iterate in the place of `loader`; it has the loader's length and attributes."""
+    """Replaces `loader` in a loop. The result has the loader's length and attributes."""
     if not isinstance(loader, DataLoader):
         raise UsageError(
-            f"Asked to drop in for a {type(loader).__name__}.", advice="Give a torch.utils.data.DataLoader."
+            f"drop_in() got a {type(loader).__name__}, not a DataLoader.",
+            advice="Pass a torch.utils.data.DataLoader.",
         )
     return DropIn(loader, How(parallel=parallel, kind=kind))
 
 
 class DropIn:
-    """One loader's stand-in, for all its epochs."""
+    """The replacement of one loader, for all epochs."""
 
     def __init__(self, loader: DataLoader[Any], how: How) -> None:
         self.loader = loader
@@ -70,11 +71,11 @@ class DropIn:
     def __iter__(self) -> Iterator[Any]:
         loader = self.loader
         if not can_feed(loader):
-            self._feeder.why = "it is not asked by index, or not in batches"
+            self._feeder.why = "its dataset is iterable, or it does not batch"
             return iter(loader)
         indices = iter(loader.batch_sampler)  # type: ignore[arg-type]
         if not (self._begun and loader.persistent_workers and loader.num_workers):
-            # A DataLoader draws a seed for its processes here, whether it has any or not.
+            # A DataLoader draws a seed for its processes here, even if it has no processes.
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._begun = True
         batches = self._feeder.batches(indices, _length(loader))
@@ -82,11 +83,11 @@ class DropIn:
 
     @property
     def why(self) -> str:
-        """Why it loads in one place, where it does."""
+        """Why batches are loaded in the script's thread; empty if they are prefetched."""
         return self._feeder.why
 
     def report(self) -> Report:
-        """What loading costs, and where it is done."""
+        """The cost of loading, and where loading runs."""
         return report_of(self._feeder.runtime)
 
     def close(self) -> None:
@@ -112,7 +113,7 @@ def _pinned(batch: Any) -> Any:
 
 
 class Feeder:
-    """Makes the batches of a loader, given the indices of each; for all its epochs. Does not hold the loader."""
+    """Makes the batches of a loader from their indices, for all epochs. Holds no reference to the loader."""
 
     def __init__(self, loader: DataLoader[Any], how: How) -> None:
         self._dataset: Any = loader.dataset
@@ -122,13 +123,13 @@ class Feeder:
         self.runtime = Runtime()
         self.why = ""
         self._nodes: tuple[Jobs, PrefetchNode] | None = None
-        self._contents: Any = None  # of the dataset, when they were made
+        self._contents: Any = None  # fingerprint of the dataset when the nodes were made
 
     def __del__(self) -> None:
         self.runtime.close(wait=False)
 
     def batches(self, indices: Iterator[Any], count: int | None) -> Iterator[Any]:
-        """A batch for each of the `count` lists of indices (None: nobody knows how many)."""
+        """A batch for each of the `count` lists of indices (None: the number is unknown)."""
         if self._nodes is not None and fingerprint(self._dataset, identity=True) != self._contents:
             self._nodes = None
             self.runtime.close(wait=True)
@@ -163,15 +164,15 @@ class Feeder:
             cursor.close()
 
     def _look(self, first: Any) -> tuple[Any, bool]:
-        """Loads the first batch here, and sees whether others may be loaded elsewhere."""
+        """Loads the first batch in this thread, and returns it and whether all batches must be loaded here."""
         before, state = rng.snapshot(), fingerprint(self._dataset)
         batch = self._fetch(first)
         if rng.drawn_since(before) or keeps_generator(self._dataset):
             self.why = "its dataset draws random numbers"
         elif state != fingerprint(self._dataset):
-            self.why = "its dataset keeps count"
+            self.why = "its dataset changes its own state"
         elif not self._known:
-            self.why = "its sampler is one of the script's own"
+            self.why = "its sampler is defined by the script"
         if self.why:
             return batch, True
         self._contents = fingerprint(self._dataset, identity=True)
@@ -206,7 +207,8 @@ def _is_known(sampler: Any) -> bool:
 
 
 class Lists(Through):
-    """The start: a sampler's lists of indices. It is asked for no more than there are: its end is the consumer's."""
+    """The first node: a sampler's lists of indices. Never asks for more than `count` lists: the consumer ends the
+    sampler, because a sampler may draw random numbers at its end."""
 
     def __init__(self, indices: Iterator[Any], count: int | None) -> None:
         self.indices, self.count = indices, count
@@ -238,8 +240,8 @@ class ListsCursor(Cursor):
     def where(self) -> Where:
         last = self._last
 
-        def told(number: int) -> str:
+        def name(number: int) -> str:
             shown = ", ".join(map(str, last[number][:4]))
             return f"the batch of samples {shown}{', …' if len(last[number]) > 4 else ''}"
 
-        return told
+        return name

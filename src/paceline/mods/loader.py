@@ -1,13 +1,13 @@
-"""Loader: samples are loaded by processes of their own, ahead of the step that needs them.
+"""Loader: separate processes prefetch the batches of a DataLoader.
 
-Changes: nothing but when samples are loaded: the same ones in the same order. The processes stay from epoch to epoch,
-as long as the dataset does not change; on a GPU batches are pinned, and copied while the host goes on. `loader=4:8`:
-four processes, each eight batches ahead. `loader=fast`, on one worker: threads or processes, as measuring shows,
-tensors gathered a batch at a time, and datasets that draw random numbers or keep count loaded as ever. Applies to a
-DataLoader over a map-style dataset that loads in the script's own process; one that has processes is left alone, but
-for the copies. Can break: datasets that draw random numbers (augmentation), which are other ones in the loader's
-processes; datasets that cannot be pickled or that keep count; a script that writes into a batch after it has copied it
-to the GPU; and speed where loading is cheap.
+Changes: only when samples are loaded; the samples and their order stay the same. The processes stay from epoch to
+epoch, as long as the dataset does not change. On a GPU, batches are pinned and copied asynchronously. `loader=4:8`:
+four processes, each prefetches eight batches. `loader=fast`, on one worker: threads or processes, whichever is faster;
+tensor datasets are gathered one batch at a time, and datasets that draw random numbers or change their own state are
+loaded as before. Applies to a DataLoader over a map-style dataset without worker processes; of a DataLoader with worker
+processes, only the copies change. Can break: datasets that draw random numbers (augmentation), because the draws in
+processes differ; datasets that cannot be pickled or that change their own state; scripts that write into a batch after
+they copied it to the GPU; throughput if loading is cheap.
 
 By hand:
 
@@ -31,9 +31,9 @@ from paceline.script import tree
 from paceline.script.fingerprint import fingerprint
 from paceline.script.seams.stage import Stage
 
-AHEAD = 2  # batches of each process
+AHEAD = 2  # prefetched batches of each process by default
 _holder = SimpleNamespace(held=object())
-OURS = sys.getrefcount(_holder.held)  # references to what one other object holds, as Python counts the question
+OURS = sys.getrefcount(_holder.held)  # sys.getrefcount of an object that one attribute holds
 
 
 class Mod:
@@ -74,11 +74,11 @@ class Mod:
                 return plain(loader)
             if getattr(loader, "_iterator", None) is not None:
                 now = fingerprint(loader.dataset, identity=True)
-                if now != self._kept[loader]:  # the processes have it as it was
+                if now != self._kept[loader]:  # the processes have an old copy of the dataset
                     self._kept[loader], loader._iterator = now, None
-                elif sys.getrefcount(loader._iterator) > OURS:  # another loop goes on over the same loader
+                elif sys.getrefcount(loader._iterator) > OURS:  # another loop over the same loader is still running
                     return _persisting(loader, plain, False)
-                else:  # torch would draw no seed for processes that have theirs, and the order of samples would change
+                else:  # torch draws no seed for persistent processes, so without this draw the order would change
                     torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
             return _persisting(loader, plain, True)
 
@@ -93,7 +93,7 @@ class Mod:
 
 def _persisting(loader: Any, plain: Callable[..., Any], stays: bool) -> Any:
     before = loader.persistent_workers
-    object.__setattr__(loader, "persistent_workers", stays)  # it forbids this to those who don't know its insides
+    object.__setattr__(loader, "persistent_workers", stays)  # DataLoader.__setattr__ forbids this after __init__
     try:
         return plain(loader)
     finally:

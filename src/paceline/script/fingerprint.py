@@ -1,8 +1,8 @@
-"""Fingerprints: whether a dataset has changed, by loading samples or by the script.
+"""Fingerprints of datasets: show whether loading a sample, or the script, has changed a dataset.
 
-A dataset that counts or keeps something while it loads must be loaded in one process and in order; copies of a dataset
-that the script has changed must be made again. The fingerprint reaches whatever the dataset's own code can reach: its
-attributes (also in slots), those of its classes, containers, closures, and the globals that its functions name.
+A dataset that changes its own state while it loads must be loaded in one process and in order. If the script changes a
+dataset, processes need a new copy of it. The fingerprint covers everything that the dataset's code can reach:
+attributes (also in slots), class attributes, containers, closures, and the globals that its functions name.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import torch
 LOADING = ("__getitem__", "__getitems__", "__call__", "forward")  # methods that make a sample
 EMPTY_CELL = types.CellType()
 PLAIN = (bool, int, float, complex, str, bytes, np.generic, range, slice, type(None))
-OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType)  # hold nothing of the dataset's own
+OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType)  # have no state of the dataset
 LIBRARIES = {"paceline", "torch", "torchvision", "torchaudio", "numpy", "PIL", *sys.stdlib_module_names} - {"__main__"}
 DEPTH = 8
-LOOKED = 100_000  # values of a dataset, and items of a container
-SAMPLED = 1000  # values of a large array, and items of a container that are not numbers or texts
-SMALL = 8 * LOOKED  # bytes of an array of which all values are compared
+LOOKED = 100_000  # values of a dataset, and items of a container, that are compared at most
+SAMPLED = 1000  # compared values of a large array, and compared items of a container other than numbers and strings
+SMALL = 8 * LOOKED  # bytes up to which all values of an array are compared
 
 
 def fingerprint(dataset: Any, *, identity: bool = False) -> list[Any]:
-    """A list that compares equal as long as the dataset has not changed. `identity`: an object that was replaced by an
-    equal one, or an array that was written to with the same values, counts as a change."""
+    """A list that compares equal as long as the dataset has not changed. `identity`: replacing an object by an equal
+    one, or writing the same values into an array, also counts as a change."""
     return list(itertools.islice(_Look(identity).values(dataset, DEPTH), LOOKED))
 
 
 class _Look:
     def __init__(self, identity: bool) -> None:
         self._identity = identity
-        self._seen: dict[int, Any] = {}  # by identity; holds objects made on the way, so that no identity is used twice
+        self._seen: dict[int, Any] = {}  # by id; keeps temporary objects alive, so that no id is used twice
 
     def values(self, thing: Any, depth: int) -> Iterator[Any]:
         if isinstance(thing, PLAIN):
@@ -81,7 +81,7 @@ class _Look:
 
 
 def _bytes_of(thing: Any) -> int | None:
-    """A hash of what lies in an array, a bytearray, a number shared between processes; of a large array, a sample."""
+    """A hash of an array, a bytearray or a number shared between processes; of a large array, of some of its values."""
     try:
         array = thing if isinstance(thing, np.ndarray) else np.asarray(memoryview(thing))
     except TypeError:
@@ -92,12 +92,12 @@ def _bytes_of(thing: Any) -> int | None:
 
 
 def _is_of_library(thing: Any) -> bool:
-    """Functions of libraries keep no count of samples, and name thousands of others."""
+    """Functions of libraries have no state of the dataset, and name thousands of other objects."""
     return isinstance(thing, types.FunctionType) and (thing.__module__ or "").partition(".")[0] in LIBRARIES
 
 
 def _class_data(thing: Any) -> Iterator[Any]:
-    """What the classes of an object hold that is no code, and what lies in its slots."""
+    """The data (not the code) of an object's classes, and the values in its slots."""
     for kind in type(thing).__mro__:
         for name, value in list(vars(kind).items()):
             if isinstance(value, types.MemberDescriptorType) and "__slots__" in vars(kind):
@@ -110,7 +110,7 @@ def _class_data(thing: Any) -> Iterator[Any]:
 
 
 def held_by(thing: Any) -> Iterator[Any]:
-    """What an object can reach while it loads a sample."""
+    """The objects that an object can reach while it loads a sample."""
     if isinstance(thing, (list, tuple)):
         yield from thing[:100]
     elif isinstance(thing, dict):
@@ -130,6 +130,6 @@ def held_by(thing: Any) -> Iterator[Any]:
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
-    for constant in code.co_consts:  # functions and comprehensions inside it
+    for constant in code.co_consts:  # inner functions and comprehensions
         if isinstance(constant, types.CodeType):
             yield from _names_in(constant)

@@ -1,14 +1,16 @@
-"""Loading: the order is the script's own, and on a host each sample is loaded by one worker only.
+"""DataLoaders on several workers: the order is the script's own, and on a host only one worker loads each sample.
 
-The sampler runs on every worker under the script's random streams, so all hold the same indices. Each batch's indices
-are dealt out: a worker fetches its own rows, and the batch is put together through shared memory (batch view) or is
-that slice (slice view). The first batch is loaded whole by everybody: it proves that loading does nothing but load. A
-dataset that draws from the script's random streams while it loads (augmentation) is loaded whole by every worker
-instead, because only then are its draws the ones that one process would make. So is what is not cut by index: iterable
-datasets, loaders without batches, and in the batch view a collate function of the script's own, which may look at all
-samples of a batch (padding).
+The sampler runs on every worker under the script's random streams, so all workers have the same indices. The indices of
+each batch are split: a worker fetches its own rows. In the batch view the rows are combined through shared memory; in
+the slice view they are the worker's batch. Every worker loads the whole first batch, to prove that loading has no side
+effects. Every worker also loads whole batches in these cases:
 
-Works in the script's process and, through the fork, in the loader's worker processes.
+- The dataset draws from the script's random streams while it loads (augmentation): only then are the draws those of one
+  process.
+- Batches are not lists of indices: iterable datasets, loaders without batches.
+- In the batch view, the script has its own collate function, which may look at all samples of a batch (padding).
+
+Works in the script's process and, after the fork, in the loader's worker processes.
 """
 
 from __future__ import annotations
@@ -50,41 +52,41 @@ CLOSED = (
     float,
     type,
     types.ModuleType,
-)  # holds no generator of the script's
+)  # types that cannot hold a random generator
 
 
 class Dealt(list[Any]):
-    """A batch's indices, with the part of them that this worker is to fetch. Travels to the loader's workers."""
+    """A batch's indices, and the part of them that this worker fetches. Is sent to the loader's worker processes."""
 
     start: int
     stop: int
-    use: Literal["share", "slice"]  # put the batch together, or keep the slice
-    proves: bool = False  # fetch everything, and see whether loading does nothing but load
+    use: Literal["share", "slice"]  # combine the rows of all workers, or keep the own rows
+    proves: bool = False  # fetch the whole batch, and check that loading has no side effects
 
 
-NO, PROOF, ALWAYS = 0, 1, 2  # whether everything was fetched
+NO, PROOF, ALWAYS = 0, 1, 2  # whether the whole batch was fetched: no, as the proof, or always
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class LoaderState:
-    """What is known of a loader. Its iterators share it: the loader itself may be gone before they are (`for x in
-    DataLoader(…)`), and sooner on one worker than on another."""
+    """The state of a loader. Its iterators hold this object, not the loader, because the loader may be freed before
+    them (`for x in DataLoader(…)`), and earlier on one worker than on another."""
 
-    whole: bool | None = None  # every worker must load everything
-    proven: bool = False  # loading does nothing but load
+    whole: bool | None = None  # every worker must load whole batches
+    proven: bool = False  # loading has no side effects
 
 
 class Part:
-    """What was fetched for a `Dealt`: this worker's rows, or everything: as the proof that rows will do, or because
-    they will not."""
+    """The data fetched for a `Dealt`: this worker's rows, or the whole batch (for the proof, or because rows are not
+    enough)."""
 
     def __init__(self, data: Any, dealt: Dealt, *, whole: int, before: Any = None) -> None:
         self.data, self.dealt, self.whole = data, dealt, whole
-        self.before = before  # the random streams before it was fetched, in the script's own process
+        self.before = before  # the random streams before the fetch, in the script's process
 
 
 def find(stage: Stage) -> Callable[[], None]:
-    """Installs the loader's seams. Gives back what takes them out."""
+    """Installs the seams of DataLoader. Returns a function that removes them."""
     fetch, following, index = (
         _MapDatasetFetcher.fetch,
         _BaseDataLoaderIter.__next__,
@@ -112,7 +114,7 @@ def find(stage: Stage) -> Callable[[], None]:
             stage.has_loader = True
             stage.emit("on_loader", self)
         iterator = stage.around("around_iteration", begin)(self)
-        # Not the loader: in a circle with it, processes would be let go late, and in an order that makes them wait.
+        # Not the loader itself: a reference cycle would end its processes late, in an order that makes them wait.
         iterator._paceline = known_of(self)
         return iterator
 
@@ -126,7 +128,7 @@ def find(stage: Stage) -> Callable[[], None]:
     _MapDatasetFetcher.fetch = lambda self, index: _fetch(fetch, self, index)  # type: ignore[method-assign]
     if not alone:
         _BaseDataLoaderIter._next_index = lambda self: dealer.deal(self)  # type: ignore[method-assign]
-    # It counts the worker's own cores, and the loader's processes are not held to them.
+    # torch's check counts the worker's cores, but the loader's processes may use all cores.
     DataLoader.check_worker_number_rationality = lambda self: None  # type: ignore[method-assign]
 
     def lose() -> None:
@@ -140,7 +142,7 @@ def find(stage: Stage) -> Callable[[], None]:
 
 
 def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
-    """In whatever process loads: fetches what was dealt to this worker."""
+    """Fetches this worker's part of a batch, in the script's process or a loader's process."""
     if get_worker_info() is not None:
         _spread_out()
     if not isinstance(index, Dealt):
@@ -169,7 +171,7 @@ def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
 
 @functools.cache
 def _spread_out() -> None:
-    """A loader's process need not stay on the cores that its worker computes on. Once a process."""
+    """Lets a loader's process use all cores, not only those of its worker. Runs once in each process."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
@@ -184,7 +186,7 @@ def _can_travel(leaf: Any) -> bool:
 
 
 class Dealer:
-    """Deals indices out and puts batches together. All workers deal and receive in step."""
+    """Splits the indices of batches, and combines the rows. All workers call `deal` and `receive` in the same order."""
 
     def __init__(self, stage: Stage, fetch: Callable[..., Any], index: Callable[..., Any]) -> None:
         self.stage, self.group = stage, stage.group
@@ -206,13 +208,13 @@ class Dealer:
         dealt = Dealt(index)
         dealt.start, dealt.stop = split.start, split.start + split.mine
         dealt.use = "slice" if slices else "share"
-        # The first batch of each process that loads; what is known of a loader is known of its later iterators.
+        # The first batch of each loading process is the proof; later iterators of the loader need none.
         count = iterator.__dict__["_paceline_dealt"] = iterator.__dict__.get("_paceline_dealt", 0) + 1
         dealt.proves = not known_of(iterator).proven and count <= max(1, iterator._num_workers)
         return dealt
 
     def receive(self, iterator: Any, following: Callable[[], Any]) -> Any:
-        """What the script gets: the whole batch, or in the slice view this worker's rows of it."""
+        """The batch that the script gets: the whole batch, or in the slice view this worker's rows."""
         batch, views = following(), self.stage.views
         if self._leaves_alone():
             return batch
@@ -229,7 +231,8 @@ class Dealer:
         return batch
 
     def _leaves_alone(self) -> bool:
-        """A loader that is read in a thread of the script's own keeps no order with its collectives: it loads whole."""
+        """Whether every worker loads whole batches without Paceline. In a thread of the script, batches and collectives
+        have no fixed order, so rows cannot be exchanged there."""
         in_thread = threading.current_thread() is not threading.main_thread()
         return self.group.world == 1 or self.stage.aside or in_thread
 
@@ -246,7 +249,7 @@ class Dealer:
                     advice="Load in the script's own process (num_workers=0), or use --view slice.",
                 )
             if part.whole == NO:
-                # A peer's samples drew random numbers: so would one process, in the same order.
+                # Another worker's samples drew random numbers: load the whole batch, to draw as one process would.
                 rng.restore(part.before)
                 return self._fetch(iterator._dataset_fetcher, list(part.dealt))
         if part.whole:
@@ -255,7 +258,7 @@ class Dealer:
         return join([piece for piece, size in zip(parts, split.sizes, strict=True) if size])
 
     def _cut(self, batch: Any) -> Any:
-        """A batch that every worker loaded whole, in the slice view."""
+        """This worker's rows of a batch that every worker loaded whole, in the slice view."""
         size = next((leaf.shape[0] for leaf in tree.leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
         split = Split.of(self.group, size)
         self.stage.views.hand_out(split)
@@ -280,7 +283,7 @@ class Dealer:
         return index
 
     def _grown(self, batch: Any, following: Callable[[], Any]) -> Any:
-        """Batches of an iterable dataset come one by one: as many as there are workers make the global batch."""
+        """Joins as many batches of an iterable dataset as there are workers, for `--batch scale`."""
         batches = [batch]
         while len(batches) < self.group.world:
             try:
@@ -301,7 +304,7 @@ class Dealer:
 
 
 def known_of(loader: Any) -> LoaderState:
-    """Of a loader, or of the one that an iterator is of."""
+    """The state of a loader, or of an iterator's loader."""
     known: LoaderState = loader.__dict__.setdefault("_paceline", LoaderState())
     return known
 
@@ -311,8 +314,8 @@ def _rows(leaf: Any, split: Split) -> Any:
 
 
 def keeps_generator(dataset: Any) -> bool:
-    """Whether a dataset holds a random generator of its own, whose draws depend on all that was loaded before: in an
-    attribute, in a transform, in what its functions refer to."""
+    """Whether a dataset has its own random generator, whose draws depend on the samples loaded before: in an attribute,
+    in a transform, or in an object that its functions refer to."""
     return _reaches_generator(dataset, 5, set())
 
 
@@ -326,7 +329,7 @@ def _reaches_generator(thing: Any, depth: int, seen: set[int]) -> bool:
 
 
 def join(parts: list[Any]) -> Any:
-    """Collated parts side by side, as `default_collate` would have made the whole."""
+    """Joins collated parts of a batch, as `default_collate` would have made the whole batch."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts)

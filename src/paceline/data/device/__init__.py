@@ -1,1 +1,1 @@
-"""Batches on their way to a device."""
+"""Copies batches to a device."""

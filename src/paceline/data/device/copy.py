@@ -1,7 +1,7 @@
-"""To a device: the next batch is on its way there while this one is used.
+"""`to(device)`: copies the next batch to the device while this one is used.
 
-Batches go through pinned memory, of which there are two buffers a tensor unless they lie in such memory already, and
-are copied on a stream of their own. On the CPU nothing is done.
+Batches are copied on a separate stream, through pinned memory: two buffers for each tensor, unless the tensor is pinned
+already. On the CPU nothing is copied.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from paceline.data.planning.nodes import Through
 from paceline.script import tree
 
 BUFFERS = 2
-PLACES = 64  # of which it is known whether they are pinned
+PLACES = 64  # addresses for which is_pinned() is remembered
 
 
 def copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Between tensors of one kind in ordinary memory, on this core alone. torch shares a large copy out to all cores,
-    and then waits for the last of them: on a machine that is busy with the next batch, many times as long."""
-    if source.is_contiguous() and not (source.is_conj() or source.is_neg()):  # which are computed when they are read
+    """Copies between CPU tensors of one shape and type, on this core only. torch spreads a large copy over all cores
+    and waits for the slowest: on a machine that is busy with the next batch, this takes many times as long."""
+    if source.is_contiguous() and not (source.is_conj() or source.is_neg()):  # such views are computed when read
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
     else:
         target.copy_(source)
@@ -41,7 +41,7 @@ class Moved(Through):
 
 
 class MovedCursor(Cursor):
-    """For devices that have no streams."""
+    """Copies to devices without streams."""
 
     def __init__(self, node: Moved, up: Cursor) -> None:
         self._device, self._up = node.device, up
@@ -55,18 +55,17 @@ class MovedCursor(Cursor):
 
 
 class StreamedCursor(Cursor):
-    """Keeps one batch on its way. What is done here for a batch, the script's own thread does not do meanwhile: hence
-    what can be kept from batch to batch is kept."""
+    """Keeps one batch in flight. Runs in the script's thread, so whatever can be reused from batch to batch is kept."""
 
     def __init__(self, node: Moved, up: Cursor) -> None:
         self._device, self._up, self._meter = node.device, up, node.meter
         self._index = torch.cuda.current_device() if node.device.index is None else node.device.index
         self._stream = torch.cuda.Stream(node.device)
         self._moving: deque[tuple[Any, list[torch.Tensor], torch.cuda.Event, Mark]] = deque()
-        self._pinned: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → a buffer,
-        self._lent: dict[tuple[int, int], torch.Tensor] = {}  # … and as much of it as the last one took
+        self._pinned: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → a buffer
+        self._lent: dict[tuple[int, int], torch.Tensor] = {}  # (leaf, turn) → the part of the buffer last used
         self._is_pinned: dict[int, bool] = {}  # by address
-        self._kept: list[list[torch.Tensor]] = [[] for _ in range(BUFFERS)]  # by turn: what is copied from where it is
+        self._kept: list[list[torch.Tensor]] = [[] for _ in range(BUFFERS)]  # by turn: pinned tensors being copied
         self._copied = [torch.cuda.Event() for _ in range(BUFFERS)]
         self._turn = 0
         self._mark = up.mark()
@@ -81,12 +80,12 @@ class StreamedCursor(Cursor):
             current = torch.cuda.current_stream(self._index)
             current.wait_event(event)
             for leaf in moved:
-                leaf.record_stream(current)  # its memory is not used again before what uses it now is done
+                leaf.record_stream(current)  # keeps its memory until the work on this stream is done
             found.append(value)
         return found
 
     def _send(self) -> bool:
-        """Starts the next batch on its way."""
+        """Starts copying the next batch. False at the end of the stream."""
         with self._meter.waiting():
             got = self._up.take(1)
         if not got:
@@ -94,7 +93,7 @@ class StreamedCursor(Cursor):
         moved: list[torch.Tensor] = []
         event = self._copied[self._turn]
         with self._meter.working(1), torch.cuda.stream(self._stream):
-            event.synchronize()  # the buffer is in use until then
+            event.synchronize()  # the last copy from this buffer must end first
             self._kept[self._turn].clear()
             value = tree.replace(got[0], lambda leaf: self._move(leaf, moved))
             event.record(self._stream)
@@ -115,8 +114,8 @@ class StreamedCursor(Cursor):
         return leaf
 
     def _lies_pinned(self, leaf: torch.Tensor) -> bool:
-        """To ask takes as long as to start a copy, and batches lie in a few places in turn. Where a later one lies
-        there otherwise, that is a copy more, or one that is waited for: the numbers are the same."""
+        """Remembers is_pinned() by address, because the call takes as long as starting a copy, and batches reuse a few
+        addresses. A wrong answer costs an extra or a blocking copy, but changes no numbers."""
         where = leaf.data_ptr()
         known = self._is_pinned.get(where)
         if known is None:
@@ -143,7 +142,7 @@ class StreamedCursor(Cursor):
         return self._mark
 
     def close(self, *, wait: bool = True) -> None:
-        if wait or any(self._kept):  # from where they lie: not to be filled anew before they are copied
+        if wait or any(self._kept):  # pinned tensors must not be overwritten before they are copied
             with contextlib.suppress(RuntimeError):
                 self._stream.synchronize()
         self._moving.clear()

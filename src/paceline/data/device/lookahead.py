@@ -1,7 +1,7 @@
-"""Bursts: a few batches at once, where they lie ready.
+"""Lookahead: starts the copies of several ready batches at once.
 
-A script that drives a GPU runs through so much code in a step that none of the pipeline's is in the processor's caches
-when the next batch is asked for: it takes three times as long as the one right after it.
+A training step on a GPU runs so much code that the pipeline's code is no longer in the CPU caches when the next batch
+is asked for. The first copy therefore takes three times as long as a copy directly after it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from paceline.data.execution.parallel_map import size_of
 from paceline.data.planning.cursor import Cursor, Mark
 from paceline.script import tree
 
-MOST = 4  # batches
-ROOM = 64 << 20  # bytes that they may take together, on the device
+MOST = 4  # batches at once
+ROOM = 64 << 20  # bytes on the device that these batches may take together
 
 
 class Lookahead(Cursor):
-    """Waits for no batch but the one that is asked for."""
+    """Waits only for the batch that is asked for; further batches are taken only if they are ready."""
 
     def __init__(self, up: Cursor, device: torch.device) -> None:
         self._up, self._device, self._mark = up, device, up.mark()
         self._made: deque[tuple[Any, Mark]] = deque()
-        self._stream: torch.cuda.Stream | None = None  # on which they are made
+        self._stream: torch.cuda.Stream | None = None  # the stream on which the batches were made
         self._failed: Exception | None = None
-        self._most = 0  # 0: not known before the first one's size is
+        self._most = 0  # batches at once; 0: the size of a batch is not known yet
 
     def take(self, count: int) -> list[Any]:
         found: list[Any] = []
@@ -37,7 +37,7 @@ class Lookahead(Cursor):
         return found
 
     def _burst(self) -> bool:
-        """False at the end of the stream."""
+        """Takes one batch, and those that are ready. False at the end of the stream."""
         if self._failed is not None:
             error, self._failed = self._failed, None
             raise error
@@ -48,7 +48,7 @@ class Lookahead(Cursor):
             while len(self._made) < self._most and self._up.ready() and self._one():
                 pass
         except Exception as error:
-            self._failed = error  # told after those that came before it
+            self._failed = error  # raised after the batches before it
         return True
 
     def _one(self) -> bool:
@@ -60,7 +60,7 @@ class Lookahead(Cursor):
         return True
 
     def _on_this_stream(self, value: Any) -> Any:
-        """A script may use another stream by now than it did when this was made."""
+        """Makes a batch safe on the current stream, which may differ from the stream on which it was made."""
         current = torch.cuda.current_stream(self._device)
         if self._stream is not None and current != self._stream:
             current.wait_stream(self._stream)

@@ -1,4 +1,4 @@
-"""Pinning: slots of shared memory that a GPU fetches batches from by itself, while the script's thread goes on."""
+"""Pins slots of shared memory, so that a GPU copies batches from them while the script's thread continues."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from paceline.data.execution.slots import Slot
 
-PORTABLE = 1  # cudaHostRegisterPortable: for all devices
-STEP = 1 << 20  # bytes: slots are pinned by so many, as batches that differ a little would else be pinned anew
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
+STEP = 1 << 20  # bytes: pinned sizes are multiples of this, so that slightly larger batches need no new pinning
 
 
 class Pinned:
-    """As much of each slot as batches take. Whoever copies from there without waiting for the copy keeps the tensors
-    that it copies until then: a slot is filled again when they are gone."""
+    """Pins the part of each slot that batches use. A caller that copies asynchronously must keep the tensors until the
+    copy is done, because a slot is filled again when its tensors are gone."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._begins = [torch.frombuffer(slot.memory, dtype=torch.uint8, count=1).data_ptr() for slot in slots]
@@ -24,8 +24,8 @@ class Pinned:
         self._can = True
 
     def reach(self, number: int, end: int) -> None:
-        """A batch takes this slot up to `end`. Called before anything is copied from it. Where memory cannot be pinned,
-        which is where a system allows it to nobody, it stays as it is."""
+        """Pins slot `number` up to `end`. Called before a batch is copied from the slot. If the system does not allow
+        pinning, the slot stays unpinned."""
         if end <= self._pinned[number] or not self._can:
             return
         self._unpin(number)
@@ -33,13 +33,13 @@ class Pinned:
         if int(torch.cuda.cudart().cudaHostRegister(self._begins[number], size, PORTABLE)):
             self._can = False
             with contextlib.suppress(RuntimeError):
-                torch.zeros(1, device="cuda")  # the driver tells its last error once more: not to the script
+                torch.zeros(1, device="cuda")  # the driver reports its last error once more: clear it for the script
             return
         self._pinned[number] = size
 
     def release(self) -> None:
-        """Waits for copies that are under way."""
-        with contextlib.suppress(RuntimeError):  # in a forked process, where there is nothing to release
+        """Unpins all slots. Waits for running copies."""
+        with contextlib.suppress(RuntimeError):  # raised in a forked process, which has nothing to release
             if any(self._pinned):
                 torch.cuda.synchronize()
             for number in range(len(self._pinned)):

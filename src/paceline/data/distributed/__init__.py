@@ -1,1 +1,1 @@
-"""A pipeline on several workers: sharding, shared batches, resuming."""
+"""Pipelines on several workers: sharding, shared batches, resuming."""

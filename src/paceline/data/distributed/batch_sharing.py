@@ -1,10 +1,10 @@
-"""A batch shared out: workers that run as one make only their own rows of it.
+"""Batch sharing: under `paceline run`, each worker makes only its own rows of a batch.
 
-Under `paceline run -n N` every worker goes through the same loop. In the slice view a worker wants its own rows and
-nothing else. In the batch view it wants the whole batch: where making one costs more than passing one on, each worker
-of a host makes its rows, and they are put together through shared memory. The order, the random numbers of each sample
-and the batches are the same either way. Whether it is worth it is measured in the first loop, in which everybody makes
-everything, and agreed on at the beginning of the second.
+Every worker runs the same loop. In the slice view a worker needs only its own rows. In the batch view it needs the
+whole batch: if making a batch costs more than a transfer, each worker of a host makes its own rows, and the rows are
+combined through shared memory. Order, random numbers and batches are the same either way. In the first loop every
+worker makes whole batches and measures their cost; at the beginning of the second loop the workers agree whether to
+share.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from paceline.script.loading import join
 from paceline.script.seams.api import current, in_own_process
 from paceline.script.slicing.crossings import Split
 
-PASSING = 0.5e-3  # seconds that it takes to put a batch together, whatever its size
-SPEED = 1e9  # bytes a second, there
-TIMES = 2.0  # as much must be saved
+PASSING = 0.5e-3  # seconds to combine the rows of a batch, apart from the transfer
+SPEED = 1e9  # bytes a second of the transfer
+TIMES = 2.0  # ratio of saved time to cost from which on sharing is worth it
 FINE, FAILED = 0, 1
 
-Use = Literal["", "slice", "share"]  # what becomes of the batches of a loop
+Use = Literal["", "slice", "share"]  # how a loop makes its batches: whole, own rows only, or own rows combined
 
 
 class Parting:
-    """Of one pipeline, for all its loops. Every worker calls everything here, in the same order."""
+    """Batch sharing of one pipeline, for all its loops. All workers call the methods in the same order."""
 
     def __init__(self) -> None:
         self._agreed: bool | None = None
-        self._joins: bool | None = None  # whether parts of its batches can be put together; None: none was seen yet
+        self._joins: bool | None = None  # whether rows of a batch can be combined; None: no batch was seen yet
         self._segments: Segments | None = None
 
     def begins(self, jobs: Jobs | None) -> Use:
-        """A loop of the script's own begins, over batches. They come from this stage, where that is one that may make
-        them in part. Waits for the other workers where they have to agree."""
+        """A loop of the script over batches begins. `jobs`: the node that makes the batches, if it can make single
+        rows. May wait for the other workers, to agree."""
         stage = current()
         assert stage is not None
         stage.has_loader = True
@@ -62,13 +62,13 @@ class Parting:
     def _agree(self, group: Any, jobs: Jobs) -> bool:
         host = zlib.crc32(host_of_this_process().encode())
         mine = [jobs.meter.each, max(0, jobs.meter.bytes), float(bool(self._joins)), host]
-        told = group.gather_vectors(torch.tensor(mine, dtype=torch.float64), "what a batch costs")
-        one_host = bool((told[:, 3] == host).all())
-        worth = is_worth_it(told[:, 0].mean().item(), told[:, 1].max().item(), group.world)
-        return worth and one_host and bool(told[:, 2].all())
+        costs = group.gather_vectors(torch.tensor(mine, dtype=torch.float64), "the cost of a batch")
+        one_host = bool((costs[:, 3] == host).all())
+        worth = is_worth_it(costs[:, 0].mean().item(), costs[:, 1].max().item(), group.world)
+        return worth and one_host and bool(costs[:, 2].all())
 
     def hand_out(self, use: Use, following: Callable[[], Any]) -> Any:
-        """The next batch as the script is to see it. StopIteration comes to all workers at the same batch."""
+        """The next batch as the script sees it. All workers get StopIteration at the same batch."""
         stage = current()
         assert stage is not None
         views = stage.views
@@ -90,12 +90,11 @@ class Parting:
         return batch
 
     def _grown(self, batch: Any, following: Callable[[], Any]) -> Any:
-        """As many batches as there are workers, as one; at a loop's end those that are left."""
+        """Joins as many batches as there are workers; at the end of a loop, those that are left."""
         if not self._joins:
             raise UsageError(
-                "Asked for --batch scale, but the batches of a pipeline hold more than tensors and texts: they cannot "
-                "be put together.",
-                advice="Make tensors of them in a map, or leave the batch as it is: --batch keep",
+                "--batch scale cannot join the batches of a pipeline: they have values other than tensors and strings.",
+                advice="Convert the values to tensors in a map, or keep the script's batch: --batch keep",
             )
         batches = [batch]
         while len(batches) < grows():
@@ -112,7 +111,7 @@ class Parting:
         try:
             rows = following()
             size, value = rows.size, rows.value
-        except DataError as error:  # of one worker's rows: all are told, as if all had made them
+        except DataError as error:  # in one worker's rows: all workers raise it, as if all had made the batch
             flag, value = FAILED, (error.message, error.advice)
         parts, flags = self._segments.exchange(value, flag, "the rows of a batch")
         if FAILED in flags:
@@ -122,7 +121,7 @@ class Parting:
         return join([part for part, count in zip(parts, sizes, strict=True) if count])
 
     def _cut(self, stage: Any, batch: Any) -> Any:
-        """A batch that every worker made whole, in the slice view."""
+        """This worker's rows of a batch that every worker made whole, in the slice view."""
         size = next((leaf.shape[0] for leaf in tree.leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
         split = Split.of(stage.group, size)
         stage.views.hand_out(split)
@@ -136,8 +135,8 @@ class Parting:
 
 
 def is_the_scripts_own() -> bool:
-    """Whether the loop that begins here is one that all workers come to, at the same time: not one in a thread, in a
-    loader's process, or inside a DataLoader, which shares out its batches itself."""
+    """Whether all workers run the loop that begins here at the same time. Not in a thread, in a loader's process, or
+    inside a DataLoader, which shares its batches itself."""
     if threading.current_thread() is not threading.main_thread() or not in_own_process():
         return False
     frame: Any = sys._getframe(1)
@@ -149,12 +148,12 @@ def is_the_scripts_own() -> bool:
 
 
 def is_worth_it(each: float, size: float, world: int) -> bool:
-    """To make a part of what takes `each` seconds, and pass on what makes up a batch of so many bytes."""
+    """Whether sharing saves time, for batches that take `each` seconds to make and have `size` bytes."""
     return each * (1 - 1 / world) > TIMES * (PASSING + size / SPEED)
 
 
 def can_join(batch: Any) -> bool:
-    """Whether parts of such a batch can be told to belong together: rows of tensors on the host, and lists of texts."""
+    """Whether rows of such a batch can be joined: the batch has only CPU tensors and lists of strings."""
     if isinstance(batch, torch.Tensor):
         return bool(batch.dim()) and batch.device.type == "cpu" and batch.layout is torch.strided
     if isinstance(batch, dict):

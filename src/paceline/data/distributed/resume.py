@@ -1,4 +1,4 @@
-"""Going on from a state: on as many workers as left it, or on others."""
+"""Resumes a pipeline from a state, on the same or another number of workers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def begin(
     same = world == context.world and (len(states) == 1 or len(by_rank) == world)
     own = by_rank.get(context.rank) if same else None
     if own is None and len(states) == 1 and world == context.world and plan.even:
-        own = first  # all stand alike
+        own = first  # all workers have equal marks
     if own is not None:
-        # A worker whose part has ended waits for the others, where they are known to be in the same epoch still.
+        # A worker whose part has ended waits for the others, if their states show that they are in the same epoch.
         over = all(state["ended"] or state["epoch"] > own["epoch"] for state in states)
         return (own["epoch"] + 1, None) if own["ended"] and over else (own["epoch"], own["mark"])
     return _settle(plan, context, by_rank, world)
@@ -38,22 +38,22 @@ def _settle(
     if len(by_rank) < world:
         if len(by_rank) > 1 or not plan.even:
             raise UsageError(
-                f"Asked to go on with worker {context.rank} of {context.world} from {len(by_rank)} of the states that "
-                f"{world} workers left, but each of them went through its own part at its own pace.",
-                advice="Give all of them, from every rank: pipeline.restore([state0, state1, …])",
+                f"restore() got {len(by_rank)} of the states of {world} workers, but worker {context.rank} of "
+                f"{context.world} needs all: the workers' positions differ.",
+                advice="Pass the states of all ranks: pipeline.restore([state0, state1, …])",
             )
-        # They stand alike: one speaks for all.
-        alike = next(iter(by_rank.values()))
-        by_rank = dict.fromkeys(range(world), alike)
+        # All workers have equal marks: one state is enough.
+        shared = next(iter(by_rank.values()))
+        by_rank = dict.fromkeys(range(world), shared)
     states = [by_rank[rank] for rank in range(world)]
     going = [state for state in states if not state["ended"]]
     if not going:
         return max(state["epoch"] for state in states) + 1, None
     epoch = min(state["epoch"] for state in going)
-    ahead = [state for state in going if state["epoch"] > epoch and state["mark"] is not None]
-    if ahead:
+    later = [state for state in going if state["epoch"] > epoch and state["mark"] is not None]
+    if later:
         raise UsageError(
-            f"Asked to go on from states of different epochs: {epoch} and {ahead[0]['epoch']}.",
+            f"restore() got states of different epochs: {epoch} and {later[0]['epoch']}.",
             advice="Take the states of all workers after the same number of batches.",
         )
     ends = [state["ended"] or state["epoch"] > epoch for state in states]
@@ -66,11 +66,11 @@ def _settle(
 def _check(state: dict[str, Any], signature: str) -> None:
     if state.get("paceline") != VERSION:
         raise UsageError(
-            "Asked to go on from what is not a pipeline's state, or one of another version.",
-            advice="Give what pipeline.state() gave.",
+            "restore() got a value that is not a pipeline's state, or a state of another version.",
+            advice="Pass the result of pipeline.state().",
         )
     if state["stages"] != signature:
         raise UsageError(
-            f"Asked to go on from the state of another pipeline: {state['stages']}; this one is {signature}.",
-            advice="Samples and their order must be the same; batch sizes and parallelism may differ.",
+            f"restore() got the state of another pipeline: {state['stages']}; this pipeline is {signature}.",
+            advice="Use the same source, order and filters; batch sizes and parallelism may differ.",
         )

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, and on nothing that came before: a seed, an epoch, a place."""
+"""Random generators that depend only on a seed, an epoch and a position, not on earlier draws."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Whose turn it is: positions of one stream, dealt to workers one by one, like cards.
+"""Sharding: assigns the positions of a stream to workers in turn.
 
-The stream that is left is `todo`, followed by all positions from `next` on. Worker r of N takes the r-th of it and
-every N-th after. Since all take turns, the workers of a step hold neighbours, no matter how many they are, and their
-parts differ by one sample at most. Where all workers took equally many, one number says what is left; where they did
-not (a filter, files of different lengths), `settle` puts together what each of them says.
+The remaining stream is `todo`, followed by all positions from `next` on. Worker r of N takes the r-th position and
+every N-th after it. So the workers' samples of a step are neighbours in the stream for any number of workers, and their
+parts differ by at most one sample. If all workers took equally many samples, one number describes the rest; otherwise
+(a filter, files of different lengths) `settle` combines the marks of all workers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Deal:
         return found
 
     def left(self) -> int | None:
-        """How many this worker will still get."""
+        """The number of positions that this worker will still get; None: endless."""
         if self.length is None:
             return None
         whole = len(self.todo) + max(0, self.length - self.next)
@@ -46,12 +46,13 @@ class Deal:
 
 
 def settle(marks: Sequence[Mark], length: int | None) -> Mark:
-    """What all workers, whose marks these are in the order of ranks, have left: a mark for any number of them."""
+    """Combines the marks of all workers, in the order of ranks, into one mark of the remaining stream, which any number
+    of workers can resume from."""
     world, first = len(marks), marks[0]
     todo, following = np.asarray(first["todo"], np.int64), int(first["next"])
     whole = None if length is None else len(todo) + max(0, length - following)
     done = np.asarray([_done(mark, rank, world, whole) for rank, mark in enumerate(marks)], np.int64)
-    low, high = int(done.min()) * world, int(done.max()) * world  # all before `low` is done, and nothing from `high` on
+    low, high = int(done.min()) * world, int(done.max()) * world  # all turns before `low` are done, none from `high` on
     turns = np.arange(low, high, dtype=np.int64)
     turns = turns[turns // world >= done[turns % world]]
     late = turns[turns >= len(todo)] - len(todo) + following

@@ -1,1 +1,1 @@
-"""Where the work of a pipeline runs: here, in threads, in processes."""
+"""Runs the work of a pipeline: in the consumer's thread, in threads, or in processes."""

@@ -1,13 +1,12 @@
-"""Autotuning: settings are tried one after the other, and the one that gave most stays.
+"""Autotuning: tries settings one after the other, and keeps the one with the highest throughput.
 
-It is looked at while the consumer waits for results: else everything is fast enough. But for one thing: threads that
-hold Python's lock keep the consumer from its own work, so that it seems to be the slower one; where they do, processes
-are tried, and stay if the consumer gets more done. A window is a number of results that were given under one setting;
-the first ones after a change do not count. What came out about as good as the best is measured again before it is
-chosen: a window may be lucky.
+Settings are tried only while the consumer waits for results, with one exception: threads that hold the GIL slow down
+the consumer, which then seems to be the slower side. If threads hold the GIL, processes are tried, and kept if the
+consumer gets faster. A window is a number of results under one setting; the first results after a change do not count.
+Settings with nearly the best throughput are measured again before the choice, because a single window may be lucky.
 
-`Tuner` sets where a stage computes and how much of it at a time, `PrefetchTuner` whether a prefetch runs in a thread
-or in a process. Both measure in a `Window`.
+`StageTuner` chooses where a stage runs and how many jobs run at a time, `PrefetchTuner` whether a prefetch runs in a
+thread or in a process. Both measure in a `Window`.
 """
 
 from __future__ import annotations
@@ -21,35 +20,35 @@ from paceline.data.execution.gil_probe import GilProbe
 from paceline.data.metrics.meters import Meter
 from paceline.data.planning.stages import How
 
-WINDOW = 8  # results, at least; and three for each that is done at a time
-TIME = 0.25  # seconds, at least
-STARVED = 0.05  # of the time that the consumer waits, before anything is tried
-BETTER = 1.05  # times as many results, for processes to be worth it
-SAME = 1.02  # times as many results: no difference, the smaller setting will do
-CLOSE = 1.1  # times as many results as another that is looked at again
-FINAL, TWICE = 3, 2  # settings that are looked at again, and windows of each
-COMPUTES = 0.1  # cores that threads are busy with, beside a consumer that does not wait, before the lock matters
-USED = 0.7  # of the cores that threads ought to use, below which processes are tried
-WAITS = 0.5  # cores, below which work waits for something else than the lock
-PREFETCH_SETTLE, PREFETCH_TIME = 1.0, 1.0  # seconds: those that do not count after a change, and those of a window
-PREFETCH_WINDOW = 16  # results, at least
-PREFETCH_BUSY = 0.02  # cores that are busy with what is prefetched, before it matters to the script
-PREFETCH_WAITS = 0.5  # of the time: a consumer that waits longer is not kept from its own work
-PREFETCH_BETTER = 1.03  # times as many results, for a process to be worth it
-MOST = 64  # at a time, of jobs that wait
-BRIEF, FEW = 5e-3, 4  # seconds of a job, and threads to begin with where it is shorter: more would pass the lock around
+WINDOW = 8  # results of a window at least, and three for each parallel job
+TIME = 0.25  # seconds of a window, at least
+STARVED = 0.05  # share of its time that the consumer must wait before settings are tried
+BETTER = 1.05  # throughput ratio from which on processes are worth their cost
+SAME = 1.02  # throughput ratio below which the smaller setting is chosen
+CLOSE = 1.1  # throughput ratio within which settings are measured again
+FINAL, TWICE = 3, 2  # settings that are measured again, and windows of each
+COMPUTES = 0.1  # busy cores of threads, below which the GIL does not matter to a consumer that does not wait
+USED = 0.7  # share of the cores that threads should use, below which processes are tried
+WAITS = 0.5  # busy cores below which work waits for something else than the GIL
+PREFETCH_SETTLE, PREFETCH_TIME = 1.0, 1.0  # seconds after a change that do not count, and seconds of a window
+PREFETCH_WINDOW = 16  # results of a window, at least
+PREFETCH_BUSY = 0.02  # busy cores of the prefetched stages, below which they do not slow the script down
+PREFETCH_WAITS = 0.5  # share of its time: a consumer that waits longer is limited by the pipeline, not by the GIL
+PREFETCH_BETTER = 1.03  # throughput ratio from which on a process is worth its cost
+MOST = 64  # parallel jobs, at most
+BRIEF, FEW = 5e-3, 4  # seconds of a job, and threads to begin with if jobs are shorter: more would contend for the GIL
 ONE = {"threads": "thread", "processes": "process"}
 
 
 class Window:
-    """Results that are given under one setting, and what they cost. Begins when the setting has settled."""
+    """Measures results under one setting, and their cost. Begins when the setting has settled."""
 
     def __init__(self) -> None:
         self._begin: tuple[float, ...] | None = None
 
     def look(self, now: tuple[float, ...], *, settled: bool, seconds: float, results: int) -> tuple[float, ...] | None:
-        """`now` is the time, the number of results, and other sums so far. What they grew by since the window began,
-        and a new window begins; None as long as the window is too short."""
+        """`now` is the time, the number of results, and other sums so far. Returns their growth since the window began,
+        and begins a new window; None as long as the window is too short."""
         if self._begin is None:
             self._begin = now if settled else None
             return None
@@ -62,11 +61,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a setting gave."""
+    """The measurement of a setting."""
 
     rate: float  # results a second
-    cores: float  # that were busy with them
-    windows: int = 1  # that these are means of
+    cores: float  # cores that were busy
+    windows: int = 1  # number of windows, of which rate and cores are means
 
     def and_again(self, rate: float, cores: float) -> Seen:
         count = self.windows + 1
@@ -85,30 +84,30 @@ class PoolSetting:
 
 
 HERE = PoolSetting("here", 1)
-KINDS = ("here", "threads", "processes")  # from what costs least
+KINDS = ("here", "threads", "processes")  # by cost, the lowest first
 
 
 class StageTuner:
-    """Of one stage. `look` is called after each result, and says when another setting is to be tried."""
+    """The tuner of one stage. `look` is called after each result, and returns the next setting to try."""
 
     def __init__(self, how: How, meter: Meter, cores: int, probe: GilProbe | None = None) -> None:
         self._how, self._meter, self._cores = how, meter, cores
         self._probe = probe or GilProbe()
         self._beside: dict[PoolSetting, list[float]] = {}  # results a second while the consumer did not wait
-        self._lock_matters = how.kind == "auto"  # as far as is known
+        self._lock_matters = how.kind == "auto"  # until a measurement shows that the GIL does not matter
         kind: Literal["threads", "processes"] = "processes" if how.kind == "processes" else "threads"
         few = kind == "threads" and meter.each < BRIEF
         self.setting = PoolSetting(kind, how.parallel or (min(cores, FEW) if few else cores))
         self.fixed = how.parallel is not None and how.kind in ("threads", "processes")
         self._seen: dict[PoolSetting, Seen] = {}
         self._window = Window()
-        # What a result costs where it is asked for, as seen before there was a pool.
+        # Seconds for a result in the consumer's thread, measured before there was a pool.
         self._here = (meter.work + meter.wait) / meter.jobs if meter.jobs and how == How() else None
-        self._alone = 0.0  # results a second that this promises
+        self._alone = 0.0  # results a second to expect from the consumer's thread
         self._pass = 0  # results since the last change
 
     def look(self, now: float) -> PoolSetting | None:
-        """A setting to go over to; None: stay."""
+        """The setting to change to; None: no change."""
         if self.fixed:
             return None
         meter = self._meter
@@ -123,15 +122,15 @@ class StageTuner:
             return None
         passed, given, idle, cpu, wait = grown
         if self.setting.kind == "here":
-            pass  # who does the work itself waits for all of it
+            pass  # the consumer does the work itself, so all of it counts as waiting
         elif idle < STARVED * passed:
             return self._look_beside(given / passed, cpu / passed)
         if self._beside and self._lock_matters:
-            if self.setting.kind == "processes":  # a consumer that did not wait now does
+            if self.setting.kind == "processes":  # the consumer waits now, and did not wait with threads
                 return self._end_beside(next(iter(self._beside)))
             self._beside.clear()
         if self._here is not None and self.setting.kind != "here":
-            # Done here, nothing goes on beside the consumer's own work.
+            # In the consumer's thread, the work does not overlap with the consumer's own work.
             self._alone = 1 / (self._here + max(0.0, passed - idle - wait) / given)
         before = self._seen.get(self.setting)
         fresh = Seen(given / passed, cpu / passed)
@@ -140,8 +139,8 @@ class StageTuner:
         if wanted is None:
             self.fixed = True
             wanted = self._best()
-            told = ", ".join(f"{setting} {seen.rate:.3g}/s" for setting, seen in self._seen.items())
-            self._meter.notes.append(f"{wanted}: the best of {told}")
+            rates = ", ".join(f"{setting} {seen.rate:.3g}/s" for setting, seen in self._seen.items())
+            self._meter.notes.append(f"{wanted}: the best of {rates}")
         return self._go(wanted)
 
     def _go(self, wanted: PoolSetting) -> PoolSetting | None:
@@ -150,7 +149,7 @@ class StageTuner:
         return wanted if changed else None
 
     def _look_beside(self, rate: float, used: float) -> PoolSetting | None:
-        """The consumer does not wait. Is it kept from its own work?"""
+        """The consumer does not wait: measures whether threads slow it down through the GIL."""
         if not self._lock_matters:
             return None
         if not self._beside:
@@ -166,7 +165,7 @@ class StageTuner:
         if self.setting.kind == "threads":
             return self._go(PoolSetting("processes", self.setting.size))
         (threads, kept), (processes, gave) = ((one, max(rates)) for one, rates in self._beside.items())
-        self._meter.notes.append(f"threads hold Python's lock: with them {kept:.3g}/s, with processes {gave:.3g}/s")
+        self._meter.notes.append(f"threads hold the GIL: with threads {kept:.3g}/s, with processes {gave:.3g}/s")
         return self._end_beside(processes if gave > BETTER * kept else threads)
 
     def _end_beside(self, wanted: PoolSetting) -> PoolSetting | None:
@@ -174,17 +173,17 @@ class StageTuner:
         return self._go(wanted)
 
     def _doubtful(self) -> PoolSetting | None:
-        """The next of the best ones, the very best among them, that was seen only once."""
+        """The next setting close to the best (or the best itself) that was measured only once."""
         best = sorted(self._seen, key=lambda setting: -self._seen[setting].rate)[:FINAL]
         close = [setting for setting in best if self._seen[setting].rate * CLOSE >= self._seen[best[0]].rate]
         return next((setting for setting in close if self._seen[setting].windows < TWICE), None)
 
     def _ideas(self) -> Iterator[PoolSetting]:
-        """What may be better than the best so far, the most promising first."""
+        """Settings that may be faster than the best so far, the most promising first."""
         best = max((setting for setting in self._seen if setting != HERE), key=self._worth)
         used = self._seen[best].cores
-        # Where cores are not used, Python's lock keeps threads from them, or the work waits. Threads that take turns
-        # with the lock keep about one core busy; work that waits uses less, and wants more of whatever it has.
+        # Cores are idle because of the GIL, or because the work waits. Threads that contend for the GIL keep about one
+        # core busy; work that waits uses less than one core, and gains from more threads or processes.
         waits = used < WAITS
         other = self._other_kind(best, used, waits)
         if other is not None and not waits:
@@ -196,7 +195,7 @@ class StageTuner:
         if self._how.parallel is not None:
             return
         if self._alone * CLOSE >= self._seen[best].rate:
-            yield HERE  # a promise from before: others may have come to use the cores since
+            yield HERE  # must be measured again: other work may use the cores since the first estimate
 
     def _other_kind(self, best: PoolSetting, used: float, waits: bool) -> PoolSetting | None:
         if self._how.kind != "auto":
@@ -214,11 +213,11 @@ class StageTuner:
             yield PoolSetting(best.kind, best.size - 1)
 
     def _worth(self, setting: PoolSetting) -> float:
-        """Processes cost memory and a start: they are taken for what they give more."""
+        """The throughput, reduced for processes, because they cost memory and start-up time."""
         return self._seen[setting].rate / (BETTER if setting.kind == "processes" else 1)
 
     def _best(self) -> PoolSetting:
-        """The smallest of those that are about as good as the best."""
+        """The smallest setting whose throughput is about the best."""
         top = max(seen.rate for seen in self._seen.values())
         good = [setting for setting, seen in self._seen.items() if seen.rate * self._margin(setting) >= top]
         return min(good, key=lambda setting: (KINDS.index(setting.kind), setting.size))
@@ -231,20 +230,19 @@ class StageTuner:
 
 
 class HasStages(Protocol):
-    """The stages before a prefetch, as they would run in a process."""
+    """The meters and losses of the stages before a prefetch."""
 
     meters: list[Meter]
     losses: LostSamples
 
 
 class PrefetchTuner:
-    """Thread or process, of one prefetch over all its epochs. A thread takes Python's lock at each turn from a script
-    that wants it; no clock shows how much that costs, so both are tried, and the process stays if the script gets on
-    faster."""
+    """Chooses a thread or a process for one prefetch, for all epochs. A thread takes the GIL from the script, and no
+    meter shows the cost. So both are tried, and the process is kept if the script gets faster."""
 
     def __init__(self, meter: Meter, stages: HasStages | None) -> None:
         self.in_process = False
-        self._meter, self._stages = meter, stages  # None: nothing is left to choose
+        self._meter, self._stages = meter, stages  # None: the choice is final
         self._kept = 0.0  # results a second with the thread
         self._again()
 
@@ -254,15 +252,15 @@ class PrefetchTuner:
         self._window = Window()
 
     def pause(self) -> None:
-        """A loop ends: what is between two of them does not count."""
+        """A loop ends: time between two loops does not count."""
         self._last = None
 
     def never(self) -> None:
-        """It cannot be done in a process."""
+        """The stages cannot run in a process: stay with the thread."""
         self.in_process, self._stages = False, None
 
     def look(self, now: float) -> bool:
-        """Called after each result. Whether to change over."""
+        """Called after each result. Returns whether to change between thread and process."""
         if self._stages is None:
             return False
         if self._last is not None:
@@ -285,7 +283,7 @@ class PrefetchTuner:
         if self.in_process:
             return self._decide(rate)
         self._again()
-        # What lies ready is made again after a change, and what was lost of it would be counted twice.
+        # Ready results are made again after a change, so samples that were left out would be counted twice.
         if waited > PREFETCH_WAITS * passed or busy < PREFETCH_BUSY * passed or self._stages.losses.count:
             return False
         self._kept, self.in_process = rate, True

@@ -1,9 +1,9 @@
-"""Where jobs are done: here, in threads, or in processes; and how many at a time. Chosen by measuring.
+"""Engines that run jobs: in the consumer's thread, in threads, or in processes. Kind and size are chosen by measuring.
 
-A job is first done where it is asked for. What takes long is handed to threads; in a process of its own, only once
-the script waits. They become more as long as that helps: one for each core where work computes, more where it
-waits for a disk or a network. Where threads do not use the cores, because Python's lock lets only one of them run,
-processes are tried. The best that was seen stays.
+The first jobs run in the consumer's thread. Slow jobs then go to threads (in a prefetch process, only once the script
+waits). More threads are added as long as they help: one for each core if the work computes, more if it waits for a disk
+or a network. If threads leave cores idle, because the GIL lets only one of them run, processes are tried. The fastest
+setting is kept.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from paceline.data.execution.thread_pool import Task, Threads
 from paceline.data.metrics.meters import Meter, Pace
 from paceline.data.planning.stages import How
 
-SHORT = 300e-6  # seconds: a job that is done before it would be handed over
-MEMORY = 0.25  # of the free memory, for results that wait
+SHORT = 300e-6  # seconds of a job below which handing it to a pool costs more than it saves
+MEMORY = 0.25  # share of the free memory for results that wait
 
 
 def cores() -> int:
-    """That this worker may use."""
+    """The number of cores that this worker may use."""
     return len(os.sched_getaffinity(0))
 
 
 class Engine(Protocol):
-    """What does jobs."""
+    """Runs jobs."""
 
     kind: str
     size: int
@@ -76,7 +76,7 @@ class ThreadEngine:
             for number, ticket in enumerate(tickets):
                 if ticket.done():
                     return number
-            # Released just before a job counts as done: look again at once, then wait for it.
+            # The semaphore is released just before `done` is true, so check again after a short wait.
             self._ready.acquire(timeout=0.01)
 
     def close(self, *, wait: bool) -> None:
@@ -84,7 +84,7 @@ class ThreadEngine:
 
 
 class HereEngine:
-    """Does a job when it is handed over: for work that is done sooner than it is passed around."""
+    """Runs a job when it is submitted, for work that takes less time than handing it to a pool."""
 
     kind = "here"
     size = 1
@@ -112,15 +112,16 @@ class HereEngine:
 
 
 class TunedPool:
-    """Jobs of one stage, of all its epochs. Used by one thread at a time."""
+    """The engine of one stage for all epochs, replaced when the tuner asks for another. Used by one thread at a
+    time."""
 
     def __init__(self, jobs: Jobs, how: How, meter: Meter) -> None:
         self._jobs, self._meter = jobs, meter
         self._tuner = StageTuner(how, meter, cores())
         self._setting = self._tuner.setting
         self._engine: Engine = self._start(self._setting)
-        self._old: list[Engine] = []  # that still have jobs
-        self._outstanding = 0  # … at most so many
+        self._old: list[Engine] = []  # replaced engines that still have jobs
+        self._outstanding = 0  # their jobs, at most
 
     def room(self, waiting: int) -> int:
         if self._setting.kind == "here":
@@ -136,7 +137,7 @@ class TunedPool:
     def wait_any(self, tickets: Sequence[Any]) -> int:
         own = [ticket for ticket in tickets if isinstance(ticket, Task) != isinstance(self._engine, ProcessEngine)]
         if len(own) < len(tickets):
-            return 0  # some are of another kind, from before: one after the other
+            return 0  # some jobs are in an older engine of another kind: take them in order
         return self._engine.wait_any(tickets)
 
     def given(self, flying: Sequence[Ticket]) -> None:
@@ -175,7 +176,7 @@ class TunedPool:
 
 
 class Chooser:
-    """Gives the jobs of one stage their pool, and keeps it from epoch to epoch."""
+    """Chooses the pool of one stage, and keeps it from epoch to epoch."""
 
     def __init__(self, how: How, pace: Pace) -> None:
         self.how, self._pace = how, pace
@@ -183,24 +184,24 @@ class Chooser:
 
     @property
     def at_once(self) -> bool:
-        """Whether there is nothing to find out first."""
+        """Whether the choice needs no measurement."""
         return self._pool is not None or self.how.kind in ("threads", "processes")
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a need for one."""
+        """Whether a pool is needed: the pipeline is slower than the consumer, or `parallel` was set."""
         return self._pace.is_slow or self.how.parallel is not None
 
     @property
     def elsewhere(self) -> bool:
-        """Whether jobs may be done in other places than where they are asked for."""
+        """Whether jobs may run outside the consumer's thread."""
         return self.how.kind != "here"
 
     def choose(self, jobs: Jobs, meter: Meter) -> TunedPool | None:
         if self._pool is None:
-            told = self.how.kind != "auto" or self.how.parallel is not None
+            is_set = self.how.kind != "auto" or self.how.parallel is not None
             quick = meter.each < SHORT or (jobs.work.gather is not None and not jobs.work.after)
-            if self.how.kind == "here" or (quick and not told):
+            if self.how.kind == "here" or (quick and not is_set):
                 return None
             self._pool = TunedPool(jobs, self.how, meter)
         return self._pool

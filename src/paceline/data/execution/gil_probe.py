@@ -1,8 +1,8 @@
-"""Whether Python's lock is held: for how long a thread that wants it must wait.
+"""Measures whether other threads hold the GIL (Python's global interpreter lock).
 
-Work that holds the lock in a thread makes the consumer wait at each of its own calls, however well the pipeline keeps
-up. No clock shows that: the consumer only seems slow. So a thread is started that sleeps a moment, again and again, and
-looks how late it gets to go on: promptly where others let go of the lock, after a whole switch interval where not.
+Threads that hold the GIL slow the consumer down, even if the pipeline keeps up, and the meters show only a slow
+consumer. So a thread sleeps for a moment, again and again, and measures its delay: short if other threads release the
+GIL, and a whole switch interval if they do not.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import time
 
 NAPS = 60
 NAP = 0.001  # seconds
-LATE = 0.6  # of a switch interval
-OFTEN = 0.1  # of the naps: a tenth of the time is worth a look
+LATE = 0.6  # of a switch interval: a longer delay counts as late
+OFTEN = 0.1  # share of late naps from which on the GIL counts as held
 
 
 class GilProbe:
-    """Asked now and then; the first time begins to look. Costs nothing once it knows."""
+    """`holds` starts the measurement at its first call. Costs nothing after the measurement."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._late = 0
 
     def holds(self) -> bool | None:
-        """None: not known yet."""
+        """Whether other threads hold the GIL; None: not known yet."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="paceline-gil-probe", daemon=True)
             self._thread.start()

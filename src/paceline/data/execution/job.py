@@ -1,6 +1,6 @@
-"""The work on one batch, or on one sample: fetch, map each sample, put them together, map the batch.
+"""The work on one batch or one sample: fetch, map each sample, collate, map the batch.
 
-It is a value: it is done wherever there is time for it, in this thread, in another, or in a process of its own.
+`Work` has no state, so a job can run in this thread, in another thread, or in a process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from paceline.data.formats.sample_batch import decode_together
 from paceline.data.stages.collate import Allocate, Tray, empty
 from paceline.errors import DataError, PacelineError, UsageError
 
-NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()  # in the place of what was lost
+NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "nothing"})()  # the result for a sample that was left out
 Where = Callable[[int], str]
-Token = tuple[int, ...]  # stands for a job, and for no other: its random numbers are made of it
+Token = tuple[int, ...]  # identifies a job; seeds its random numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Keys that are a part of a batch's: the first of them is number `first` there."""
+    """A part of a batch's keys; the first of them has number `first` in the batch."""
 
     keys: Any
     first: int
@@ -34,11 +34,11 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A function of the user's, and what becomes of a sample on which it raises."""
+    """A function of the user, and what happens to a sample if the function raises."""
 
     function: Callable[..., Any]
     on_error: Policy = "raise"
-    seed: int | None = None  # given: the function gets a random generator, too
+    seed: int | None = None  # if set, the function also gets a random generator
 
     @property
     def name(self) -> str:
@@ -50,30 +50,30 @@ class Step:
                 return self.function(value, generator(self.seed, *token, number))
             return self.function(value)
         except UsageError:
-            raise  # a mistake in the program, not of this sample
+            raise  # a mistake in the program, not a damaged sample
         except PacelineError as error:
-            told = DataError(f"{where(number)}: {error.message}", advice=error.advice)
-            losses.lose(told, self.on_error)
+            named = DataError(f"{where(number)}: {error.message}", advice=error.advice)
+            losses.lose(named, self.on_error)
         except Exception as error:
-            told = DataError(
+            named = DataError(
                 f"{self.name} raised {type(error).__name__}: {error}, on {where(number)}.",
-                advice="To leave such samples out: on_error='skip', or 'warn' to be told.",
+                advice="To leave such samples out: on_error='skip', or 'warn' for warnings.",
             )
             if self.on_error == "raise":
-                raise told from error
-            losses.lose(told, self.on_error)
+                raise named from error
+            losses.lose(named, self.on_error)
         return NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """`gather` makes a batch of keys at once; `fetch` a list of samples; without both, keys are samples already."""
+    """`gather` makes a whole batch from keys, `fetch` one sample from a key. Without both, the keys are samples."""
 
     gather: Callable[[Any], Any] | None = None
     fetch: Callable[[Any], Any] | None = None
     steps: tuple[Step, ...] = ()
     batched: bool = False
-    collate: Callable[[list[Any]], Any] | None = None  # the user's own
+    collate: Callable[[list[Any]], Any] | None = None  # the user's function
     after: tuple[Step, ...] = ()
 
     @property
@@ -86,11 +86,11 @@ class Work:
 
     @property
     def _are_records(self) -> bool:
-        """Whether keys are records of samples, and nothing is done but to decode them."""
+        """Whether the keys are packed samples, and decoding is the only step."""
         return self.fetch is None and len(self.steps) == 1 and self.steps[0].function is decode
 
     def do(self, keys: Any, where: Where, losses: LostSamples, allocate: Allocate = empty, token: Token = ()) -> Any:
-        """A batch of these, or the one sample that is made of the only key; or NOTHING."""
+        """The batch made from these keys (without batching: the sample made from the only key), or NOTHING."""
         first = 0
         if isinstance(keys, Slice):
             keys, first = keys.keys, keys.first
@@ -102,7 +102,7 @@ class Work:
             made = list(self.on_each(keys, where, losses, token))
             batch = self.collate(made) if made else NOTHING
         elif self.fetch is None and not self.steps and isinstance(keys[0], (bytes, str)):
-            batch = list(keys)  # raw records: there is nothing to put together
+            batch = list(keys)  # raw records are not collated
         elif self._are_records and (batch := decode_together(keys, allocate)) is not None:
             pass
         else:
@@ -116,7 +116,7 @@ class Work:
         return batch
 
     def on_each(self, keys: Any, where: Where, losses: LostSamples, token: Token = (), first: int = 0) -> Iterator[Any]:
-        """The samples made of these, the first of which has this number in its batch."""
+        """The samples made from these keys; the first has number `first` in its batch."""
         samples = keys if self.fetch is None else self._fetched(keys, where, first)
         for number, sample in enumerate(samples, first):
             for step in self.steps:
@@ -136,5 +136,5 @@ class Work:
             except Exception as error:
                 raise DataError(
                     f"{where(number)} could not be loaded: {type(error).__name__}: {error}.",
-                    advice="Look at the dataset's __getitem__ for this index.",
+                    advice="Check the dataset's __getitem__ for this index.",
                 ) from error

@@ -1,7 +1,7 @@
-"""Jobs: the work of a batch (or of a sample) as one piece, done here, or several at a time in a pool.
+"""Runs the jobs of a stage, one for each batch or sample: in the consumer's thread, or several at a time in a pool.
 
-Results come in the order in which their samples were read, unless speed matters more (`deterministic=False`): then the
-one that is ready first comes first, and the mark says which of those that were read are given already.
+Results come in the order in which their samples were read. With `deterministic=False` the first result that is ready
+comes first, and the mark lists which of the jobs that were read are delivered already.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from paceline.data.planning.nodes import Settle, Settled
 from paceline.errors import UsageError
 from paceline.script import tree
 
-Last = Literal["keep", "drop"]  # what becomes of a last batch that is not full
+Last = Literal["keep", "drop"]  # what happens to a smaller last batch
 
 
 class Ticket(Protocol):
-    """A job that was handed over."""
+    """A job in a pool."""
 
     def done(self) -> bool: ...
 
     def result(self) -> Any: ...
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """The result is not needed any more."""
         ...
 
 
 class Pool(Protocol):
-    """Whoever does jobs: threads or processes. `room` more are accepted without a need to wait."""
+    """Runs jobs in threads or processes. Accepts `room` more jobs without waiting."""
 
     def room(self, waiting: int) -> int: ...
 
     def submit(self, keys: Any, where: Where, token: Token) -> Ticket: ...
 
     def wait_any(self, tickets: Sequence[Ticket]) -> int:
-        """The number of the first one that is done; waits for one."""
+        """Waits until a job is done, and returns its number."""
         ...
 
     def given(self, flying: Sequence[Ticket]) -> None:
-        """A result was taken, these are under way: the time to think about sizes."""
+        """A result was delivered, and the jobs `flying` are running: the pool may change its setting."""
         ...
 
 
 class Pools(Protocol):
-    """Gives a job its pool, once it is known what it costs; None: do it here."""
+    """Chooses the pool of a stage when the cost of its jobs is known; None: jobs run in the consumer's thread."""
 
     @property
     def at_once(self) -> bool: ...
@@ -71,7 +71,7 @@ class Pools(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """`size` samples to a batch; None: no batches, samples stay single."""
+    """The node of a stage's jobs: `size` samples make a batch; None: one job for each sample."""
 
     work: Work
     losses: LostSamples
@@ -85,15 +85,15 @@ class Jobs:
 
     @property
     def can_be_parted(self) -> bool:
-        """Whether a row of its batches depends on nothing but its own sample."""
+        """Whether each row of a batch depends only on its own sample."""
         work = self.work
         alone = work.collate is None and not work.after and all(step.on_error == "raise" for step in work.steps)
         return self.size is not None and alone
 
     @property
     def costly(self) -> bool:
-        """Whether a batch is more than a gather, and may be made elsewhere: what is asked for here may draw from the
-        script's own random numbers."""
+        """Whether making a batch costs more than a gather, and may run outside the consumer's thread: jobs with
+        kind="here" may draw from the script's random streams."""
         return self.work.gather is None and self.pools is not None and self.pools.elsewhere
 
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
@@ -105,15 +105,15 @@ class Jobs:
     def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
         if any(mark is not None and "again" in mark for mark in marks):
             raise UsageError(
-                "Asked to go on with another number of workers, but the order of batches was not kept.",
-                advice="Restore it on the same number of workers, or leave out deterministic=False.",
+                "restore() on another number of workers is not possible with deterministic=False.",
+                advice="Restore on the same number of workers, or leave out deterministic=False.",
             )
         return below(marks)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """This worker's rows of a batch of so many; one borrowed row where it has none."""
+    """This worker's rows of a batch of `size` rows; one borrowed row if the worker has none."""
 
     value: Any
     size: int
@@ -121,7 +121,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Flying:
-    """A job under way: its number since the last mark that all before it were given at, and the mark after it."""
+    """A running job: its number, and the marks of the stage before it, before and after the job's samples were read."""
 
     number: int
     ticket: Ticket
@@ -131,7 +131,7 @@ class Flying:
 
 
 class JobsCursor(Cursor):
-    """Begins by doing the work itself, and asks for a pool when it has seen what it costs."""
+    """Runs the first jobs in the consumer's thread, and asks for a pool when their cost is known."""
 
     def __init__(self, node: Jobs, up: Cursor, context: Context, given: list[int]) -> None:
         self._node, self._up, self._meter = node, up, node.meter
@@ -142,9 +142,9 @@ class JobsCursor(Cursor):
         self._flying: deque[Flying] = deque()
         self._pool: Pool | None = None
         self._chosen = node.pools is None
-        self._mark: Mark | None = None  # None: where the one before stands
-        self._number = 0  # of the next job that is read
-        self._given = set(given)  # numbers of jobs that are given already, though one before them is not
+        self._mark: Mark | None = None  # None: the mark of the stage before
+        self._number = 0  # of the next job
+        self._given = set(given)  # numbers of jobs that were delivered before an earlier job
         self._ended = False
         self._where: Where | None = None
 
@@ -165,13 +165,13 @@ class JobsCursor(Cursor):
                 break
         return found
 
-    # -- here ------------------------------------------------------------------------------------------------------
+    # -- in the consumer's thread ----------------------------------------------------------------------------------
 
     def _do_here(self, count: int, found: list[Any]) -> bool:
         """One batch, or up to `count` samples. False at the end of the stream."""
         node, size = self._node, self._node.size
         if size is None and self._seeded:
-            count = 1  # each with random numbers of its own
+            count = 1  # each sample has its own random numbers
         token = self._token()
         with self._meter.waiting():
             keys = self._up.take(count if size is None else size)
@@ -187,7 +187,7 @@ class JobsCursor(Cursor):
                 return len(keys) == count
             batch = node.work.do(self._own(keys), where, node.losses, token=token)
         if batch is not NOTHING:
-            found.append(self._told(batch, len(keys)))
+            found.append(self._with_size(batch, len(keys)))
             if self._meter.bytes < 0:
                 self._meter.bytes = size_of(batch)
         return len(keys) == size
@@ -195,7 +195,7 @@ class JobsCursor(Cursor):
     # -- in a pool -------------------------------------------------------------------------------------------------
 
     def _from_pool(self) -> Any:
-        """The next result; None where it was lost, NOTHING at the end."""
+        """The next result; None if it was left out, NOTHING at the end."""
         pool = self._pool
         assert pool is not None
         self._hand_over(pool.room(len(self._flying)))
@@ -210,7 +210,7 @@ class JobsCursor(Cursor):
         self._where = None
         self._note(flying)
         pool.given([other.ticket for other in self._flying])
-        return None if result is NOTHING else self._told(result, flying.size)
+        return None if result is NOTHING else self._with_size(result, flying.size)
 
     def _hand_over(self, room: int) -> None:
         size, work = self._node.size or 1, self._node
@@ -231,7 +231,8 @@ class JobsCursor(Cursor):
             room -= 1
 
     def _drop_given(self) -> Any:
-        """Reads on from a mark of `deterministic=False` without a pool: what was given is read and left."""
+        """Resumes from a mark of `deterministic=False` without a pool: jobs that were delivered are read and
+        dropped."""
         token = self._token()
         keys = self._up.take(self._node.size or 1)
         number, self._number = self._number, self._number + 1
@@ -241,21 +242,22 @@ class JobsCursor(Cursor):
             self._given.discard(number)
             return None
         result = self._node.work.do(self._own(keys), self._up.where(), self._node.losses, token=token)
-        return None if result is NOTHING else self._told(result, len(keys))
+        return None if result is NOTHING else self._with_size(result, len(keys))
 
     def _own(self, keys: Any) -> Any:
-        """What is to be made here of a batch of these."""
+        """The keys of the rows that this worker makes."""
         if self._place is None:
             return keys
         (rank, world), count = self._place, len(keys)
         first, last = count * rank // world, count * (rank + 1) // world
         return Slice(keys[first:last], first) if last > first else Slice(keys[:1], 0)
 
-    def _told(self, batch: Any, size: int) -> Any:
+    def _with_size(self, batch: Any, size: int) -> Any:
         return batch if self._place is None else Rows(batch, size)
 
     def _note(self, flying: Flying) -> None:
-        """Where this stands, now that `flying` is given: at the oldest that is under way, less what was given after."""
+        """Updates the mark after `flying` was delivered: the position of the oldest running job, without the later jobs
+        that were delivered."""
         self._given.add(flying.number)
         oldest = self._flying[0] if self._flying else None
         first, base = (oldest.number, oldest.before) if oldest else (self._number, self._up.mark())
@@ -263,13 +265,13 @@ class JobsCursor(Cursor):
         self._mark = _less(base, first, self._given)
 
     def _token(self) -> Token:
-        """Made of where the stream stands: the same when it is gone through again, and other for every job."""
+        """Made from the position in the stream: unique for every job, and the same when the stream is read again."""
         return (*self._who, zlib.crc32(msgspec.msgpack.encode(self._up.mark()))) if self._seeded else ()
 
     def ready(self) -> bool:
         return self._node.size is None and self._pool is None and self._up.ready()
 
-    # -- where it stands -------------------------------------------------------------------------------------------
+    # -- position --------------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
         return _less(self._up.mark(), self._number, self._given) if self._mark is None else self._mark
@@ -284,12 +286,12 @@ class JobsCursor(Cursor):
 
 
 def _less(base: Mark, first: int, given: set[int]) -> Mark:
-    """The mark from which everything is to be read again, less those jobs that were given."""
+    """A mark that resumes from `base`, without the jobs that were delivered."""
     return {"again": base, "given": sorted(number - first for number in given)} if given else base
 
 
 def size_of(value: Any) -> int:
-    """Bytes of the tensors and texts in it."""
+    """Bytes of the tensors and strings in a value."""
     leaves = tree.leaves(value)
     return sum(
         leaf.nbytes if isinstance(leaf, torch.Tensor) else len(leaf) if isinstance(leaf, (bytes, str)) else 0

@@ -1,4 +1,4 @@
-"""Prefetch: what comes next is made while the consumer uses what it has, in a thread, or in a process of its own."""
+"""Prefetch: makes the next results in a thread or a process while the consumer uses the current one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paceline.data.metrics.meters import Meter
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Through
 
-DEPTH = 2  # results in advance, where nobody says how many
-DEPTHS = 16  # … at most, when they are found missing
-LOOK = 8  # results after which it is known whether a thread is worth it
-HANDED = 30e-6  # seconds that it costs to hand a result from thread to thread, about
-WORTH = 0.05  # of the time that must be won
+DEPTH = 2  # results in advance by default
+DEPTHS = 16  # results in advance at most, if the consumer has to wait
+LOOK = 8  # results after which the gain of a thread is estimated
+HANDED = 30e-6  # seconds to hand a result from thread to thread, about
+WORTH = 0.05  # share of the time that a thread must save
 STOP = object()
 
 
 class PrefetchNode(Through):
-    """`depth` results in advance; None: as many as prove useful, and no thread where making them costs nothing."""
+    """Keeps `depth` results in advance; None: tuned automatically, and no thread if the results cost almost nothing."""
 
     def __init__(self, depth: int | None, meter: Meter, process: PrefetchProcess | None = None) -> None:
         self.depth, self.meter, self.process = depth, meter, process
@@ -34,14 +34,14 @@ class PrefetchNode(Through):
 
 
 class PrefetchCursor(Cursor):
-    """Begins in the consumer's own thread, if it may choose, and looks at what that costs."""
+    """Without a given depth, begins in the consumer's thread and measures the cost there."""
 
     def __init__(self, node: PrefetchNode, up: Opener, context: Context, mark: Mark | None) -> None:
         self._node, self._meter, self._tuner = node, node.meter, node.tuner
         self._opener, self._context = up, context
         self._depth = node.depth or DEPTH
         self._chooses = node.depth is None
-        self._made = self._used = 0.0  # seconds for making a result, and between two that were asked for
+        self._made = self._used = 0.0  # seconds that the pipeline made results, and that the consumer used them
         self._seen, self._last = 0, 0.0
         self._thread: threading.Thread | None = None
         self._ended: BaseException | bool = False
@@ -70,7 +70,7 @@ class PrefetchCursor(Cursor):
                 self._come_back()
         return found
 
-    # -- here, and in a thread -------------------------------------------------------------------------------------
+    # -- in the consumer's thread, and in a thread -----------------------------------------------------------------
 
     def _take_ready(self, count: int) -> list[Any]:
         found: list[Any] = []
@@ -105,7 +105,7 @@ class PrefetchCursor(Cursor):
         self._seen += 1
         if self._seen >= LOOK:
             made, used = self._made / self._seen, self._used / (self._seen - 1)
-            won = min(made, used)  # what can go on at the same time
+            won = min(made, used)  # seconds that can overlap
             if won > HANDED and won > WORTH * (made + used):
                 self._meter.notes.append(f"a thread: {made * 1e3:.2f} ms to make, {used * 1e3:.2f} ms to use")
                 self._start()
@@ -124,7 +124,7 @@ class PrefetchCursor(Cursor):
         self._thread = start("paceline-prefetch", self._make)
 
     def _grow(self) -> None:
-        """Asked for more while nothing lay ready: a longer queue evens out what takes longer now and then."""
+        """The consumer had to wait: a longer queue evens out results that sometimes take longer."""
         self._depth += 1
         self._room.put(None)
 
@@ -149,12 +149,12 @@ class PrefetchCursor(Cursor):
                 self._thread.join()
             self._thread = None
         if self._up is not None:
-            self._up.close(wait=wait)  # without waiting its thread may be in there still: it ends by itself
+            self._up.close(wait=wait)  # without `wait` the thread may still use it, and ends by itself
 
     # -- in a process ----------------------------------------------------------------------------------------------
 
     def _go_to_process(self, mark: Mark | None) -> None:
-        """What lies ready from the thread is made again there: it stands where the consumer does."""
+        """Continues in a process from the consumer's position. The process makes the thread's ready results again."""
         assert self._node.process is not None
         self._up, self._fresh, self._begun = None, True, mark
         self._process = self._node.process.open(self._context, mark)
@@ -168,7 +168,7 @@ class PrefetchCursor(Cursor):
         except Exception:
             if not self._fresh:
                 raise
-            # Whether it cannot be done in a process or not at all: here that shows.
+            # Either the stages cannot run in a process, or they fail everywhere: running them here shows which.
             self._tuner.never()
             self._come_back()
             return self.take(count)
@@ -176,7 +176,7 @@ class PrefetchCursor(Cursor):
         return found
 
     def _come_back(self) -> None:
-        """For good: there will be no other try."""
+        """Returns from the process to the thread, for good."""
         assert self._process is not None
         assert self._node.process is not None
         mark = self._begun if self._fresh else self._process.mark()

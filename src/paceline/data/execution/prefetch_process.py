@@ -1,8 +1,8 @@
-"""Prefetch process: runs the stages before a `prefetch`, so that their work never takes Python's lock from the script.
+"""Prefetch process: runs the stages before a `prefetch`, so that their work never takes the GIL from the script.
 
-The process is forked when it is first needed, and serves all epochs. It plans the same stages anew, with threads and
-processes of its own, and writes what comes out into slots of shared memory, as many ahead as there are slots. It ends
-when its pipe does, so it is not left behind however this process ends.
+The process is forked when it is first needed, and serves all epochs. It plans the same stages again, with its own
+threads and processes, and writes results into slots of shared memory until all slots are full. The process ends when
+its pipe is closed, so it does not outlive the script's process.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.runtime import Runtime
 from paceline.errors import DataError
 
-SLOTS = 8  # results that lie ready, or that the consumer has
-SPARE = 3  # … of which so many are never the consumer's: it gets copies before
-GIVEN = 3  # slots that are given back at once, as it takes long to wake a process, while others lie ready
-FIRST = 30.0  # seconds until the first result, after which something there is taken to hang
-TOLD = 0.1  # seconds between two looks at what its stages cost
-LOOK = 8  # results in a row for which there was always room: the script takes them as fast as they come
+SLOTS = 8  # results that are ready or that the consumer holds, at most
+SPARE = 3  # slots that the consumer never holds: it gets copies instead
+GIVEN = 3  # slots that are returned together while results are ready, because waking the process is slow
+FIRST = 30.0  # seconds without a first result after which the process counts as hanging
+REPORTS = 0.1  # seconds between two reports of the stages' cost
+LOOK = 8  # results in a row with a free slot, after which the script counts as faster than the process
 
-Planned = Callable[[], "tuple[Opener, Runtime]"]  # called in the process
+Planned = Callable[[], "tuple[Opener, Runtime]"]  # plans the stages; called in the prefetch process
 
 
 class PrefetchProcess:
-    """The process, seen from the script's. `meters` and `losses` are those of the same stages here. What comes next
-    sets `pins` if it copies to a GPU, and keeps what it copies until then."""
+    """The script's side of the process. `meters` and `losses` are those of the same stages in the script's process. A
+    stage after the prefetch that copies to a GPU sets `pins`, and keeps tensors until they are copied."""
 
     pins = False
 
@@ -53,7 +53,7 @@ class PrefetchProcess:
         self._pid = 0
         self._pipe: Connection | None = None
         self._loops = 0
-        self.lent = 0  # slots that are not the process's to fill: the consumer's, and those that are free here
+        self.lent = 0  # slots on this side: those that the consumer holds, and those that are free but not returned
 
     def open(self, context: Context, mark: Mark | None) -> PrefetchProcessCursor:
         if self._pipe is None:
@@ -87,7 +87,7 @@ class PrefetchProcess:
         """Ends the process. Another loop starts a new one."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None:
-            with contextlib.suppress(OSError):  # the garbage collector may have closed it before this is gone
+            with contextlib.suppress(OSError):  # the garbage collector may have closed the pipe already
                 pipe.close()
             if self._pid:
                 end(self._pid, wait=wait)
@@ -100,7 +100,7 @@ class PrefetchProcess:
 
 
 class PrefetchProcessCursor(Cursor):
-    """One loop over what the process makes."""
+    """One loop over the results of the process."""
 
     def __init__(self, home: PrefetchProcess, pipe: Connection, slots: SlotPool, number: int) -> None:
         self._home, self._pipe, self._slots, self._number = home, pipe, slots, number
@@ -115,16 +115,16 @@ class PrefetchProcessCursor(Cursor):
         while len(found) < count and not self._ended:
             if (free := self._slots.free) and (len(free) >= GIVEN or not self.ready()):
                 self._give_back()
-            kind, *told = self._receive()
+            kind, *message = self._receive()
             if kind == "item":
-                slot, raw, self._mark = told
-                # A consumer that keeps many gets copies: what it keeps from here on is its own memory.
+                slot, raw, self._mark = message
+                # A consumer that holds many batches gets copies, so that slots do not run out.
                 many = self._home.lent - len(self._slots.free) > SLOTS - SPARE
                 [value] = self._slots.lend(slot, raw, copy=many, pinned=self._home.pinned)
                 found.append(value)
                 self._given += 1
             elif kind == "end":
-                error, mark = told
+                error, mark = message
                 self._ended, self._mark = pickle.loads(error) if error else True, mark or self._mark
         if not found and isinstance(self._ended, BaseException):
             error, self._ended = self._ended, True
@@ -132,30 +132,30 @@ class PrefetchProcessCursor(Cursor):
         return found
 
     def _receive(self) -> tuple[Any, ...]:
-        """What the process says of this loop. Waits for it; of a loop that was left before, only slots are heard."""
+        """Waits for the next message about this loop. Of messages about an earlier loop, only the slots are used."""
         while True:
             if not self._given and not self._pipe.poll(FIRST):
                 self._home.close(wait=True)
-                raise DataError(f"A process that makes samples gave nothing in {FIRST:.0f} s.")
+                raise DataError(f"A process that makes samples returned no result within {FIRST:.0f} s.")
             try:
-                number, costs, lost, told = self._pipe.recv()
+                number, costs, lost, message = self._pipe.recv()
             except (EOFError, OSError):
                 raise self._home.died() from None
-            self._home.lent += told[0] == "item"
+            self._home.lent += message[0] == "item"
             for meter, cost in zip(self._home.meters, costs, strict=False):
                 meter.take_over(*cost)
             if number == self._number:
                 for reason, policy in lost:
                     self._home.losses.lose(DataError(reason), policy)
-                if told[0] == "opened":
-                    self._mark = told[1]
-                return tuple(told)
-            if told[0] == "item":
-                self._slots.free.append(told[1])
+                if message[0] == "opened":
+                    self._mark = message[1]
+                return tuple(message)
+            if message[0] == "item":
+                self._slots.free.append(message[1])
 
     def _give_back(self) -> None:
         free = self._slots.free
-        numbers = [free.popleft() for _ in range(len(free))]  # others may be appended meanwhile
+        numbers = [free.popleft() for _ in range(len(free))]  # finalizers may append more meanwhile
         if numbers:
             self._home.lent -= len(numbers)
             self._send(("slots", numbers))
@@ -164,10 +164,10 @@ class PrefetchProcessCursor(Cursor):
         try:
             self._pipe.send(message)
         except OSError:
-            pass  # told when the next result is asked for
+            pass  # reported when the next result is asked for
 
     def ready(self) -> bool:
-        """Where nothing is, the process gets all it can fill."""
+        """Whether a result is ready. If not, returns all free slots to the process."""
         if self._ended:
             return False
         if self._poll.poll(0):
@@ -181,32 +181,32 @@ class PrefetchProcessCursor(Cursor):
         return self._mark
 
     def close(self, *, wait: bool = True) -> None:
-        """The process goes on with the next loop; what it has made of this one is left."""
+        """Ends this loop: the process drops its results, and waits for the next loop."""
         if not self._ended:
             self._ended = True
             self._send(("close", self._number))
 
 
 class _Server:
-    """What the process does."""
+    """The loop of the prefetch process."""
 
     def __init__(self, pipe: Connection, slots: SlotPool, planned: Planned) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        torch.set_num_threads(1)  # and no pool of threads, which does not survive a fork
+        torch.set_num_threads(1)  # torch's thread pool does not survive a fork
         self._pipe, self._slots = pipe, slots
         self._opener, self._runtime = planned()
         self._free = deque(range(len(slots)))
         self._cursor: Cursor | None = None
         self._number = 0
-        self._told, self._before = 0.0, [meter.sums() for meter in self._runtime.meters]
+        self._reported, self._before = 0.0, [meter.sums() for meter in self._runtime.meters]
         self._with_room = 0
         self._runtime.pace.is_slow = False
 
     def live(self) -> None:
-        """Makes what there is room for, and looks after each what is wanted. Until the pipe ends."""
+        """Makes results while slots are free, and handles messages after each result, until the pipe is closed."""
         try:
             while True:
-                # One thread is enough as long as it is ahead: others would only take Python's lock from it.
+                # One thread is enough as long as it keeps up: more threads would only contend for the GIL.
                 self._with_room = self._with_room + 1 if self._free else 0
                 self._runtime.pace.is_slow = self._with_room >= LOOK
                 while self._cursor is None or not self._free or self._pipe.poll():
@@ -215,15 +215,15 @@ class _Server:
         except (EOFError, OSError):
             return
 
-    def _obey(self, what: str, *told: Any) -> None:
+    def _obey(self, what: str, *details: Any) -> None:
         if what == "slots":
-            self._free.extend(told[0])
+            self._free.extend(details[0])
             return
-        if self._cursor is not None and (what == "open" or told[0] == self._number):
+        if self._cursor is not None and (what == "open" or details[0] == self._number):
             self._cursor.close()
             self._cursor = None
         if what == "open":
-            self._number, context, mark = told
+            self._number, context, mark = details
             try:
                 self._cursor = self._opener(context, mark)
                 self._say("opened", self._cursor.mark())
@@ -249,13 +249,13 @@ class _Server:
         cursor.close()
         self._say("end", error, last)
 
-    def _say(self, *told: Any) -> None:
+    def _say(self, *message: Any) -> None:
         losses, now = self._runtime.losses, time.perf_counter()
         lost, losses.kept = losses.kept, []
         costs: list[Any] = []
-        if told[0] != "item" or now - self._told > TOLD:
-            self._told, sums = now, [meter.sums() for meter in self._runtime.meters]
+        if message[0] != "item" or now - self._reported > REPORTS:
+            self._reported, sums = now, [meter.sums() for meter in self._runtime.meters]
             for meter, new, old in zip(self._runtime.meters, sums, self._before, strict=True):
                 costs.append(([a - b for a, b in zip(new, old, strict=True)], meter.settings()))
             self._before = sums
-        self._pipe.send((self._number, costs, lost, told))
+        self._pipe.send((self._number, costs, lost, message))

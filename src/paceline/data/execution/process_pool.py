@@ -1,8 +1,7 @@
-"""Processes that make batches: for functions that hold Python's lock, of which threads can only run one at a time.
+"""A pool of processes that make batches, for functions that hold the GIL, of which only one runs at a time in threads.
 
-They are forked, so the work needs no pickling, and what it refers to is there. What goes to them and comes back lies in
-slots of shared memory (`execution/slots.py`). A process ends when its pipe does, so none is left behind however this
-one ends.
+Processes are forked, so the work needs no pickling. Keys and results pass through slots of shared memory
+(`execution/slots.py`). A process ends when its pipe is closed, so no process outlives this one.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from paceline.data.execution.slots import Copied, Pickler, SlotPool, Unpickler
 from paceline.data.metrics.meters import Meter
 from paceline.errors import DataError, PacelineError
 
-SPARE = 4  # slots beyond those under way: what the consumer may hold without a copy
+SPARE = 4  # slots beyond those of running jobs, for batches that the consumer holds without a copy
 
-_gone: list[int] = []  # processes that ended and were not waited for
+_gone: list[int] = []  # processes that were told to end and must still be reaped
 
 
 class Ticket:
-    """A job that a process has, or had."""
+    """A job that was sent to a process."""
 
     def __init__(self, child: Child, slot: int, where: Where, pool: ProcessEngine) -> None:
         self._child, self.slot, self.where, self._pool = child, slot, where, pool
@@ -60,7 +59,7 @@ class Ticket:
 
 
 class Child:
-    """A process, and the jobs that it has, in order."""
+    """A process, and its jobs in order."""
 
     def __init__(self, pid: int, pipe: Connection) -> None:
         self.pid, self.pipe = pid, pipe
@@ -68,7 +67,7 @@ class Child:
 
 
 class ProcessEngine:
-    """`size` processes."""
+    """Runs jobs in `size` processes."""
 
     kind = "processes"
 
@@ -101,11 +100,11 @@ class ProcessEngine:
         try:
             child.pipe.send((number, raw if begin is None else (begin, begin + len(raw)), token))
         except (BrokenPipeError, ConnectionResetError):
-            pass  # told when its result is asked for
+            pass  # reported when the result is asked for
         return ticket
 
     def receive(self, child: Child) -> None:
-        """Takes the next answer of a process; waits for it."""
+        """Waits for the next answer of a process, and stores it in its ticket."""
         ticket = child.has.popleft() if child.has else None
         try:
             well, raw, work, cpu, samples, lost = child.pipe.recv()
@@ -129,10 +128,10 @@ class ProcessEngine:
             ticket.answer = True, NOTHING
             self._slots.free.append(ticket.slot)
         else:
-            # A consumer that keeps many gets copies: what it keeps from here on is its own memory.
+            # A consumer that holds many batches gets copies, so that slots do not run out.
             few = len(self._slots.free) < 2 * self.size
-            told = self._slots.lend(ticket.slot, raw, copy=few)
-            ticket.answer = True, NOTHING if told is None else told[0]
+            result = self._slots.lend(ticket.slot, raw, copy=few)
+            ticket.answer = True, NOTHING if result is None else result[0]
 
     def wait_any(self, tickets: Sequence[Any]) -> int:
         while True:
@@ -168,8 +167,8 @@ class ProcessEngine:
 
 
 def forked(live: Callable[[], None]) -> int:
-    """A process that does `live`, and ends. Nothing that is garbage here is collected there: it may lie on a GPU, which
-    a forked process cannot use, not even to let go of it."""
+    """Forks a process that calls `live` and ends. The process never collects this process's garbage: it may be on a
+    GPU, and a forked process cannot even free GPU memory."""
     pid = os.fork()
     if pid:
         return pid
@@ -181,7 +180,7 @@ def forked(live: Callable[[], None]) -> int:
 
 
 def end(pid: int, *, wait: bool) -> None:
-    """Ends a process whose pipe was closed. Without `wait` it does so by itself, and is waited for later."""
+    """Ends a process whose pipe was closed. Without `wait` the process ends by itself, and is reaped later."""
     if not wait:
         _gone.append(pid)
         return
@@ -193,7 +192,7 @@ def end(pid: int, *, wait: bool) -> None:
 
 
 def died(pid: int) -> DataError:
-    """What is said of a process that is gone before its work was done."""
+    """The error for a process that ended before its work was done."""
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
@@ -201,7 +200,7 @@ def died(pid: int) -> DataError:
     how = f"by signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else "by itself"
     return DataError(
         f"A process that makes samples ended {how}.",
-        advice="SIGKILL most often means that memory ran out: use fewer (parallel=1), or threads (kind='threads').",
+        advice="SIGKILL usually means out of memory: use fewer processes (parallel=1), or threads (kind='threads').",
     )
 
 
@@ -215,7 +214,7 @@ def _reap() -> None:
 
 
 def _place(number: int) -> str:
-    """Stands for a sample's name, which a process does not know."""
+    """A placeholder for a sample's name, which only the parent process knows."""
     return f"\0{number}\0"
 
 
@@ -230,17 +229,17 @@ def _named(error: Exception, where: Where) -> Exception:
 
 
 def _live(pipe: Connection, work: Work, slots: SlotPool) -> None:
-    """What a process does, until its pipe ends."""
+    """The loop of a pool process, until its pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)  # and no pool of threads, which does not survive a fork
+    torch.set_num_threads(1)  # torch's thread pool does not survive a fork
     while True:
         try:
-            number, told, token = pipe.recv()
+            number, packed, token = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
         slot = slots[number]
-        raw = told if isinstance(told, bytes) else slot.memory[slice(*told)]
-        keys = Unpickler(io.BytesIO(raw), Copied(slot)).load()  # copies, as the result takes their place
+        raw = packed if isinstance(packed, bytes) else slot.memory[slice(*packed)]
+        keys = Unpickler(io.BytesIO(raw), Copied(slot)).load()  # copies, because the result overwrites the slot
         slot.used = 0
         began, busy = time.perf_counter(), time.process_time()
         losses = LostSamples(keeps=True)

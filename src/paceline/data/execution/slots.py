@@ -1,7 +1,7 @@
-"""Slots of shared memory, through which batches pass between processes.
+"""Slots of shared memory, which carry batches between processes.
 
-A batch is written straight into a slot and read where it lies. The consumer borrows the slot: it is free again when the
-last tensor that lies in it is gone. Where slots get few, batches are copied out.
+A batch is written directly into a slot, and its tensors are views of the slot. The slot is free again when the last of
+these tensors is gone. If few slots are free, batches are copied out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 ALIGN = 64
-LEAST = 64 << 20  # bytes of a slot; only what is used takes memory
-LONG = 1 << 10  # bytes of a text that is not worth its way through a pipe
+LEAST = 64 << 20  # bytes of a slot at least; only the used part takes memory
+LONG = 1 << 10  # bytes from which on a byte string goes through the slot instead of the pipe
 
 
 class Slot:
-    """A piece of shared memory, written by whoever has it."""
+    """A piece of shared memory. Only the process that has the slot writes to it."""
 
     def __init__(self, size: int) -> None:
         self.descriptor = os.memfd_create("paceline-data")
@@ -35,7 +35,7 @@ class Slot:
         self.used = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in here; an ordinary one where it does not fit."""
+        """A tensor in this slot; an ordinary tensor if it does not fit."""
         count = math.prod(shape)
         begin = self.reserve(count * dtype.itemsize)
         if begin is None:
@@ -43,7 +43,7 @@ class Slot:
         return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=begin).view(shape)
 
     def reserve(self, size: int) -> int | None:
-        """Where so many bytes may lie; None where they do not fit, or there are none."""
+        """The offset of `size` free bytes; None if they do not fit, or `size` is 0."""
         begin = -(-self.used // ALIGN) * ALIGN
         if not size or begin + size > self.size:
             return None
@@ -52,20 +52,21 @@ class Slot:
 
     def close(self) -> None:
         os.close(self.descriptor)
-        # The mapping goes when the last tensor in it does.
+        # The memory is unmapped when the last tensor in it is gone.
 
 
 class SlotPool(list[Slot]):
-    """Slots by number, and those of them that can be written again: `free` is filled by whoever lets go of the last
-    tensor in a slot, in any thread and at any time."""
+    """Slots by number. `free` has the numbers of slots that can be written again; finalizers of tensors append to it,
+    in any thread and at any time."""
 
     def __init__(self, count: int, size: int) -> None:
         super().__init__(Slot(max(LEAST, size)) for _ in range(count))
         self.free: deque[int] = deque()
 
     def lend(self, number: int, raw: bytes, *, copy: bool, pinned: Any = None) -> Any:
-        """The value that was pickled into a slot. Its tensors lie in the slot, which is free when they are gone; with
-        `copy`, and where there are no tensors, it is free at once. `pinned` is told how far the tensors reach."""
+        """The value that was pickled into a slot. Its tensors are views of the slot, which is free when they are gone;
+        with `copy`, or without tensors, the slot is free at once. `pinned` pins the part of the slot that has
+        tensors."""
         held = Held(self[number])
         value = Unpickler(io.BytesIO(raw), held).load()
         if held.tensors and not copy:
@@ -85,7 +86,8 @@ class SlotPool(list[Slot]):
 
 
 class Pickler(pickle.Pickler):
-    """Tensors that lie in the slot are told by their place; others, and long texts, are put there, if they fit."""
+    """Pickles tensors in the slot as offsets. Other tensors and long byte strings are copied into the slot, if they
+    fit."""
 
     def __init__(self, file: io.BytesIO, slot: Slot) -> None:
         super().__init__(file, protocol=5)
@@ -100,14 +102,14 @@ class Pickler(pickle.Pickler):
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
             return None
         if not value.is_contiguous() or not self._begin <= value.data_ptr() < self._begin + self._slot.size:
-            lies = self._slot.allocate(tuple(value.shape), value.dtype)
-            if not self._begin <= lies.data_ptr() < self._begin + self._slot.size:
+            target = self._slot.allocate(tuple(value.shape), value.dtype)
+            if not self._begin <= target.data_ptr() < self._begin + self._slot.size:
                 return None
-            value = lies.copy_(value.detach())
+            value = target.copy_(value.detach())
         return value.data_ptr() - self._begin, str(value.dtype).removeprefix("torch."), tuple(value.shape)
 
     def _texts(self, kind: str, texts: list[bytes]) -> Any:
-        """One after the other."""
+        """Writes byte strings into the slot, one after the other."""
         sizes = list(map(len, texts))
         begin = self._slot.reserve(sum(sizes))
         if begin is None:
@@ -125,7 +127,7 @@ class Held:
         self.memory = slot.memory
         self.base = np.frombuffer(slot.memory, np.uint8)
         self.tensors: list[torch.Tensor] = []
-        self.end = 0  # of what they take of the slot
+        self.end = 0  # of the part of the slot that has tensors
 
     def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         count = math.prod(shape)
@@ -136,7 +138,7 @@ class Held:
 
 
 class Copied(Held):
-    """Tensors of their own."""
+    """Tensors as copies, outside the slot."""
 
     def tensor(self, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         return super().tensor(at, dtype, shape).clone()
@@ -147,8 +149,8 @@ class Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._held = held
 
-    def persistent_load(self, told: Any) -> Any:
-        at, kind, sizes = told
+    def persistent_load(self, pid: Any) -> Any:
+        at, kind, sizes = pid
         if kind in ("text", "texts"):
             memory, ends = self._held.memory, itertools.accumulate(sizes, initial=at)
             texts = [memory[begin:end] for begin, end in itertools.pairwise(ends)]

@@ -1,5 +1,4 @@
-"""Threads that do what they are handed. They can be let go of from anywhere, also by the garbage collector, which comes
-in the middle of anything: so nothing here holds a lock that others wait for."""
+"""A pool of threads that run tasks. The garbage collector may close a pool at any point, so `close` takes no lock."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _started: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def start(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
-    """A thread that does not keep the process from ending."""
+    """Starts a daemon thread."""
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     _started.add(thread)
     thread.start()
@@ -22,14 +21,14 @@ def start(name: str, target: Callable[..., None], *args: Any) -> threading.Threa
 
 
 def wait_for_all(seconds: float) -> None:
-    """Those that were told to end, as long as that."""
+    """Waits up to `seconds` for the threads that were told to end."""
     until = time.monotonic() + seconds
     for thread in list(_started):
         thread.join(max(0.0, until - time.monotonic()))
 
 
 class Task:
-    """Something that was handed over. `result` waits for it, and raises what it raised."""
+    """A function call in a pool. `result` waits for the call, and raises its exception."""
 
     __slots__ = ("_done", "_error", "_function", "_latch", "_value")
 
@@ -55,7 +54,7 @@ class Task:
         return self._done
 
     def cancel(self) -> None:
-        """It is not begun any more; what was begun is done."""
+        """Drops the task if it has not begun yet."""
         self._function = None
 
     def wait(self) -> None:
@@ -71,7 +70,7 @@ class Task:
 
 
 class Threads:
-    """`size` of them. Started when there is something to do."""
+    """`size` threads, each started when a task needs it."""
 
     def __init__(self, size: int, name: str) -> None:
         self.size, self._name = size, name
@@ -80,7 +79,7 @@ class Threads:
 
     def submit(self, function: Callable[[], Any]) -> Task:
         task = Task(function)
-        if not self.size:  # closed, at the script's end: no thread would take it, and the caller would wait for ever
+        if not self.size:  # closed at the script's end: no thread would run the task, and the caller would hang
             task.run()
             return task
         if len(self._threads) < self.size:
@@ -89,7 +88,7 @@ class Threads:
         return task
 
     def close(self, *, wait: bool) -> None:
-        """Ends them, when they have done what they were handed."""
+        """Ends the threads after the tasks that were submitted."""
         threads, self._threads, self.size = self._threads, [], 0
         for _ in threads:
             self._tasks.put(None)
@@ -101,4 +100,4 @@ class Threads:
 def _work(tasks: SimpleQueue[Task | None]) -> None:
     while (task := tasks.get()) is not None:
         task.run()
-        del task  # its result is the consumer's now
+        del task  # otherwise this thread would hold the result until the next task

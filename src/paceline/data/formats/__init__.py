@@ -1,1 +1,1 @@
-"""File formats: one file a format, and the registry that picks one."""
+"""File formats: one module a format, and the registry that chooses one by file name."""

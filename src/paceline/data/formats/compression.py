@@ -1,8 +1,8 @@
-"""Files read as what they hold, plain or compressed (gzip, zlib), a bounded piece at a time.
+"""Reads plain and compressed files (gzip, zlib) as a stream of decompressed bytes, in pieces of bounded size.
 
-Nothing is decompressed but what is asked for, so a file's size says nothing about the memory that it takes. What
-precedes damage is given; the next read then raises DamageError, whatever is wrong: a wrong byte, checksum or length, a
-file that is cut off, bytes after the end, or a disk or network that fails.
+Only the bytes that are asked for are decompressed, so a large file takes little memory. Bytes before damage are
+delivered; the next read then raises DamageError. Damage is a wrong byte, checksum or length, a truncated file, bytes
+after the end, or a disk or network that fails.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from paceline.data.storage import open_file, size_of
 from paceline.errors import DataError
 
 LEAST, MOST = 1 << 10, 64 << 10  # compressed bytes that zlib is given at once
-READY = 128 << 10  # decompressed bytes that are made at least, where fewer are asked for
-GZIP, ZLIB = 31, 15  # what zlib calls them
-NAMES = (".gz", ".gzip", ".tgz", ".zlib", ".zz")  # endings that promise a compressed file
+READY = 128 << 10  # bytes that are decompressed at once, even if fewer are asked for
+GZIP, ZLIB = 31, 15  # zlib's numbers for the two formats (wbits)
+NAMES = (".gz", ".gzip", ".tgz", ".zlib", ".zz")  # endings of compressed files
 
 
 class DamageError(Exception):
-    """What is wrong with a file, from here on."""
+    """A file is damaged from the current position on. The message is the reason."""
 
 
 class Plain:
@@ -41,11 +41,11 @@ class Plain:
         return found
 
     def left(self) -> int | None:
-        """Bytes from here to the end, at most; None where that is not known."""
+        """Bytes from here to the end, at most; None if unknown."""
         return None if self._size is None else max(0, self._size - self.offset)
 
     def place(self, offset: int) -> str:
-        """Names a byte for a person."""
+        """The position of a byte, for an error message."""
         return f"at byte {offset}"
 
     def close(self) -> None:
@@ -53,22 +53,22 @@ class Plain:
 
 
 class Inflated:
-    """A file of gzip's or zlib's."""
+    """A file that is compressed with gzip or zlib."""
 
     packed = True
 
     def __init__(self, file: IO[bytes], kind: int) -> None:
         self._file, self._kind, self._size = file, kind, size_of(file)
         self._made = zlib.decompressobj(kind)
-        self._raw, self._at, self._before = memoryview(b""), 0, 0  # compressed; how far it is used; bytes before it
+        self._raw, self._at, self._before = memoryview(b""), 0, 0  # compressed piece, position in it, bytes before it
         self._step = LEAST
-        self._ready, self._given = b"", 0  # decompressed before it was asked for
+        self._ready, self._given = b"", 0  # bytes decompressed in advance, and how many of them were delivered
         self._damage: str | None = None
         self._ended = False
         self.offset = 0  # of the next decompressed byte
 
     def read(self, size: int) -> bytes:
-        """Fewer only at the end, or where damage follows."""
+        """The next `size` bytes; fewer only at the end or before damage."""
         parts, have = [], 0
         while have < size:
             part = self._ready[self._given : self._given + size - have]
@@ -89,7 +89,7 @@ class Inflated:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def left(self) -> int | None:
-        """Bytes from here to the end, at most, as the compressed file's size allows."""
+        """Bytes from here to the end, at most, estimated from the size of the compressed file."""
         if self._size is None:
             return None
         packed = max(0, self._size - self._before - self._at)
@@ -102,7 +102,7 @@ class Inflated:
         self._file.close()
 
     def _next(self, size: int) -> bytes:
-        """Some of what comes next, `size` bytes at most; nothing at the end, or where there is damage."""
+        """Up to `size` of the next bytes; nothing at the end or at damage."""
         while not self._ended and self._damage is None:
             try:
                 if self._at == len(self._raw):
@@ -122,7 +122,7 @@ class Inflated:
             return b""
         piece = self._raw[self._at : self._at + self._step]
         self._step = min(MOST, 2 * self._step)
-        state = self._made.copy()  # a thousandth of the time, and what precedes damage is not lost
+        state = self._made.copy()  # takes a thousandth of the time, and saves the bytes before damage
         try:
             found = self._made.decompress(piece, size)
         except zlib.error as error:
@@ -136,7 +136,7 @@ class Inflated:
         return found
 
     def _begin_next(self) -> None:
-        """After a compressed part: the file's end, zeros that fill it up, or (gzip) another part."""
+        """After a compressed part come the end of the file, padding of zeros, or (gzip) another part."""
         rest = bytes(self._raw[self._at : self._at + LEAST])
         self._ended = not rest
         self._at += len(rest) - len(rest.lstrip(b"\0"))
@@ -144,7 +144,7 @@ class Inflated:
             return
         if self._kind != GZIP or self._raw[self._at] != 0x1F:
             raise DamageError("bytes follow the end of its compressed data")
-        # From small pieces on: of a piece in which many parts end, the rest is copied each time.
+        # Starts with small pieces, because zlib copies the rest of a piece each time a part ends in it.
         self._made, self._step = zlib.decompressobj(self._kind), LEAST
 
 
@@ -152,7 +152,8 @@ Stream = Plain | Inflated
 
 
 def _until_damage(made: Any, piece: Any, size: int) -> tuple[bytes, int]:
-    """What can be made of a damaged piece, and how much of it that takes: in small steps, then byte by byte."""
+    """The bytes before the damage in a piece, and how many compressed bytes they take: found in small steps, then byte
+    by byte."""
     found, whole = bytearray(), len(piece)
     for step in (4096, 64):
         while len(found) < size:
@@ -177,19 +178,19 @@ def _until_damage(made: Any, piece: Any, size: int) -> tuple[bytes, int]:
 
 
 def read_from(file: Any, size: int) -> bytes:
-    """Up to `size` bytes. What a file system of fsspec's raises is its own affair: anything is a failure to read."""
+    """Up to `size` bytes. Any exception counts as damage, because fsspec's file systems raise their own types."""
     try:
         found: bytes = file.read(size)
     except (MemoryError, RecursionError):
         raise
     except Exception as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise DamageError(f"it cannot be read: {told or type(error).__name__}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise DamageError(f"it cannot be read: {reason or type(error).__name__}") from None
     return found
 
 
 def kind_of(head: bytes) -> int | None:
-    """How a file is compressed that begins like this; None where it is not."""
+    """The compression of a file that begins with these bytes; None if the file is not compressed."""
     if head[:2] == b"\x1f\x8b":
         return GZIP
     if len(head) >= 2 and head[0] == 0x78 and (head[0] * 256 + head[1]) % 31 == 0:
@@ -198,8 +199,8 @@ def kind_of(head: bytes) -> int | None:
 
 
 def open_stream(path: str | os.PathLike[str], *, by_name: bool = False) -> Stream:
-    """By its first bytes, and closed by the caller. `by_name`: a name that promises a compressed file is believed, for
-    formats in which nothing else tells text from a damaged head."""
+    """Opens a file, compressed or not, as its first bytes say. The caller closes the stream. `by_name`: a file with the
+    ending of a compressed file counts as compressed, for formats that cannot tell text from a damaged header."""
     return opened(open_file(path), path, 2, by_name=by_name)
 
 
@@ -211,13 +212,13 @@ def opened(
     by_name: bool = False,
     plain: Callable[[bytes], bool] = lambda head: False,
 ) -> Stream:
-    """The same of an open file, of which `plain` says by its first `size` bytes that it is surely not compressed."""
+    """The stream of an open file. `plain` tells from the first `size` bytes that the file is surely not compressed."""
     try:
         head = read_from(file, size)
         file.seek(0)
     except DamageError as error:
         file.close()
-        raise DataError(f"{os.fspath(path)}, at byte 0: {error}.", advice="Look at the path and its disk.") from None
+        raise DataError(f"{os.fspath(path)}, at byte 0: {error}.", advice="Check the path and the disk.") from None
     kind = None if plain(head) else kind_of(head)
     if kind is None and (by_name or not head) and promises_compression(path):
         kind = GZIP
@@ -225,5 +226,5 @@ def opened(
 
 
 def promises_compression(path: str | os.PathLike[str]) -> bool:
-    """Whether the file's name says that it is compressed."""
+    """Whether the file's name has the ending of a compressed file."""
     return os.fspath(path).lower().endswith(NAMES)

@@ -1,4 +1,4 @@
-"""Masked CRC32C checksums, which TFRecord files and TensorBoard's event files hold. google-crc32c computes them."""
+"""Masked CRC32C checksums of TFRecord files and TensorBoard's event files, computed by google-crc32c."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def checksum() -> Callable[[bytes], int]:
 
 
 def masked(data: bytes) -> int:
-    """The checksum as it is stored. The mask is there because a CRC of data that contains CRCs is weak."""
+    """The checksum as it is stored: masked, because a CRC of data that contains CRCs is weak."""
     crc = checksum()(data)
     return (((crc >> 15) | (crc << 17)) + MASK) & 0xFFFFFFFF
 
 
 def masked_all(records: Sequence[bytes]) -> Words:
-    """The same for many records."""
+    """The masked checksums of many records."""
     crcs = np.fromiter(map(checksum(), records), np.uint32, len(records))
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(MASK)

@@ -1,7 +1,7 @@
-"""Packing: many small files, or a dataset's samples, as a few TFRecord files with an index; and checking such files.
+"""Packs image folders and datasets into a few TFRecord files with an index, and checks such files.
 
-Pictures become Examples with the names that TensorFlow's own sets use; samples of a dataset are written by
-`data.encode_sample`. Records are dealt to the files in a shuffled order, so that each file holds some of every class.
+Images become Examples with the feature names of TensorFlow's own datasets; samples of a dataset are written by
+`data.encode_sample`. Records are distributed over the files in shuffled order, so that each file has all classes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from paceline.data.formats.images import decode_image
 from paceline.data.formats.registry import format_of, reader_of
 from paceline.data.formats.tf_example import decode_example, encode_example
 from paceline.data.formats.tfrecord import Writer, index_of, read_index
-from paceline.data.size_limits import PICTURE, RECORD, too_large
+from paceline.data.size_limits import IMAGE, RECORD, too_large
 from paceline.data.sources.image_folder import find_images
 from paceline.errors import DataError, PacelineError, UsageError
 
-TOLD = "pack.json"  # beside the files: what they hold
+TOLD = "pack.json"  # describes the files of the folder
 SIZE = 128 << 20  # bytes of a file, about
-FEW = 16  # files, where there are enough records: so that workers can share them out
-ENOUGH = 64  # records of a file
+FEW = 16  # files at least, if there are enough records, so that files can be assigned to workers
+ENOUGH = 64  # records of a file, at least
 
 
 class Packed(msgspec.Struct, kw_only=True):
-    """What was written."""
+    """The files that were written."""
 
     folder: str
-    kind: str  # "pictures": Examples; "samples": as data.encode_sample writes them
+    kind: str  # "pictures": images as Examples; "samples": as data.encode_sample writes them
     files: list[str]
     records: int
     bytes: int
@@ -50,7 +50,7 @@ def pack_pictures(
     said: Callable[[int, int], None],
     max_bytes: int = RECORD,
 ) -> Packed:
-    """A folder of folders of pictures, one for each class. They are copied as they are, not encoded again."""
+    """Packs the images of a folder that has a folder for each class. Image files are copied unchanged."""
     found, classes = find_images(folder)
     total = sum(_size_of(path, max_bytes) for path, _ in found)
 
@@ -72,7 +72,7 @@ def pack_pictures(
 
 
 def _size_of(path: str, max_bytes: int) -> int:
-    """Of a picture's file, which is to become one record."""
+    """The size of an image file, which becomes one record."""
     size = os.path.getsize(path)
     if size > max_bytes:
         raise too_large(path, size, max_bytes, "--max-bytes {}", otherwise="Or remove the file from the folder.")
@@ -88,11 +88,11 @@ def pack_samples(
     seed: int,
     said: Callable[[int, int], None] = lambda done, total: None,
 ) -> Packed:
-    """Anything with a length and indices."""
+    """Packs the samples of a dataset: any object with a length and indices."""
     from paceline.data.formats.sample import encode
 
     if not len(samples):
-        raise UsageError("Asked to pack a dataset without samples.", advice="Give one that has some.")
+        raise UsageError("The dataset to pack has no samples.", advice="Give a dataset with at least one sample.")
     total = len(encode(samples[0])) * len(samples)
     count = shards or files_for(len(samples), total)
     written = _write(lambda index: encode(samples[index]), len(samples), out, count, shuffle, seed, said)
@@ -107,13 +107,13 @@ def pack(
     shuffle: bool = True,
     seed: int = 0,
 ) -> Packed:
-    """Writes a dataset's samples into TFRecord files with an index, in a new folder. They are read again by
+    """Writes a dataset's samples into TFRecord files with an index, in a new folder. To read them:
     `data.files("FOLDER/*.tfrecord").records().map(data.decode_sample)`."""
     return pack_samples(samples, os.fspath(folder), shards=shards, shuffle=shuffle, seed=seed)
 
 
 def files_for(records: int, size: int) -> int:
-    """How many files for so many records of so many bytes in all."""
+    """The number of files for `records` records of `size` bytes in total."""
     return max(1, -(-size // SIZE), min(FEW, records // ENOUGH))
 
 
@@ -128,18 +128,19 @@ def _write(
 ) -> dict[str, Any]:
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"Asked to pack into {out}, but it holds something.", advice="Give a new folder: --out DIR")
+        raise UsageError(f"{out} is not empty.", advice="Give a new folder: --out DIR")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"Asked to pack into {out}: {error.strerror}.", advice="Give another: --out DIR") from None
+        raise UsageError(f"{out} cannot be made: {error.strerror}.", advice="Give another folder: --out DIR") from None
     count = min(count, records)
     order = np.random.default_rng(seed).permutation(records) if shuffle else np.arange(records)
     names, size, done = [], 0, 0
     for number in range(count):
         name = f"part-{number:05}-of-{count:05}.tfrecord"
         with Writer(folder / name) as writer:
-            # In turn when shuffled, so that no file differs by more than a record; else in pieces, as they lie.
+            # Shuffled records go to the files in turn, so that files differ by at most one record; otherwise each file
+            # gets a contiguous part.
             mine = (
                 order[number::count] if shuffle else order[records * number // count : records * (number + 1) // count]
             )
@@ -162,7 +163,7 @@ def _tell(packed: Packed) -> Packed:
 
 
 class Checked(msgspec.Struct, kw_only=True):
-    """What a file is like."""
+    """The result of checking one file."""
 
     path: str
     format: str
@@ -173,18 +174,18 @@ class Checked(msgspec.Struct, kw_only=True):
 
 
 def files_to_check(paths: Sequence[str]) -> list[str]:
-    """Files, and in folders those that hold records."""
+    """The given files, and the record files of the given folders."""
     found: list[str] = []
     for path in paths:
         if os.path.isdir(path):
             inside = [str(file) for file in sorted(Path(path).iterdir()) if _holds_records(file)]
             if not inside:
-                raise UsageError(f"Asked to check {path}, but it holds no record files.", advice="Give files.")
+                raise UsageError(f"{path} has no record files.", advice="Give files, or a folder of record files.")
             found += inside
         elif os.path.exists(path):
             found.append(path)
         else:
-            raise UsageError(f"Asked to check {path}, which is not there.", advice="Give files, or a folder of them.")
+            raise UsageError(f"{path} does not exist.", advice="Give files, or a folder of record files.")
     return found
 
 
@@ -193,15 +194,15 @@ def _holds_records(path: Path) -> bool:
 
 
 def check(path: str, *, decode: bool = False, max_bytes: int | None = None) -> Checked:
-    """Reads a whole file. With `decode`, pictures in it are decoded, too. `max_bytes`: of a record, and of a decoded
-    picture; None: the defaults of both."""
+    """Reads a whole file. With `decode`, its images are decoded as well. `max_bytes`: the limit of a record and of a
+    decoded image; None: the defaults of both."""
     losses = LostSamples()
     checked = Checked(path=path, format=format_of(path), records=0, bytes=os.path.getsize(path))
     try:
         for chunk in reader_of("auto", "skip", losses, max_bytes)(path, 0):
             if decode:
                 for number, record in enumerate(chunk, checked.records):
-                    _decode(checked, number, record, max_bytes or PICTURE)
+                    _decode(checked, number, record, max_bytes or IMAGE)
             checked.records += len(chunk)
     except PacelineError as error:
         checked.damaged.append(error.message)
@@ -215,14 +216,14 @@ def check(path: str, *, decode: bool = False, max_bytes: int | None = None) -> C
 
 
 def _decode(checked: Checked, number: int, record: Any, max_bytes: int) -> None:
-    for name, raw in _pictures(record):
+    for name, raw in _images(record):
         try:
             decode_image(raw, max_bytes=max_bytes)
         except DataError as error:
             checked.damaged.append(f"{checked.path}: record {number}, {name}: {error.message}")
 
 
-def _pictures(record: Any) -> Iterator[tuple[str, bytes]]:
+def _images(record: Any) -> Iterator[tuple[str, bytes]]:
     if isinstance(record, dict):
         yield from ((name, raw) for name, raw in record.items() if f".{name}" in (".jpg", ".jpeg", ".png", ".webp"))
         return
@@ -235,7 +236,7 @@ def _pictures(record: Any) -> Iterator[tuple[str, bytes]]:
 
 
 def told_of(folder: str) -> Packed | None:
-    """What `pack` said of a folder."""
+    """The description that `pack` left in a folder; None if there is none."""
     try:
         return msgspec.json.decode((Path(folder) / TOLD).read_bytes(), type=Packed)
     except (OSError, ValueError, RecursionError):

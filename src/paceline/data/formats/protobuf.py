@@ -1,7 +1,7 @@
-"""The wire format of protocol buffers, as far as Examples need it.
+"""The wire format of protocol buffers, as far as tf.train.Example needs it.
 
-A message is a row of fields: a key (the field's number and its kind), then the value, with its length before it where
-its kind does not say it. Numbers are written in groups of seven bits, the lowest first.
+A message is a sequence of fields: a key (the field's number and kind), then the value, preceded by its length if the
+kind has no fixed length. Numbers are written in groups of seven bits, the lowest first.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from paceline.data.size_limits import RECORD, too_large
 
 VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5
 ALL = (1 << 64) - 1
-FEW = 32  # bytes that Python goes through sooner than numpy begins
-SLAB = 1 << 20  # bytes that numpy goes through at once
+FEW = 32  # bytes up to which Python is faster than numpy
+SLAB = 1 << 20  # bytes that numpy decodes at once
 Integers = npt.NDArray[np.int64]
 ONE: Integers = np.zeros(1, np.int64)
 
 
 def varint(view: bytes | memoryview, at: int) -> tuple[int, int]:
-    """The number that begins there, and where the next thing does."""
+    """The number that begins at `at`, and the position after it."""
     found = shift = 0
     while True:
         byte = view[at]
@@ -38,8 +38,8 @@ def varint(view: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def fields(view: Any) -> Iterator[tuple[int, Any]]:
-    """Keys and values of a message; values that are no numbers as views. A key is the field's number and its kind: one
-    that is of another kind than it should be is another field, which nobody knows."""
+    """Keys and values of a message; values other than numbers are views. A key is the field's number and kind, so a
+    field of an unexpected kind is an unknown field."""
     at, end = 0, len(view)
     while at < end:
         key, at = varint(view, at)
@@ -61,16 +61,16 @@ def fields(view: Any) -> Iterator[tuple[int, Any]]:
 
 
 def integers(raw: bytes, most: int = RECORD) -> Integers:
-    """Packed numbers, signed, as an array that nobody else has; of so many bytes at most."""
+    """Packed signed numbers as a new array of `most` bytes at most."""
     if len(raw) <= 2:
-        return _short(raw).copy()  # a label, most often: one of a few
+        return _short(raw).copy()  # usually a label: one of few values, so cached
     if len(raw) <= FEW:
         return _by_hand(raw)
     return _by_numpy(raw) if len(raw) <= SLAB else _in_slabs(raw, most)
 
 
 def _in_slabs(raw: bytes, most: int) -> Integers:
-    """The same for many: a number of one byte takes 8, and 40 while it is put together."""
+    """Decodes many numbers piece by piece, because a number of one byte takes 8 bytes, and 40 while it is decoded."""
     view = np.frombuffer(raw, np.uint8)
     found = np.empty(checked_count(int(np.count_nonzero(view < 0x80)), 8, most), np.int64)
     at = have = 0
@@ -86,7 +86,7 @@ def _in_slabs(raw: bytes, most: int) -> Integers:
 
 
 def checked_count(count: int, size: int, most: int) -> int:
-    """So many values that take `size` bytes each in memory; DataError if that is too much."""
+    """Returns `count`, or raises DataError if `count` values of `size` bytes take more than `most` bytes."""
     if count * size > most:
         need = count * size
         raise too_large("The Example, decoded,", need, most, "data.decode_example(…, max_bytes={})", so_far=True)
@@ -100,7 +100,7 @@ def _by_hand(raw: bytes) -> Integers:
         found.append(value - (1 << 64) if value >> 63 else value)
     if len(found) != 1:
         return np.array(found, np.int64)
-    one = ONE.copy()  # a fraction of what it takes to make an array of a list
+    one = ONE.copy()  # a fraction of the time of np.array(list)
     one[0] = found[0]
     return one
 
@@ -109,7 +109,7 @@ _short = lru_cache(maxsize=4096)(_by_hand)
 
 
 def _by_numpy(view: bytes) -> Integers:
-    """All numbers at once, group by group, from the last and highest one to the first."""
+    """Decodes all numbers together, group by group, from the last and highest group to the first."""
     raw = np.frombuffer(view, np.uint8)
     ends = (raw < 0x80).nonzero()[0]
     if len(ends) == len(raw):
@@ -133,7 +133,7 @@ def _by_numpy(view: bytes) -> Integers:
 
 
 def number(value: int) -> bytes:
-    """As it is written."""
+    """Encodes a number."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -143,5 +143,5 @@ def number(value: int) -> bytes:
 
 
 def counted(field: int, raw: bytes) -> bytes:
-    """A field whose value is preceded by its length."""
+    """Encodes a field whose value is preceded by its length."""
     return bytes([field << 3 | COUNTED]) + number(len(raw)) + raw

@@ -1,4 +1,4 @@
-"""Which reader reads a file: by what was asked for, or by its name."""
+"""Chooses the reader of a file: by the `format` option, or by the file name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ READERS: dict[str, Callable[[Any, int, Policy, LostSamples, int], Iterator[Any]]
 def reader_of(
     format: str, policy: Policy, losses: LostSamples, max_bytes: int | None = None
 ) -> Callable[[Any, int], Iterator[Any]]:
-    """`read(path, start)`, which gives a file's records in chunks."""
+    """A function `read(path, start)` that yields a file's records in chunks."""
     if format not in ("auto", *READERS):
         raise UsageError(
-            f"Asked for records of the format {format!r}.",
-            advice=f"It takes 'auto', {', '.join(map(repr, READERS))}.",
+            f"format={format!r} is not known.",
+            advice=f"Choose from 'auto', {', '.join(map(repr, READERS))}.",
         )
 
     def read(path: Any, start: int) -> Iterator[Any]:
@@ -36,7 +36,7 @@ def reader_of(
 
 
 def format_of(path: Any) -> str:
-    """TFRecord, unless its name says otherwise: TFRecord files are called all sorts of things."""
+    """The format by the file name. The default is TFRecord, because TFRecord files have no fixed ending."""
     stem, ending = os.path.splitext(os.fspath(path).lower())
     if ending in PACKED:
         ending = os.path.splitext(stem)[1]
@@ -44,7 +44,7 @@ def format_of(path: Any) -> str:
 
 
 def read_any(make: Callable[[Any], Any]) -> Callable[[Any, int], Iterator[list[Any]]]:
-    """Reads what `make(unit)` gives to iterate."""
+    """Reads the iterable that `make(unit)` returns."""
 
     def read(unit: Any, start: int) -> Iterator[list[Any]]:
         items = islice(iter(make(unit)), start, None)

@@ -1,12 +1,12 @@
-"""Packed samples: nests (tuples, lists, dictionaries) of arrays, tensors, numbers, texts and bytes.
+"""Packed samples: nested tuples, lists and dictionaries of arrays, tensors, numbers, strings and bytes, as one record.
 
     magic, version, size of the layout    14 bytes
-    layout                                JSON: the nest, with the type, shape and size of each leaf
+    layout                                JSON: the structure, with the type, shape and size of each leaf
     values                                raw bytes of each leaf, one after the other, little-endian numbers
 
-Samples of one layout begin with the same bytes, so that a batch of them is read by comparing these bytes once
-(`formats/sample_batch.py`). Reading runs no code of what it reads, and a size counts only if the record has that many
-bytes.
+Samples of one layout begin with the same bytes, so that a batch of them is decoded after one comparison of these bytes
+(`formats/sample_batch.py`). Decoding never runs code from the record, and a size is used only if the record has that
+many bytes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from paceline.errors import DataError, UsageError
 
 MAGIC, VERSION = b"paceline", 1
 HEAD = struct.Struct("<8sHI")
-EXPANDS = 64  # bytes of memory that a byte of the layout takes at most, decoded
-KEPT = 64  # layouts
-SHORT = 64 << 10  # bytes of a layout that is kept
-FIXED = {"none": 0, "bool": 1, "int": 8, "float": 8}  # bytes of leaves whose size is in their kind
+EXPANDS = 64  # bytes of memory that a byte of the layout takes when decoded, at most
+KEPT = 64  # layouts that are cached
+SHORT = 64 << 10  # bytes of a layout that is cached, at most
+FIXED = {"none": 0, "bool": 1, "int": 8, "float": 8}  # bytes of leaves whose size follows from their kind
 NUMBERS = {"int": struct.Struct("<q"), "float": struct.Struct("<d")}
 
 
-Read = Callable[[bytes], Any]  # of a record, the value that lies in it
+Read = Callable[[bytes], Any]  # from a record to the value in it
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value of a sample, and where in the record it lies."""
+    """A value of a sample, and its position in the record."""
 
     kind: str
     begin: int
@@ -49,53 +49,55 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of all samples that begin with the bytes `header`."""
+    """The layout of all samples that begin with the bytes `header`."""
 
     header: bytes
-    nest: Any  # as the samples, with the numbers of the leaves in their places
+    nest: Any  # the samples' structure, with the number of a leaf in place of its value
     leaves: list[Leaf]
     size: int  # bytes of a record
-    read: Read  # gives the sample of a record of this size
+    read: Read  # decodes a record of this size
 
 
 def encode(sample: Any) -> bytes:
-    """Raises UsageError for a sample that holds anything else."""
+    """Packs a sample. Raises UsageError if the sample has a value of a type that cannot be packed."""
     values: list[Any] = []
     layout = msgspec.json.encode(_describe(sample, values.append))
     return b"".join((HEAD.pack(MAGIC, VERSION, len(layout)), layout, *values))
 
 
 def decode(raw: bytes, *, max_bytes: int = RECORD) -> Any:
-    """The sample; DataError for bytes that are none. `max_bytes`: refuses a sample that takes more memory."""
+    """Unpacks a sample. Raises DataError if `raw` is not a packed sample. `max_bytes`: refuses a larger sample."""
     try:
         layout = layout_of(raw, max_bytes)
         if len(raw) != layout.size:
-            raise ValueError(f"its layout describes {layout.size} bytes, but it has {len(raw)}")
+            raise ValueError(f"the layout describes {layout.size} bytes, but the record has {len(raw)}")
         if len(raw) > max_bytes:
             raise too_large("The sample", len(raw), max_bytes, "data.decode_sample(…, max_bytes={})")
         return layout.read(raw)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
-        told = str(error) or type(error).__name__
-        raise DataError(f"It is no sample: {told}.", advice="Use a decoder that matches the record type.") from None
+        reason = str(error) or type(error).__name__
+        raise DataError(
+            f"Not a packed sample: {reason}.", advice="Use a decoder that matches the record type."
+        ) from None
 
 
-_layouts: dict[bytes, Layout] = {}  # by header; threads may share it: at worst two parse the same one
-_last: Layout | None = None  # most records are like the one before
+_layouts: dict[bytes, Layout] = {}  # by header; shared by threads: at worst two threads parse the same header
+_last: Layout | None = None  # most records have the layout of the record before
 
 
 def layout_of(raw: bytes, max_bytes: int = RECORD) -> Layout:
-    """The layout that a record begins with. Raises what a record may raise that is no sample."""
+    """The layout that a record begins with. Raises errors of many types if the record is not a packed sample."""
     global _last
     if (found := _last) is not None and raw.startswith(found.header):
         return found
     if len(raw) < HEAD.size or not raw.startswith(MAGIC):
-        raise ValueError("it does not begin as a packed sample does")
+        raise ValueError(f"the record does not begin with {MAGIC!r}")
     _, version, size = HEAD.unpack_from(raw)
     if version != VERSION:
-        raise ValueError(f"it is of version {version}, and this version of paceline reads version {VERSION}")
+        raise ValueError(f"the record has format version {version}, and this version of paceline reads {VERSION}")
     start = HEAD.size + size
     if start > len(raw):
-        raise ValueError("it ends in its layout")
+        raise ValueError("the record ends within its layout")
     header = raw[:start]
     found = _layouts.get(header)
     if found is None:
@@ -121,23 +123,23 @@ def _parse(header: bytes) -> Layout:
         at += size
         return len(leaves) - 1
 
-    def nest(told: Any) -> Any:
-        if isinstance(told, str):
-            return leaf(told, FIXED[told])
-        [(kind, inner)] = told.items()
+    def nest(described: Any) -> Any:
+        if isinstance(described, str):
+            return leaf(described, FIXED[described])
+        [(kind, inner)] = described.items()
         if kind in ("array", "tensor"):
             name, shape = inner
             dtype = np.dtype(name)
-            swapped = kind == "tensor" and not dtype.isnative  # which torch does not have
+            swapped = kind == "tensor" and not dtype.isnative  # torch has no such tensors
             if dtype.kind not in "biufc" or swapped or not all(map(_is_size, shape)):
-                raise ValueError(f"{kind} of type {name} and shape {shape}")
+                raise ValueError(f"its layout has an impossible {kind} of type {name} and shape {shape}")
             return leaf(kind, math.prod(shape) * dtype.itemsize, dtype, tuple(shape))
         if kind in ("str", "bytes", "integer") and _is_size(inner):
             return leaf(kind, inner)
         if kind == "dict":
             return {key: nest(item) for key, item in inner.items()}
         if kind not in ("tuple", "list"):
-            raise ValueError(f"a part of the unknown kind {kind!r}")
+            raise ValueError(f"its layout has a value of the unknown kind {kind!r}")
         items = [nest(item) for item in inner]
         return tuple(items) if kind == "tuple" else items
 
@@ -185,7 +187,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _describe(value: Any, put: Callable[[bytes], object]) -> Any:
-    """What the layout says of a value; its bytes are put."""
+    """The description of a value for the layout; `put` receives the value's bytes."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         put(value.tobytes())
         return {"array": (value.dtype.str, value.shape)}
@@ -220,6 +222,6 @@ def _describe(value: Any, put: Callable[[bytes], object]) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype is not torch.bfloat16:
         return {"tensor": _describe(value.detach().cpu().numpy(), put)["array"]}
     raise UsageError(
-        f"Asked to write a sample that holds a {type(value).__name__}.",
-        advice="Samples on disk are nests (tuples, lists, dictionaries) of arrays, tensors, numbers, texts and bytes.",
+        f"A sample with a {type(value).__name__} cannot be packed.",
+        advice="Use tuples, lists and dictionaries of arrays, tensors, numbers, strings and bytes.",
     )

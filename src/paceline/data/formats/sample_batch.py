@@ -1,4 +1,4 @@
-"""Packed samples of one layout, decoded at once: each leaf of the batch is a column of the records."""
+"""Decodes packed samples of one layout as a batch: each leaf of the batch is a column of the records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.errors import DataError
 from paceline.script import tree
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-# What a record may raise that is no sample. It is then decoded by itself, and the error names it.
+# Errors of a record that is not a packed sample. The record is then decoded alone, so that the error names it.
 NOT_SAMPLES = (DataError, LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 def decode_together(raws: Sequence[bytes], allocate: Allocate) -> Any:
-    """The batch of these records; None if their layouts differ: then each is to be decoded by itself."""
+    """The batch of these records; None if their layouts differ: then the caller decodes each record alone."""
     try:
         layout = layout_of(raws[0])
         if not layout.leaves or not all(map(_like(layout), raws)):
@@ -36,7 +36,7 @@ def _like(layout: Layout) -> Any:
 
 
 def _column(leaf: Leaf, records: Bytes, allocate: Allocate) -> Any:
-    """The values of a leaf, as `collate` puts them together."""
+    """The values of one leaf, in the form that `collate` gives them."""
     part, kind = records[:, leaf.begin : leaf.end], leaf.kind
     if leaf.dtype is not None:
         native = leaf.dtype.newbyteorder("=")
@@ -53,6 +53,6 @@ def _column(leaf: Leaf, records: Bytes, allocate: Allocate) -> Any:
     if kind == "none":
         return [None] * len(records)
     if kind == "integer":
-        raise OverflowError  # no tensor holds it
+        raise OverflowError  # larger than 64 bits: no tensor can hold it
     found = [row.tobytes() for row in part]
     return found if kind == "bytes" else [str(text, "utf-8") for text in found]

@@ -1,9 +1,9 @@
-"""Tar shards, as WebDataset writes them: files in a row that share a name up to its first dot are one sample.
+"""Reads tar shards in WebDataset's format: consecutive files with the same name up to the first dot are one sample.
 
     0001.jpg 0001.cls 0002.jpg 0002.cls …  →  {"__key__": "0001", "jpg": b"…", "cls": b"…"}, …
 
-Everything that is not a file is left out. A sample that is too large or sparse is lost alone; after damage the rest of
-the shard is.
+Members that are not files are left out. Of samples over the limit and sparse files, only that sample is lost; after
+damage the rest of the shard is lost.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from paceline.data.formats.tar_headers import FILES, NO_BODY, SPARSE, UNIT, Head
 from paceline.data.size_limits import RECORD, STEP, too_large
 from paceline.errors import DataError
 
-CHUNK = 2 << 20  # bytes of samples that are given at once
-LONGEST = 1 << 20  # bytes of a long name, or of a pax header
-CHAIN = 16  # long names and pax headers that may stand before one file
-MAPS = 1 << 16  # units of a sparse file's map
-HELD = 512  # bytes that a sample and each of its parts take, beside their contents
-SKIP = "Or leave such samples out: on_error='skip', or 'warn' to be told."
+CHUNK = 2 << 20  # bytes of samples that are delivered at once
+LONGEST = 1 << 20  # bytes of a long name or a pax header, at most
+CHAIN = 16  # long names and pax headers before one file, at most
+MAPS = 1 << 16  # units of a sparse file's map, at most
+HELD = 512  # bytes that a sample and each of its parts take in memory, beside their contents
+SKIP = "Or leave such samples out: on_error='skip', or 'warn' for warnings."
 
 
 def read(
@@ -57,7 +57,7 @@ def _chunked(samples: Iterator[dict[str, Any]], start: int) -> Iterator[list[dic
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in a shard, up to its contents."""
+    """The header of a file in a shard."""
 
     name: str
     size: int
@@ -76,7 +76,7 @@ class Shard:
     def __init__(self, path: str, stream: Stream, policy: Policy, losses: LostSamples, max_bytes: int) -> None:
         self._path, self._stream, self._policy, self._losses = path, stream, policy, losses
         self._limit = max_bytes
-        self._number = self._begun = 0  # the sample, and where the last header was
+        self._number = self._begun = 0  # the current sample, and the offset of the last header
 
     def samples(self) -> Iterator[dict[str, Any]]:
         sample: dict[str, Any] = {}
@@ -102,22 +102,23 @@ class Shard:
             if sample and not lost:
                 yield sample
             while self._stream.packed and self._stream.read(STEP):
-                pass  # a compressed file's checksum stands at its end
+                pass  # the checksum of a compressed file is at its end
         except HeaderError as error:
             self._lose(self._begun, str(error))
         except DamageError as error:
-            self._lose(self._stream.offset, str(error))  # the sample that was begun may lack a part
+            self._lose(self._stream.offset, str(error))  # also drops the current sample, which may lack a part
         except MemoryError:
-            self._lose(self._begun, "there is not enough memory for what is there")
+            self._lose(self._begun, "there is not enough memory for this sample")
 
     def _members(self) -> Iterator[Member]:
-        """Whoever takes one reads its contents, or passes over them."""
+        """The headers of the shard's files. The caller reads the contents of each file, or skips them, before the
+        next."""
         name, pax, chain = "", Pax(), 0
         while True:
             self._begun = self._stream.offset
             unit = self._read(UNIT, may_end=True)
             if not unit:
-                raise DamageError("the file ends without the zeros that end a tar file, so it may be cut off")
+                raise DamageError("the file ends without the zeros that end a tar file, so it may be truncated")
             if not unit.strip(b"\0"):
                 if self._read(UNIT, may_end=True).strip(b"\0"):
                     raise HeaderError("a header of zeros, with data after it")
@@ -145,7 +146,7 @@ class Shard:
             name, pax, chain = "", Pax(), 0
 
     def _pass_map(self) -> None:
-        """The units in which the map of a sparse file goes on."""
+        """Skips the units in which the map of a sparse file continues."""
         for _ in range(MAPS):
             if not self._read(UNIT)[504]:
                 return
@@ -167,7 +168,7 @@ class Shard:
             size -= len(self._read(min(STEP, size)))
 
     def _read(self, size: int, *, may_end: bool = False) -> bytes:
-        """All of it. Memory is taken as contents come, not as they are promised."""
+        """Exactly `size` bytes. Memory grows with the bytes that were read, so a wrong size allocates nothing."""
         found = self._stream.read(min(size, STEP))
         if len(found) < size:
             whole = io.BytesIO()
@@ -176,7 +177,7 @@ class Shard:
                 whole.write(found)
             found = whole.getvalue()
             if len(found) < size and (found or not may_end):
-                raise DamageError("the file ends in the middle of what is there")
+                raise DamageError("the file ends in the middle of this sample")
         return found
 
     def _leave_out(self, member: Member, size: int) -> None:
@@ -192,7 +193,7 @@ class Shard:
         self._losses.lose(error, self._policy)
 
     def _lose(self, offset: int, why: str) -> None:
-        more = "" if self._policy == "raise" else " With it the rest of the file is lost."
+        more = "" if self._policy == "raise" else " The rest of the file is lost as well."
         error = DataError(f"{self._where(offset)}: {why}.{more}", advice=f"Write the file again. {SKIP}")
         self._losses.lose(error, self._policy)
 

@@ -1,4 +1,4 @@
-"""What the headers of tar files say: ustar, GNU's long names, pax headers. Nothing is believed that cannot be true."""
+"""Headers of tar files: ustar, GNU's long names, pax headers. Impossible values raise HeaderError."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 UNIT = 512
 FILES = (b"0", b"\0", b"7")
-NO_BODY = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes: their sizes say nothing
-SPARSE = b"S"  # GNU's old way; the new one is a file with pax headers
+NO_BODY = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes: their size field has no meaning
+SPARSE = b"S"  # a sparse file in GNU's old format; the new format is a file with pax headers
 OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
-WANTED = ("path", "size")  # of a pax header
+WANTED = ("path", "size")  # keys of a pax header that are used
 
 
 class HeaderError(Exception):
-    """A header that says something impossible."""
+    """A header with an impossible value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Header:
     kind: bytes
     size: int
     name: str
-    goes_on: bool  # of a sparse file: its map goes on in the next unit
+    goes_on: bool  # the map of a sparse file continues in the next unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Pax:
 
 
 def parse(unit: bytes) -> Header:
-    """The header that this unit is."""
+    """The header in this unit of 512 bytes."""
     if _number(unit[148:156]) != sum(unit) - sum(unit[148:156]) + 8 * 0x20:
         raise HeaderError("there is no tar header")
     kind = unit[156:157]
@@ -44,7 +44,7 @@ def parse(unit: bytes) -> Header:
 
 
 def parse_pax(body: bytes) -> Pax:
-    """Lines "length name=value", of which the length counts the whole line."""
+    """Parses lines "length name=value"; the length counts the whole line."""
     found: dict[str, bytes] = {}
     sparse, at = False, 0
     while at < len(body):
@@ -69,8 +69,8 @@ def parse_pax(body: bytes) -> Pax:
 
 
 def _number(field: bytes) -> int | None:
-    """None where it is none."""
-    if field[0] & 0x80:  # GNU's way with large ones, and with those below zero
+    """The number in a field; None if the field is not a number."""
+    if field[0] & 0x80:  # GNU's format for large and negative numbers
         return int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
     fits = OCTAL.fullmatch(field)
     return None if fits is None else int(fits[1] or b"0", 8)

@@ -1,7 +1,7 @@
-"""The records that TensorFlow writes: `Example`, a dictionary of lists of bytes, floats or integers.
+"""Reads and writes `tf.train.Example` without TensorFlow: a dictionary of lists of bytes, floats or integers.
 
-In the wire format of protocol buffers: Example 1: Features 1: { 1: name, 2: Feature }; a Feature holds 1: a list of
-bytes, 2: one of floats, 3: one of integers, packed or not.
+In the wire format of protocol buffers: Example 1: Features 1: { 1: name, 2: Feature }; a Feature has 1: a list of
+bytes, 2: a list of floats, or 3: a list of integers, packed or not.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.data.size_limits import RECORD
 from paceline.errors import DataError, UsageError
 
 FIRST, SECOND = 1 << 3 | COUNTED, 2 << 3 | COUNTED
-LISTS = {BYTES: (FIRST,), FLOATS: (FIRST, 1 << 3 | FIXED32), INTEGERS: (FIRST, 1 << 3 | VARINT)}  # and their values
-VIEW = 256  # bytes that a field takes in memory while its feature is put together
+LISTS = {BYTES: (FIRST,), FLOATS: (FIRST, 1 << 3 | FIXED32), INTEGERS: (FIRST, 1 << 3 | VARINT)}  # keys of their values
+VIEW = 256  # bytes that a field takes in memory while its feature is decoded
 USUAL = Layouts()
 
 
@@ -35,7 +35,7 @@ def decode_example(raw: bytes, *, max_bytes: int = RECORD) -> dict[str, Any]:
 
 
 def decode_any(raw: bytes, most: int = RECORD) -> dict[str, Any]:
-    """The same for whatever the wire format allows."""
+    """Decodes any Example that the wire format allows."""
     found: dict[str, Any] = {}
     try:
         for example_key, features in fields(memoryview(raw)):
@@ -47,17 +47,19 @@ def decode_any(raw: bytes, most: int = RECORD) -> dict[str, Any]:
                     if key == FIRST:
                         name = bytes(value).decode()
                     elif key == SECOND:
-                        feature.append(value)  # a message that comes in parts is what they are in a row
+                        feature.append(value)  # the parts of a message are joined
                         checked_count(len(feature), VIEW, most)
                 found[name] = _values(memoryview(b"".join(feature)), most)
                 checked_count(len(found), FEATURE, most)
     except (IndexError, ValueError) as error:
-        raise DataError(f"It is no Example: {error}.", advice="Use a decoder that matches the record type.") from None
+        raise DataError(
+            f"Not a valid tf.train.Example: {error}.", advice="Use a decoder that matches the record type."
+        ) from None
     return found
 
 
 def _values(feature: memoryview, most: int) -> Any:
-    """Of the list that was written last: a feature holds one."""
+    """The values of the last list, because a feature has only one."""
     kind, parts = 0, list[Any]()
     for key, inner in fields(feature):
         if key not in LISTS:
@@ -78,7 +80,7 @@ def _values(feature: memoryview, most: int) -> Any:
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """Values may be bytes, texts, numbers, lists and arrays of them."""
+    """Encodes a tf.train.Example. Values may be bytes, strings, numbers, and lists and arrays of them."""
     entries = []
     for name, value in features.items():
         entry = counted(1, name.encode()) + counted(2, _feature(name, value))
@@ -99,6 +101,6 @@ def _feature(name: str, value: Any) -> bytes:
         packed = b"".join(number(item & ((1 << 64) - 1)) for item in array.astype(np.int64).tolist())
         return counted(3, counted(1, packed))
     raise UsageError(
-        f"Asked to write the feature {name!r} of type {type(value).__name__}.",
-        advice="Features are bytes, texts, numbers, and lists and arrays of them.",
+        f"The feature {name!r} of type {type(value).__name__} cannot be encoded.",
+        advice="Use bytes, strings, numbers, or lists and arrays of them.",
     )

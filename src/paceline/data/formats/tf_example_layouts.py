@@ -1,8 +1,8 @@
-"""Examples as all known programs write them: names before values, numbers packed; and most of a file alike.
+"""Fast path for Examples in the usual form: names before values, numbers packed, and few different headers in a file.
 
-What stands before a feature's value (its name, and five lengths) is gone through once. Where the same bytes stand in
-another Example, they are known to say the same: it takes one look into a dictionary. Whatever is written in another way
-that the wire format allows, or is no Example at all, is left to `example`.
+The header of a feature (the bytes before its value: its name and five lengths) is parsed once. If another Example has
+the same bytes, one dictionary lookup is enough. Examples in any other form that the wire format allows, and records
+that are not Examples, are left to `tf_example`.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from paceline.data.formats.protobuf import checked_count, integers, varint
 from paceline.data.size_limits import RECORD
 
 BYTES, FLOATS, INTEGERS = 0x0A, 0x12, 0x1A  # tags of a feature's lists
-TEXTS = 0  # a list of bytes that does not hold one, but any number
-HEADS, FEATURES = 4096, 256  # that are kept
-WIDTHS = 4  # of one feature that are tried
-WIDEST = 256  # bytes of a head that is kept
-FEATURE, TEXT = 512, 64  # bytes that a feature, and one of several texts, take in memory beside their values
+TEXTS = 0  # a list of bytes with any number of values but one
+HEADS, FEATURES = 4096, 256  # headers, and features of an Example, that are remembered
+WIDTHS = 4  # header widths that are tried for one feature
+WIDEST = 256  # bytes of a header that is remembered, at most
+FEATURE, TEXT = 512, 64  # bytes that a feature, and one of several byte strings, take in memory beside their values
 UNKNOWN = repeat(0)
 FLOAT = np.dtype("<f4")
-Head = tuple[str, int, int, int]  # name and kind; where its value begins and ends, from where the head does
+Head = tuple[str, int, int, int]  # name, kind, and start and end of the value, counted from the header's start
 
 
 class UnusualError(Exception):
-    """Written in a way that is allowed, and that nobody writes; or no Example at all."""
+    """An Example in an unusual form that the wire format allows, or not an Example."""
 
 
 class Layouts:
-    """What was seen so far. Threads may share it: at worst one of them looks again at what another just learned."""
+    """Headers seen so far. Shared by threads: at worst a thread parses a header that another has just parsed."""
 
     def __init__(self) -> None:
         self.heads: dict[bytes, Head] = {}
-        self.widths: tuple[int, ...] = ()  # bytes of each head, to be tried first
-        self.others: dict[int, tuple[int, ...]] = {}  # … and next: of a text that is now short and now long
+        self.widths: tuple[int, ...] = ()  # bytes of each feature's header in the last Example, tried first
+        self.others: dict[int, tuple[int, ...]] = {}  # other widths, tried next: the lengths of values vary
 
     def decode(self, raw: bytes, most: int = RECORD) -> dict[str, Any]:
-        """Each feature's values, of `most` bytes in memory. What is no usual Example raises UnusualError, IndexError
-        or ValueError."""
+        """Each feature's values, of `most` bytes in memory at most. Raises UnusualError, IndexError or ValueError if
+        the Example does not have the usual form."""
         found: dict[str, Any] = {}
         end = len(raw)
         if not end:
@@ -56,7 +56,7 @@ class Layouts:
             begin += at
             at += stop
             if at > end:
-                raise UnusualError  # a value is longer than what there is
+                raise UnusualError  # a value is longer than the record
             if kind == BYTES:
                 found[name] = [raw[begin:at]]
             elif kind == INTEGERS:
@@ -68,7 +68,7 @@ class Layouts:
         return found
 
     def _learn(self, raw: bytes, at: int, end: int, number: int, most: int) -> Head:
-        """The head of the feature of this number, which is of another width than the last one's, or new."""
+        """The header of feature `number`, if its width differs from the last Example's, or it is new."""
         checked_count(number, FEATURE, most)
         others = self.others.get(number, ())
         for width in others:
@@ -88,7 +88,7 @@ class Layouts:
 
 
 def read_head(raw: bytes, start: int, end: int) -> tuple[Head, int]:
-    """The head that begins there, and how many bytes it has. All that follows from it follows from these bytes."""
+    """The header that begins at `start`, and its width in bytes. The header depends on these bytes only."""
     if raw[start] != 0x0A:
         raise UnusualError
     size, at = length(raw, start + 1)
@@ -106,7 +106,7 @@ def read_head(raw: bytes, start: int, end: int) -> tuple[Head, int]:
     begin = into(raw, at, stop, kind)
     try:
         at = into(raw, begin, stop, 0x0A)
-    except (UnusualError, IndexError):  # none, or several
+    except (UnusualError, IndexError):  # no value, or several
         if kind != BYTES:
             raise UnusualError from None
         return (name, TEXTS, begin - start, stop - start), begin - start
@@ -116,7 +116,7 @@ def read_head(raw: bytes, start: int, end: int) -> tuple[Head, int]:
 
 
 def texts(raw: bytes, at: int, stop: int, most: int) -> list[bytes]:
-    """A list of bytes."""
+    """A list of byte strings."""
     found: list[bytes] = []
     enough = most // TEXT
     while at < stop:
@@ -133,7 +133,7 @@ def texts(raw: bytes, at: int, stop: int, most: int) -> list[bytes]:
 
 
 def into(raw: bytes, at: int, stop: int, tag: int) -> int:
-    """Where the value of a field with this tag begins, which must end where everything around it does."""
+    """The start of the value of a field with this tag. The value must end at `stop`."""
     if raw[at] != tag:
         raise UnusualError
     size, at = length(raw, at + 1)
@@ -143,7 +143,7 @@ def into(raw: bytes, at: int, stop: int, tag: int) -> int:
 
 
 def length(raw: bytes, at: int) -> tuple[int, int]:
-    """A number, most often of one byte or two, and where the next thing begins."""
+    """The number at `at`, usually of one or two bytes, and the position after it."""
     first = raw[at]
     if first < 0x80:
         return first, at + 1

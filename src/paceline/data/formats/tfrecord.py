@@ -1,8 +1,8 @@
-"""TFRecord files: for each record its length (8 bytes), that length's masked CRC32C, the bytes, and theirs.
+"""Reads and writes TFRecord files.
 
-Read a block at a time: all checksums of a block are checked in one go. May be compressed with gzip or zlib, which is
-seen from the first bytes. Nothing is believed that was not checked: a length counts when its CRC is right and the file
-has that many bytes.
+A record is its length (8 bytes), the masked CRC32C of the length, the data, and the masked CRC32C of the data.
+Files are read in blocks, and all checksums of a block are checked together. The first bytes show whether a file is
+compressed with gzip or zlib. A length is used only if its CRC is right and the file has that many bytes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from paceline.data.storage import is_remote, open_file, size_of
 from paceline.errors import DataError, UsageError
 
 HEAD, TAIL = 12, 4  # bytes around a record
-BLOCK = 512 << 10  # bytes that are read at once: so many stay in a core's cache
-HEADS = 4096  # whose lengths are kept
+BLOCK = 512 << 10  # bytes that are read at once: a block of this size fits into a core's cache
+HEADS = 4096  # lengths that are remembered
 LINE = 48  # bytes of a line of an index, at most
 LENGTH = struct.Struct("<Q")
-BEFORE = struct.Struct("<QI")  # a length, and its checksum
+BEFORE = struct.Struct("<QI")  # the length of a record and the checksum of the length
 CRC = struct.Struct("<I")
 _own = threading.local()
 NONE: crc32c.Words = np.empty(0, np.uint32)
-CUT_OFF, NO_LENGTH = "the file ends in the middle of it", "its length's checksum is wrong"
+CUT_OFF, NO_LENGTH = "the file ends in the middle of the record", "the checksum of its length is wrong"
 WRONG = "its checksum is wrong"
-SKIP = "on_error='skip', or 'warn' to be told."
+SKIP = "on_error='skip', or 'warn' for warnings."
 
 
 def read(path: Any, start: int, policy: Policy, losses: LostSamples, max_bytes: int = RECORD) -> Iterator[list[bytes]]:
-    """A file's records from number `start` on, in chunks of about a block."""
+    """A file's records from number `start` on, in chunks of about one block."""
     reader = Reader(os.fspath(path), policy, losses, max_bytes)
     try:
         yield from reader.chunks(start)
@@ -49,21 +49,21 @@ def read(path: Any, start: int, policy: Policy, losses: LostSamples, max_bytes: 
 
 
 class Reader:
-    """One file. `number` and `offset` say where it stands, for errors."""
+    """Reads one file. `number` and `offset` are the current position, for errors."""
 
     def __init__(
         self, path: str, policy: Policy = "raise", losses: LostSamples | None = None, max_bytes: int = RECORD
     ) -> None:
         self.path, self.policy, self.losses, self._limit = path, policy, losses or LostSamples(), max_bytes
         self.number = self.offset = 0
-        crc32c.checksum()  # if the package is missing, say so before anything is read
+        crc32c.checksum()  # raises if the package is missing, before anything is read
         self._raw = open_file(path)
-        # A length may look like the first bytes of a compressed file; its checksum tells.
+        # A length may look like the first bytes of a compressed file; the checksum of the length decides.
         self._stream: Stream = opened(self._raw, path, HEAD, plain=_length_is_right)
         self.plain = not self._stream.packed
         self._size = size_of(self._raw) if self.plain else None
-        self._fd = self._raw.fileno() if self.plain and not is_remote(path) else None  # can be read at any place
-        self._lengths: dict[int, int] = {}  # that were seen, and their checksums, which were right
+        self._fd = self._raw.fileno() if self.plain and not is_remote(path) else None  # can be read at any offset
+        self._lengths: dict[int, int] = {}  # lengths seen so far, with their checksums, which were right
         _keep_memory()
 
     def chunks(self, start: int = 0) -> Iterator[list[bytes]]:
@@ -84,7 +84,7 @@ class Reader:
             del block, records
             if kept:
                 yield kept
-            del kept  # others are open, too: memory that is used again is in the cache still
+            del kept  # frees the memory early, so that the next read reuses memory that is still in the cache
             if used is None:
                 return
             if is_last:
@@ -102,7 +102,7 @@ class Reader:
                     return
 
     def walk(self) -> list[int]:
-        """Where each record begins; their contents are not looked at. For plain files."""
+        """The offset of each record, without reading the data. For plain files."""
         starts: list[int] = []
         while head := self._head():
             if len(head) < HEAD or not _length_is_right(head):
@@ -125,7 +125,7 @@ class Reader:
             return b""
 
     def _jump(self, start: int) -> int:
-        """Goes straight to a record, where an index says where it lies. What is left to skip."""
+        """Goes directly to record `start`, if the file has an index. Returns the number of records left to skip."""
         if not start or not self.plain or self.policy != "raise" or is_remote(self.path):
             return start
         offsets = read_index(self.path)
@@ -135,7 +135,7 @@ class Reader:
         return 0
 
     def _read(self, size: int, offset: int) -> bytes | None:
-        """What lies there, or (of what is not a local file) what comes next; None where it cannot be read."""
+        """`size` bytes at `offset` (in a remote or compressed file: the next bytes); None if they cannot be read."""
         try:
             return self._stream.read(size) if self._fd is None else os.pread(self._fd, size, offset)
         except DamageError as error:
@@ -145,7 +145,7 @@ class Reader:
         return None
 
     def _block(self, rest: bytes) -> tuple[memoryview | None, bool]:
-        """What comes next, with `rest` before it, and whether the file ends there; None where it cannot be read."""
+        """The next block, with `rest` before it, and whether the file ends there; None if it cannot be read."""
         if self._fd is None:
             more = self._read(BLOCK, 0)
             return (None, True) if more is None else (memoryview(rest + more), not more)
@@ -159,8 +159,8 @@ class Reader:
         return block[:have], have < BLOCK
 
     def _parse(self, block: memoryview) -> tuple[list[bytes], int | None]:
-        """The whole records at the block's start, and how many bytes they take; None where the rest is lost."""
-        records, stored, at = self._alike(block)
+        """The whole records at the block's start, and their size in bytes; None if the rest of the file is lost."""
+        records, stored, at = self._of_equal_length(block)
         stops, end, known, wrong = [], len(block), self._lengths, False
         while at + HEAD <= end:
             length, crc = BEFORE.unpack_from(block, at)
@@ -191,9 +191,9 @@ class Reader:
             return kept, None
         return kept, at
 
-    def _alike(self, block: memoryview) -> tuple[list[bytes], crc32c.Words, int]:
-        """Records at the block's start that are of one length, as often all are: found without a look at each. With
-        their checksums as they are written, and how many bytes they take."""
+    def _of_equal_length(self, block: memoryview) -> tuple[list[bytes], crc32c.Words, int]:
+        """Records of equal length at the block's start, with their stored checksums and their size in bytes. A fast
+        path for files whose records all have one length."""
         if len(block) < HEAD or not self._is_right(block[:HEAD]):
             return [], NONE, 0
         length: int = LENGTH.unpack_from(block)[0]
@@ -201,17 +201,17 @@ class Reader:
         count = len(block) // size
         if count < 2 or not length:
             return [], NONE, 0
-        # What lies a record apart: all lengths, all their checksums, all records, all of theirs.
+        # Strided views, one record apart: lengths, checksums of the lengths, records, checksums of the records.
         lengths: Any = np.ndarray(count, "<u8", block, 0, (size,))
         crcs: Any = np.ndarray(count, "<u4", block, 8, (size,))
-        alike = (lengths == length) & (crcs == crcs[0])
-        if not alike.all():
-            count = int(alike.argmin())
+        equal = (lengths == length) & (crcs == crcs[0])
+        if not equal.all():
+            count = int(equal.argmin())
         records: list[bytes] = np.ndarray(count, f"V{length}", block, HEAD, (size,)).tolist()
         return records, np.ndarray(count, "<u4", block, HEAD + length, (size,)), count * size
 
     def _is_right(self, head: memoryview) -> bool:
-        """Whether a length's checksum is. Kept, because many records are of one length."""
+        """Whether the checksum of a length is right. Results are remembered, because many records have one length."""
         if not _length_is_right(bytes(head)):
             return False
         if len(self._lengths) >= HEADS:
@@ -221,16 +221,16 @@ class Reader:
         return True
 
     def _long(self, rest: bytes) -> tuple[bytes | None, bool]:
-        """The record that begins with `rest` and is longer than a block, or None where it is lost; and whether there
-        may be more. Its length is checked: first against what the file can hold, then against the limit."""
+        """The record that begins with `rest` and is longer than a block (None if it is lost), and whether more records
+        may follow. The length is checked first against the size of the file, then against the limit."""
         length: int = LENGTH.unpack_from(rest)[0]
         whole = HEAD + length + TAIL
         room = self._stream.left() if self._size is None else self._size - self.offset - len(rest)
         if room is not None and whole - len(rest) > room:
-            self._lose("its length is more than the file has", rest_too=True)
+            self._lose("its length is more than the file has left", rest_too=True)
             return None, False
         if length > self._limit:
-            what = f"{self._where()}: it"
+            what = f"{self._where()}: the record"
             error = too_large(what, length, self._limit, "max_bytes={}", otherwise=f"Or leave it out: {SKIP}")
             self.losses.lose(error, self.policy)
             goes_on = self._fd is not None or self._take(whole - len(rest), len(rest), None)
@@ -241,7 +241,7 @@ class Reader:
         try:
             if not self._take(length - body.tell(), HEAD + body.tell(), body):
                 return None, False
-            record = body.getvalue()  # no copy
+            record = body.getvalue()  # makes no copy
         except MemoryError:
             self._lose(f"there is not enough memory for its {length} bytes", rest_too=True)
             return None, False
@@ -256,8 +256,8 @@ class Reader:
         return (record if right else None), True
 
     def _take(self, size: int, at: int, into: io.BytesIO | None) -> bool:
-        """Reads `size` bytes, which lie `at` bytes after the record's begin; whether they were there. Memory is taken
-        as they come, not as the length promises."""
+        """Reads `size` bytes, from `at` bytes after the record's start on, and returns whether the file had them.
+        Memory grows with the bytes that were read, so a wrong length allocates nothing."""
         while size:
             part = self._read(min(STEP, size), self.offset + at)
             if not part:
@@ -270,7 +270,7 @@ class Reader:
         return True
 
     def _lose(self, why: str, *, number: int = 0, offset: int = 0, rest_too: bool = False) -> None:
-        more = " With it the rest of the file is lost." if rest_too and self.policy != "raise" else ""
+        more = " The rest of the file is lost as well." if rest_too and self.policy != "raise" else ""
         error = DataError(
             f"{self._where(number, offset)}: {why}.{more}",
             advice=f"Write the file again, or leave such records out: {SKIP}",
@@ -285,13 +285,13 @@ class Reader:
 
 
 def _is_long(rest: bytes | memoryview) -> bool:
-    """Whether it begins a record that no block holds."""
+    """Whether `rest` begins a record that is longer than a block."""
     return len(rest) >= HEAD and LENGTH.unpack_from(rest)[0] > BLOCK - HEAD - TAIL
 
 
 def _buffer() -> bytearray:
-    """This thread's own, for one block after the other, of whatever file: memory that stays in a core's cache. What is
-    read into it is taken out before anything else is."""
+    """This thread's buffer, reused for every block of every file, so that it stays in a core's cache. The caller copies
+    records out of the buffer before the next read."""
     made: bytearray | None = getattr(_own, "buffer", None)
     if made is None or len(made) != BLOCK:
         made = _own.buffer = bytearray(BLOCK)
@@ -300,8 +300,8 @@ def _buffer() -> bytearray:
 
 @cache
 def _keep_memory() -> None:
-    """A large block that is freed makes the C library keep twice as much for later. Otherwise the memory of records
-    goes back to the system and is asked for again, which takes longer than to read them."""
+    """Makes the C library keep freed memory: after a large block was freed, it keeps twice that size. Otherwise the
+    memory of records goes back to the system and is allocated again, which takes longer than reading the records."""
     bytes(16 << 20)
 
 
@@ -313,28 +313,29 @@ def _length_is_right(head: bytes) -> bool:
 
 
 def frame(record: bytes) -> tuple[bytes, bytes]:
-    """What stands before a record, and after it."""
+    """The bytes before a record and after it."""
     length = LENGTH.pack(len(record))
     return length + CRC.pack(crc32c.masked(length)), CRC.pack(crc32c.masked(record))
 
 
 class Writer:
-    """Writes a file beside and moves it into place when it is complete, with its index: a line "offset bytes" for each
-    record, as other programs write and read it, too.
+    """Writes a TFRecord file under a temporary name and renames it when it is complete. Also writes its index: a line
+    "offset bytes" for each record, a format that other programs use as well.
 
     with Writer("train-0.tfrecord") as writer:
         writer.write(record)
     """
 
     def __init__(self, path: str | os.PathLike[str], *, index: bool = True) -> None:
-        crc32c.checksum()  # if the package is missing, say so before a file is made
+        crc32c.checksum()  # raises if the package is missing, before a file is made
         self.path, self.index = Path(path), index
-        self._beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            self._file: IO[bytes] = open(self._beside, "wb")  # noqa: SIM115
+            self._file: IO[bytes] = open(self._temporary, "wb")  # noqa: SIM115
         except OSError as error:
             raise UsageError(
-                f"Asked to write {self.path}: {error.strerror or error}.", advice="Give a folder that can be written."
+                f"{self.path} cannot be written: {error.strerror or error}.",
+                advice="Give a path in a folder that you can write to.",
             ) from None
         self._lines: list[str] = []
         self.bytes = 0
@@ -357,15 +358,15 @@ class Writer:
     def __exit__(self, kind: object, *error: object) -> None:
         self._file.close()
         if kind is not None:
-            self._beside.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
             return
         index = index_of(self.path)
-        index.unlink(missing_ok=True)  # of an older file of this name
-        os.replace(self._beside, self.path)
+        index.unlink(missing_ok=True)  # of an older file with this name
+        os.replace(self._temporary, self.path)
         if self.index:
-            beside = index.with_name(f".{index.name}.{os.getpid()}")
-            beside.write_text("".join(self._lines))
-            os.replace(beside, index)
+            temporary = index.with_name(f".{index.name}.{os.getpid()}")
+            temporary.write_text("".join(self._lines))
+            os.replace(temporary, index)
 
 
 def index_of(path: str | os.PathLike[str]) -> Path:
@@ -373,7 +374,7 @@ def index_of(path: str | os.PathLike[str]) -> Path:
 
 
 def read_index(path: str | os.PathLike[str]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Where a file's records begin, as its index says; None where there is none, or it is not this file's."""
+    """The offsets of a file's records, from its index; None if there is no index, or it does not match the file."""
     index = index_of(path)
     try:
         size = os.stat(path).st_size
@@ -385,7 +386,7 @@ def read_index(path: str | os.PathLike[str]) -> np.ndarray[Any, np.dtype[np.int6
     if not len(pairs):
         return pairs[:, 0] if not size else None
     starts, sizes = pairs[:, 0], pairs[:, 1]
-    # Sizes within the file, so that no sum overflows.
+    # Checks first that all numbers lie within the file, so that no sum overflows.
     whole = bool(np.all((sizes >= HEAD + TAIL) & (sizes <= size)) and np.all((starts >= 0) & (starts < size)))
     in_a_row = whole and starts[0] == 0 and bool(np.all(starts[:-1] + sizes[:-1] == starts[1:]))
     return starts if in_a_row and int(starts[-1] + sizes[-1]) == size else None

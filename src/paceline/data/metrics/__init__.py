@@ -1,1 +1,1 @@
-"""What each stage of a pipeline costs: measured, shown, recorded."""
+"""The cost of each stage of a pipeline: measured, reported, recorded."""

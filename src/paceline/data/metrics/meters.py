@@ -1,4 +1,4 @@
-"""What a stage costs: time spent in its own work, and time spent waiting for the stage before it."""
+"""Meters of a stage's cost: time in its own work, and time spent waiting for the stage before it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 from time import perf_counter, thread_time
 from typing import Any
 
-LONG = 200e-6  # seconds of work
+LONG = 200e-6  # seconds of work from which on each job's CPU time is measured
 SUMS = ("jobs", "samples", "given", "work", "cpu", "wait", "idle")
 SETTINGS = ("ratio", "bytes", "parallel", "kind", "fill", "notes")
 ENOUGH_JOBS, ENOUGH_TIME = 8, 0.05  # jobs, or seconds of work, after which a cost is known
 
 
 class Meter:
-    """Of one stage of one pipeline. Times are sums over all threads and processes that work for it."""
+    """The figures of one stage of one pipeline. Times are sums over all threads and processes of the stage."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -21,21 +21,21 @@ class Meter:
         self.samples = 0
         self.given = 0
         self.work = 0.0  # seconds of work
-        self.cpu = 0.0  # … of which a core was busy
-        self.wait = 0.0  # seconds that the stage before made it wait
+        self.cpu = 0.0  # seconds of work during which a core was busy
+        self.wait = 0.0  # seconds that the stage waited for the stage before it
         self.idle = 0.0  # seconds that the consumer waited for a result of a pool
-        self.ratio = 1.0  # of work that a core was busy with, when it was last asked
-        self.bytes = -1  # of a result; -1: not looked at yet
+        self.ratio = 1.0  # CPU time divided by work time, when it was last measured
+        self.bytes = -1  # size of a result; -1: not measured yet
         self.parallel = 0  # jobs at a time; 0: in the consumer's own thread
         self.kind = ""  # threads, processes
-        self.fill: tuple[int, int] | None = None  # results that lie ready, of how many that may
-        self.notes: list[str] = []  # decisions, in words
+        self.fill: tuple[int, int] | None = None  # results that are ready, and the most that may be
+        self.notes: list[str] = []  # decisions of the autotuner, as text
         self._lock = threading.Lock()
         self._waiting, self._idle = _Span(self, "wait"), _Span(self, "idle")
 
     @property
     def known(self) -> bool:
-        """Whether enough was seen to decide something."""
+        """Whether enough jobs were measured for a decision."""
         return self.jobs >= ENOUGH_JOBS or (self.jobs > 1 and self.work > ENOUGH_TIME)
 
     @property
@@ -53,7 +53,7 @@ class Meter:
         return _Work(self, samples)
 
     def add(self, samples: int, work: float, cpu: float) -> None:
-        """A job is done, by whoever did it."""
+        """Adds a finished job. May be called from any thread."""
         with self._lock:
             self.jobs += 1
             self.samples += samples
@@ -61,15 +61,15 @@ class Meter:
             self.cpu += cpu
 
     def sums(self) -> list[float]:
-        """All that is added up."""
+        """The figures that are added up."""
         return [getattr(self, name) for name in SUMS]
 
     def settings(self) -> list[Any]:
-        """All that is not."""
+        """The figures that are replaced, not added up."""
         return [getattr(self, name) for name in SETTINGS]
 
     def take_over(self, sums: list[float], settings: list[Any]) -> None:
-        """What the same stage did in another process since the last time, and how it is done there now."""
+        """Takes the figures of the same stage in another process: `sums` since the last call, `settings` of now."""
         for name, value in zip(SUMS, sums, strict=True):
             setattr(self, name, getattr(self, name) + value)
         for name, value in zip(SETTINGS, settings, strict=True):
@@ -95,13 +95,13 @@ class Clock:
         self.results += 1
 
     def ended(self) -> None:
-        """Asked, and there was no more. What is done until the next loop is no use of a result."""
+        """The consumer asked, and the epoch had ended. Time until the next loop does not count as use of a result."""
         self.waited += perf_counter() - self._asked
         self._answered = 0.0
 
 
 class Pace:
-    """Whether what is made comes too late, as far as is known."""
+    """Whether the pipeline is slower than its consumer, as last measured."""
 
     is_slow = True
 
@@ -128,7 +128,7 @@ class _Work:
         self._meter, self._samples = meter, samples
 
     def __enter__(self) -> None:
-        # To ask for a thread's time is a call of the kernel's: of short work only now and then.
+        # Reading a thread's CPU time is a system call: for short work only every 16th job is measured.
         self._asks = self._meter.jobs & 15 == 0 or self._meter.each > LONG
         self._cpu = thread_time() if self._asks else 0.0
         self._began = perf_counter()

@@ -1,6 +1,6 @@
-"""A pipeline's figures go to the record of the run that uses it: see `record.pipelines`.
+"""Writes a pipeline's report to the record of the run that uses the pipeline: see `record.pipelines`.
 
-Every worker keeps its own. Nobody waits for anybody. Without a run of Paceline's nothing is kept.
+Every worker writes its own file, and waits for no other worker. Outside a Paceline run nothing is written.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from paceline.data.planning.runtime import Runtime
     from paceline.script.seams.stage import Stage
 
-MOST = 64  # pipelines: a script that makes one an epoch is not followed for ever
-SPACING = 1.0  # seconds between two lines of a pipeline; the run's end writes what is new since
+MOST = 64  # pipelines that are recorded, because a script may make a new pipeline each epoch
+SPACING = 1.0  # seconds between two lines of a pipeline; the run's end writes the figures since then
 
 
 class _Followed:
-    """One pipeline. Its figures are held on to, so that the run's end finds them; the pipeline itself is not."""
+    """One pipeline. Holds the pipeline's figures until the run ends, but not the pipeline itself."""
 
     def __init__(self, number: int, title: str, runtime: Runtime) -> None:
         self.number, self.title, self.runtime = number, title, runtime
-        self.results = 0  # when it was last written
+        self.results = 0  # results when a line was last written
         self.written: float | None = None
 
 
 class Keeper:
-    """The pipelines of one worker."""
+    """Writes the reports of all pipelines of one worker."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -40,18 +40,18 @@ class Keeper:
         api.before_leaving(self.close)
 
     def begins(self, runtime: Runtime, title: str) -> None:
-        """A loop over a pipeline."""
+        """A loop over a pipeline begins."""
         if len(self._followed) < MOST and self._find(runtime) is None:
             self._followed.append(_Followed(len(self._followed), title, runtime))
 
     def ended(self, runtime: Runtime) -> None:
-        """A loop ended, or was left."""
+        """A loop ended, or the script left it early."""
         one = self._find(runtime)
         if one is not None and (one.written is None or time.monotonic() - one.written > SPACING):
             self._write(one)
 
     def close(self) -> None:
-        """The run ends, maybe in the middle of a loop."""
+        """The run ends, possibly in the middle of a loop."""
         for one in self._followed:
             self._write(one)
         if self._writer is not None:
@@ -82,7 +82,7 @@ _keeper: Keeper | None = None
 
 
 def keeper() -> Keeper | None:
-    """Of the run that this process is a worker of; None where it is none."""
+    """The keeper of this worker's run; None outside a run."""
     global _keeper
     stage = api.current()
     if stage is None or api.folder() is None:

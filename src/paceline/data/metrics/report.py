@@ -1,4 +1,4 @@
-"""What each stage of a pipeline costs, as a table, with the bottleneck named."""
+"""The report of a pipeline: the cost of each stage as a table, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from paceline.record.pipelines import PipelineReport, StageReport
 if TYPE_CHECKING:
     from paceline.data.planning.runtime import Runtime
 
-KEEPS_UP = 0.05  # of the consumer's time that it may wait for the pipeline
+KEEPS_UP = 0.05  # share of the consumer's time below which waiting for the pipeline does not matter
 
 
 class Report(PipelineReport, kw_only=True):
-    """Of all that a pipeline has done so far. Prints as a table; `msgspec.to_builtins` makes a document of it."""
+    """The figures of a pipeline so far. Prints as a table; `msgspec.to_builtins` returns plain dictionaries and
+    lists."""
 
     def __str__(self) -> str:
         rows = [("stage", "where", "at a time", "ms each", "core busy", "ready")]

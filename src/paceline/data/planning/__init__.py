@@ -1,1 +1,1 @@
-"""The plan of a pipeline: from the stages that were written down to nodes and cursors."""
+"""The plan of a pipeline: turns the stages that the user wrote into nodes and cursors."""

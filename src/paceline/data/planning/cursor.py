@@ -1,7 +1,8 @@
-"""How stages speak with each other: a cursor is asked for samples, and can say where it stands.
+"""The interface between stages: a cursor returns samples, and its mark is the position to resume from.
 
-Each stage asks the one before it for exactly what it needs, so nothing is lost between them, and where the last one
-stands says where all do. What is read ahead (`ahead`, `jobs`) travels with the mark that was true when it was read.
+Each stage asks the stage before it for exactly the samples it needs. So no sample is lost between stages, and the mark
+of the last stage gives the position of all. A prefetched sample (`prefetch`, `parallel_map`) keeps the mark of the
+moment when it was read.
 """
 
 from __future__ import annotations
@@ -12,53 +13,53 @@ from typing import Any
 
 from paceline.data.planning.order import Epoch
 
-Mark = dict[str, Any]  # where a cursor stands: numbers, texts, lists and dictionaries of them
+Mark = dict[str, Any]  # the position of a cursor: numbers, strings, and lists and dictionaries of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Whose cursor it is: worker `rank` of `world`, in this pass."""
+    """Which worker a cursor belongs to (`rank` of `world`), and in which epoch."""
 
     rank: int = 0
     world: int = 1
     epoch: Epoch = (0,)
-    parted: bool = False  # of each batch only those rows are made that are this worker's,
-    place: tuple[int, int] = (0, 1)  # … who is number so of so many that run as one and see the same batches
-    ordered: bool = False  # also where the pipeline says that order does not matter: other workers see the same
+    parted: bool = False  # this worker makes only its own rows of each batch
+    place: tuple[int, int] = (0, 1)  # rank and number of the workers that must see the same batches
+    ordered: bool = False  # keep the order even with deterministic=False, because other workers see the same batches
 
     def in_round(self, number: int) -> Context:
         return replace(self, epoch=(*self.epoch, number))
 
 
 class Cursor:
-    """What a stage is while it runs. Used by one thread at a time."""
+    """A running stage. Used by one thread at a time."""
 
     def take(self, count: int) -> list[Any]:
-        """The next ones, `count` of them; fewer only where the stream ends."""
+        """The next `count` samples; fewer only at the end of the stream."""
         raise NotImplementedError
 
     def ready(self) -> bool:
-        """Whether the next one lies ready, so that it need not be waited for; False where that is not known."""
+        """Whether the next sample is ready without waiting; False if that is not known."""
         return False
 
     def mark(self) -> Mark:
-        """Where it stands after what was taken. Cheap: asked after every batch."""
+        """The position after the samples that were taken. Must be cheap: it is asked for after every batch."""
         raise NotImplementedError
 
     def where(self) -> Callable[[int], str]:
-        """Names for what was taken last, for errors: the first is number 0."""
+        """A function from a number to the name of a sample of the last `take`, for errors; the first has number 0."""
         return lambda number: "a sample"
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends its threads and processes, and those before it. May be called twice. Without `wait` they are told to
-        end, and no lock is taken: the garbage collector calls it so, in the middle of anything."""
+        """Ends the threads and processes of this stage and of the stages before it. May be called twice. Without `wait`
+        they are told to end, and no lock is taken, because the garbage collector may call `close` at any point."""
 
 
-Names = list[tuple[Callable[[int], str], int]]  # of single samples: who names them, and under which number
+Names = list[tuple[Callable[[int], str], int]]  # for each sample: the function that names it, and its number there
 
 
 def named_by(names: Names) -> Callable[[int], str]:
     return lambda number: names[number][0](names[number][1])
 
 
-Opener = Callable[[Context, Mark | None], Cursor]  # a stage's input, from the start or from a mark
+Opener = Callable[[Context, Mark | None], Cursor]  # opens the stage before, from the start or from a mark

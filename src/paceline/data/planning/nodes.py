@@ -1,7 +1,7 @@
-"""Nodes: what a pipeline is planned as. A node opens a cursor, and knows what many workers' marks mean together.
+"""Nodes: the parts of a plan. A node opens a cursor, and combines the marks of several workers.
 
-The first node of a plan makes samples of nothing (`Keys`, `Interleaved`, `Zipped`, `Mixed`); each of the others opens
-the one before it.
+The first node of a plan is a source (`Keys`, `Interleaved`, `Zipped`, `Mixed`); each other node opens the node before
+it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from paceline.data.execution.job import Where
 from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.order import Indices, Order
 
-END: Mark = {"end": True}  # the mark of a worker that has had all of it
-Settled = Callable[[Context], Mark]  # for each worker of another number of them: where it begins
-Settle = Callable[[Sequence[Mark | None]], Settled]  # of the node before; None: that worker has not begun
+END: Mark = {"end": True}  # the mark of a worker that has finished the epoch
+Settled = Callable[[Context], Mark]  # where each worker begins after resuming on another number of workers
+Settle = Callable[[Sequence[Mark | None]], Settled]  # `settle` of the node before; None: that worker has not begun
 
 BLOCK = 8192  # indices that are looked up at once
 
@@ -28,18 +28,18 @@ class Node(Protocol):
 
     @property
     def even(self) -> bool:
-        """Whether all workers that took equally many stand at equal marks: then one mark speaks for all."""
+        """Whether workers that took equally many batches have equal marks, so that one mark is enough to resume all."""
         ...
 
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor: ...
 
     def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
-        """The marks of all workers, put together."""
+        """Combines the marks of all workers, to resume on another number of workers."""
         ...
 
 
 class Through:
-    """A node that keeps nothing: it stands where the one before it stands."""
+    """A node without a state of its own: its mark is the mark of the node before it."""
 
     even = True
 
@@ -48,7 +48,7 @@ class Through:
 
 
 class Keys:
-    """The start of everything that can be asked by index: the indices of this worker's samples."""
+    """The first node of an indexed source: the indices of this worker's samples."""
 
     even = True
 
@@ -64,13 +64,13 @@ class Keys:
 
 
 def fill(marks: Sequence[Mark | None], start: Mark) -> list[Mark]:
-    """Marks of workers that began, with a fitting one for those that did not: they share what they began with."""
+    """Marks of workers that began, with a matching mark for each worker that did not: all share the starting point."""
     begun = next((mark for mark in marks if mark is not None and "end" not in mark), start)
     return [begun | {"done": 0} if mark is None else begun | mark if "end" in mark else mark for mark in marks]
 
 
 class KeysCursor(Cursor):
-    """Gives an array of indices. Looks them up a block at a time."""
+    """Returns arrays of indices. Looks them up one block at a time."""
 
     def __init__(self, node: Keys, context: Context, mark: Mark | None) -> None:
         self._order, self._name, self._epoch = node.order, node.name, context.epoch
@@ -78,7 +78,7 @@ class KeysCursor(Cursor):
         self._block: Indices = np.empty(0, np.int64)
         self._at, self._done = 0, self._deal.done
         self._last = self._block
-        # Of a short epoch that is repeated not hundreds of rounds.
+        # No block spans hundreds of rounds of a short epoch that is repeated.
         self._lookahead = min(BLOCK, (getattr(node.order, "period", None) or BLOCK) // context.world + 1)
 
     def take(self, count: int) -> Indices:  # type: ignore[override]
@@ -89,8 +89,8 @@ class KeysCursor(Cursor):
             self._at = 0
         self._last = self._block[self._at : self._at + count]
         self._at += len(self._last)
-        # What was asked for, not what there was: so workers that took equally many batches stand at the same mark, also
-        # where the last batch of one is smaller.
+        # Counts the indices asked for, not those that were left: so workers that took equally many batches have the
+        # same mark, even if the last batch of one worker is smaller.
         self._done += count
         return self._last
 

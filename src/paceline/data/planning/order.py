@@ -1,10 +1,10 @@
 """The order of samples: a function from a position in the whole stream to the index of a sample.
 
     Shuffled(Whole(60_000), seed=0)        # position 17 of epoch 2 is sample 40_233
-    Repeated(Shuffled(…), None)            # … and so on, for ever, each epoch in an order of its own
+    Repeated(Shuffled(…), None)            # the same for ever, each epoch in its own order
 
-An order is not read from its beginning: it is asked. So a position is all that has to be kept to go on from there, and
-every worker can ask for its own positions alone. Not in here: whose turn a position is (`dealing`), and loading.
+An order answers for any position, without reading the positions before it. So a position is enough to resume, and every
+worker asks for its own positions only. Not in here: which worker gets a position (`distributed.sharding`), and loading.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy.typing as npt
 from paceline.data.distributed.rng import generator
 
 Indices = npt.NDArray[np.int64]
-Epoch = tuple[int, ...]  # which pass, counted by whoever repeats: the outermost first
+Epoch = tuple[int, ...]  # the number of the pass in each `repeat`, the outermost first
 
 
 class Order(Protocol):
-    """`length` positions (None: they never end), each of which is an index."""
+    """`length` positions (None: endless), each with the index of a sample."""
 
     @property
     def length(self) -> int | None: ...
@@ -30,7 +30,7 @@ class Order(Protocol):
 
 
 class Whole:
-    """All samples, as they lie."""
+    """All samples, in the order of the source."""
 
     def __init__(self, length: int) -> None:
         self.length: int | None = length
@@ -40,7 +40,7 @@ class Whole:
 
 
 class Taken:
-    """The first ones."""
+    """The first `count` positions of another order."""
 
     def __init__(self, inner: Order, count: int) -> None:
         self.inner = inner
@@ -51,7 +51,7 @@ class Taken:
 
 
 class Skipped:
-    """All but the first ones."""
+    """All positions of another order but the first `count`."""
 
     def __init__(self, inner: Order, count: int) -> None:
         self.inner, self.count = inner, count
@@ -62,11 +62,11 @@ class Skipped:
 
 
 class Shuffled:
-    """Each epoch in an order of its own: a permutation of everything, which costs a number a sample."""
+    """Each epoch in its own order: a permutation of all samples, which takes 8 bytes a sample."""
 
     def __init__(self, inner: Order, seed: int) -> None:
         if inner.length is None:
-            raise ValueError("what never ends cannot be shuffled as a whole")
+            raise ValueError("an endless order cannot be shuffled as a whole")
         self.inner, self.seed, self.length = inner, seed, inner.length
         self._known: dict[Epoch, Indices] = {}
 
@@ -75,14 +75,14 @@ class Shuffled:
 
     def _permutation(self, epoch: Epoch) -> Indices:
         if epoch not in self._known:
-            if len(self._known) > 1:  # this epoch's and the next one's, where positions lie in both
+            if len(self._known) > 1:  # a block of positions may span this epoch and the next
                 del self._known[min(self._known)]
             self._known[epoch] = generator(self.seed, *epoch).permutation(self.length)
         return self._known[epoch]
 
 
 class Repeated:
-    """So many times, or for ever."""
+    """Another order `times` times, or for ever (None)."""
 
     def __init__(self, inner: Order, times: int | None) -> None:
         self.inner, self.period = inner, inner.length
@@ -97,13 +97,13 @@ class Repeated:
         rounds = positions // self.period
         found = np.empty_like(positions)
         for number in np.unique(rounds):
-            of_it = rounds == number
-            found[of_it] = self.inner.at(positions[of_it] - number * self.period, (*epoch, int(number)))
+            in_round = rounds == number
+            found[in_round] = self.inner.at(positions[in_round] - number * self.period, (*epoch, int(number)))
         return found
 
 
 class Pieces:
-    """Each unit of another order in `parts` parts: position q is part q % parts of unit q // parts."""
+    """Each unit of another order, cut into `parts` parts: position q is part q % parts of unit q // parts."""
 
     def __init__(self, inner: Order, parts: int) -> None:
         self.inner, self.parts = inner, parts

@@ -1,8 +1,8 @@
-"""The plan: nodes made of stages.
+"""The planner: turns the stages of a pipeline into nodes.
 
-As long as samples can be asked for by index, shuffling, repeating, taking and skipping change the order alone, and are
-done before anything is loaded, also where they are written after a map: a map keeps samples one for one. Maps and the
-batch after them become one job.
+As long as samples are indexed, `shuffle`, `repeat`, `take` and `skip` change only the order, and apply before anything
+is loaded, even if they are written after a `map`, because a map returns one result for each sample. Maps and the batch
+after them become one job.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from paceline.data.stages.repeat import Rounds
 from paceline.data.stages.shuffle_buffer import Windows
 from paceline.errors import UsageError
 
-WINDOW = 10_000  # samples, where a stream is to be shuffled and nobody says how far
-REORDERING = (Windows, Rounds, Limited)  # nodes that change which samples come when, and nothing else
+WINDOW = 10_000  # samples of a stream's shuffle buffer, if `shuffle` gives no number
+REORDERING = (Windows, Rounds, Limited)  # nodes that change only the choice and the order of samples
 
 
 class PipelinePlan:
@@ -52,13 +52,13 @@ class PipelinePlan:
 
     @property
     def gpu(self) -> torch.device | None:
-        """To which batches go."""
+        """The GPU that batches are copied to; None if there is none."""
         devices = [node.device for node in self.nodes if isinstance(node, Moved) and node.device.type == "cuda"]
         return devices[-1] if devices else None
 
     @property
     def gives_batches(self) -> bool:
-        """Whether what comes out has samples as its rows."""
+        """Whether the results are batches, with samples as rows."""
         found = False
         for node in self.nodes:
             if isinstance(node, (Zipped, Mixed)):
@@ -71,7 +71,7 @@ class PipelinePlan:
 
     @property
     def parts(self) -> Jobs | None:
-        """The stage whose batches are given as they are, if it can make them in part."""
+        """The last node that makes batches, if it can make single rows of a batch; otherwise None."""
         last = next((node for node in reversed(self.nodes) if not isinstance(node, PrefetchNode)), None)
         return last if isinstance(last, Jobs) and last.can_be_parted else None
 
@@ -94,7 +94,7 @@ class PipelinePlan:
         return self.nodes[upto - 1].settle(marks, lambda inner: self._settle(upto - 1, inner))
 
     def length(self, context: Context, mark: Mark | None = None) -> int | None:
-        """How many results a worker gets, from its mark on; None where nobody can know."""
+        """The number of results that a worker gets from its mark on; None if it is unknown."""
         count: int | None = None
         for node in self.nodes:
             if isinstance(node, Keys):
@@ -111,7 +111,7 @@ class PipelinePlan:
 
 
 class Planner:
-    """Reads stages one by one, and holds back what may still be put together with the next."""
+    """Reads stages one by one, and holds back those that may still be merged with the next."""
 
     def __init__(
         self, source: Source | None, runtime: Runtime, first: Node | None = None, *, in_prefetch_process: bool = False
@@ -119,13 +119,13 @@ class Planner:
         self.runtime, self.begins_with, self.in_prefetch_process = runtime, source, in_prefetch_process
         self.read: list[s.Stage] = []
         self.nodes: list[Node] = [first] if first is not None else []
-        self.source = source  # as long as samples can be asked for by index
+        self.source = source  # None from the first stage on that makes a stream
         self.order: orders.Order | None = None if source is None else orders.Whole(len(source))
         self.steps: list[Step] = []  # maps that are not a node yet
-        self.batch: s.Batch | None = None  # … and the batch that follows them,
-        self.after: list[Step] = []  # and what is done with it
+        self.batch: s.Batch | None = None  # the batch after those maps
+        self.after: list[Step] = []  # maps after that batch
         self.how = s.How()
-        self.moved = False  # to a device: what comes after is done by whoever uses its stream
+        self.moved = False  # after `to(device)`, later maps run in the thread that uses the device's stream
 
     def plan(self, stages: Sequence[s.Stage]) -> PipelinePlan:
         for stage in stages:
@@ -157,7 +157,7 @@ class Planner:
                 self._append(stage)
 
     def _in_order(self, stage: s.Stage) -> bool:
-        """Changes the order, if everything is still asked for by index."""
+        """Changes the order and returns True, if samples are still indexed."""
         order = self.order
         if order is None or self.batch is not None:
             return False
@@ -177,7 +177,7 @@ class Planner:
         return True
 
     def _reorder(self, stage: s.Stage) -> None:
-        """The same in a stream. Maps are held back: records wait in a window before they are decoded, not after."""
+        """Reorders a stream. Maps are held back, so that records wait in the shuffle buffer before they are decoded."""
         if self.order is not None or self.batch is not None:
             self._flush()
         match stage:
@@ -210,8 +210,8 @@ class Planner:
                 self.how = stage.how
 
     def _may_prefetch_in_process(self) -> bool:
-        """Whether what was read so far can be opened again in another process: where samples are asked for by index, or
-        read from files by our own readers, and nothing is kept in memory, lies on a device, or has to be done here."""
+        """Whether another process can open the stages read so far: samples are indexed, or read from files by
+        Paceline's readers, and no stage caches, prefetches, copies to a device or has kind="here"."""
         own = all(stage.name == "records" for stage in self.read if isinstance(stage, s.Interleave))
         kept = any(isinstance(stage, s.Cache | s.Prefetch | s.To) for stage in self.read)
         here = any(isinstance(stage, s.Map | s.Batch) and stage.how.kind == "here" for stage in self.read)
@@ -229,7 +229,8 @@ class Planner:
         return process
 
     def _cache(self, stage: s.Cache) -> None:
-        """Before the shuffling and the batch, wherever it is written: so each epoch's order stays its own."""
+        """Puts the cache before shuffling and batching, wherever it is written, so that each epoch has its own
+        order."""
         if self.after:
             self._flush()
         if self.source is not None:
@@ -237,17 +238,17 @@ class Planner:
             self.steps = []
             return
         last = max((number for number, node in enumerate(self.nodes) if not isinstance(node, REORDERING)), default=-1)
-        behind, self.nodes = self.nodes[last + 1 :], self.nodes[: last + 1]
+        reordering, self.nodes = self.nodes[last + 1 :], self.nodes[: last + 1]
         batch, self.batch, how = self.batch, None, self.how
         self._flush()
-        self.nodes += [Cached(stage.folder), *behind]
+        self.nodes += [Cached(stage.folder), *reordering]
         self.batch, self.how = batch, how
 
     def _interleave(self, stage: s.Interleave) -> None:
         if self.source is None or self.order is None or self.batch is not None:
             raise UsageError(
-                f"Asked for {stage.name} in the middle of a stream.",
-                advice="It comes right after the source (shuffle, repeat and map may lie between).",
+                f".{stage.name}() comes after a stage that makes a stream.",
+                advice=f"Write .{stage.name}() right after the source (shuffle, repeat and map may come before it).",
             )
         source, steps, losses = self.source, tuple(self.steps), self.runtime.losses
 
@@ -262,14 +263,14 @@ class Planner:
             *(self.order, unit, source.name, lambda value, start: iter(()) if value is NOTHING else read(value, start)),
             cycle=stage.cycle,
             block=stage.block,
-            ahead=stage.ahead,
+            prefetch=stage.prefetch,
             meter=self.runtime.meter(stage.name),
         )
         self.nodes.append(node)
         self.source, self.order, self.steps = None, None, []
 
     def _flush(self) -> None:
-        """What was held back becomes nodes."""
+        """Turns the stages that were held back into nodes."""
         source, batch, steps = self.source, self.batch, tuple(self.steps)
         if source is not None:
             assert self.order is not None
@@ -301,7 +302,7 @@ class Planner:
 
 
 def _stricter(one: s.How, other: s.How) -> s.How:
-    """Of stages that become one job: what either of them asks for."""
+    """The options of two stages that become one job: an option set in either applies."""
     parallel = other.parallel if one.parallel is None else one.parallel
     kind = other.kind if one.kind == "auto" else one.kind
     return replace(one, parallel=parallel, kind=kind, deterministic=one.deterministic and other.deterministic)

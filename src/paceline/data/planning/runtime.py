@@ -1,4 +1,4 @@
-"""What the cursors of one pipeline share: meters, engines, and the processes that outlive an epoch."""
+"""State that the cursors of one pipeline share: meters, engines, and the processes that outlive an epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Closable(Protocol):
 
 @dataclass(slots=True)
 class Runtime:
-    """What the cursors of one pipeline share."""
+    """State that the cursors of one pipeline share."""
 
     losses: LostSamples = field(default_factory=LostSamples)
     meters: list[Meter] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Stages, as they are written down: what was asked, and nothing of how it is done. `plan` makes nodes of them."""
+"""Stages as the user wrote them: options only. `planner` turns stages into nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["auto", "here", "threads", "processes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a map or a batch is worked on; None and "auto": as measuring shows."""
+    """How a map or a batch runs; None and "auto" are tuned automatically."""
 
     parallel: int | None = None
     kind: Kind = "auto"
@@ -74,12 +74,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Interleave:
-    """`policed` makes the reader, given what to do with what cannot be read."""
+    """`policed` makes the reader, given the `LostSamples` that handles unreadable records. `prefetch`: whether threads
+    read ahead; None: if reading is slow."""
 
     policed: Callable[[Any], Read]
     cycle: int
     block: int
-    ahead: bool | None
+    prefetch: bool | None
     name: str
 
 

@@ -1,4 +1,4 @@
-"""Where a pipeline begins."""
+"""The functions that begin a pipeline: `data.arrays`, `data.files`, `data.indexed`, …"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arrays(*columns: Any) -> Pipeline:
 
 
 def items(things: Sequence[Any]) -> Pipeline:
-    """A list of anything."""
+    """The items of a list, or of any object with a length and indices."""
     return Pipeline(Items(things), title="items")
 
 
@@ -39,13 +39,14 @@ def dataset(source: Any) -> Pipeline:
 
 
 def stream(make: Callable[[], Iterable[Any]]) -> Pipeline:
-    """What `make()` gives each epoch: a generator function's samples. To go on in the middle of it, and with several
-    workers, what others had is made and dropped: it must give the same samples each time."""
+    """The samples of the iterable that `make()` returns each epoch, for example of a generator. After resuming, and on
+    several workers, the samples of other workers are made and dropped, so `make()` must give the same samples each
+    time."""
     return Pipeline(Items([None], lambda _: "the stream"), title="stream").interleave(lambda _: make(), cycle=1)
 
 
 def files(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Pipeline:
-    """Paths: of a pattern (`train-*.tfrecord`), or a list. Sorted, so that all workers see the same."""
+    """Paths of a pattern (`train-*.tfrecord`), sorted so that all workers see the same order, or of a list."""
     found = find(pattern)
     return Pipeline(Items(found, lambda index: found[index]), title="files")
 
@@ -74,7 +75,7 @@ def cifar(
     max_bytes: int | None = None,
 ) -> Pipeline:
     """Images (3, 32, 32) and labels of CIFAR's binary files; `labels=2` for CIFAR-100. `max_bytes`: refuses files that
-    have more in all, decompressed (default: half of the available memory)."""
+    are larger in total, decompressed (default: half of the available memory)."""
     at_least(1, max_bytes=max_bytes, labels=labels)
     return arrays(*read_cifar(find(pattern), labels=labels, max_bytes=max_bytes))
 
@@ -86,19 +87,20 @@ def image_folder(folder: str | os.PathLike[str]) -> Pipeline:
 
 
 def indexed(pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, max_bytes: int = RECORD) -> Pipeline:
-    """The records of TFRecord files as things that can be asked for by index: shuffled as a whole, counted, resumed
-    at once. For files on this machine that have an index beside them (data.Writer, `paceline data pack`) or are plain.
-    `max_bytes`: refuses a larger record."""
+    """The records of TFRecord files by index: shuffled as a whole, counted, resumed at once. For files on this machine
+    that have an index file (data.Writer, `paceline data pack`) or are not compressed. `max_bytes`: refuses a larger
+    record."""
     at_least(1, max_bytes=max_bytes)
     source = IndexedRecords(find(pattern), max_bytes)
     return Pipeline(source, title="indexed")
 
 
 def mix(pipelines: Sequence[Pipeline], weights: Sequence[float] | None = None, *, seed: int = 0) -> Pipeline:
-    """Samples of several pipelines, drawn by weight (equally), until all have ended."""
+    """Samples of several pipelines, drawn by weight (default: equal weights), until all have ended."""
     weights = [1.0] * len(pipelines) if weights is None else list(weights)
     if not pipelines or len(weights) != len(pipelines) or min(weights) <= 0:
         raise UsageError(
-            f"Asked to mix {len(pipelines)} pipelines by the weights {weights}.", advice="Give each a weight above 0."
+            f"mix() got {len(pipelines)} pipelines and the weights {weights}.",
+            advice="Give at least one pipeline, and each pipeline a weight above 0.",
         )
     return Pipeline(None, title="mix", made_of=("mix", tuple(pipelines), (tuple(weights), seed)))

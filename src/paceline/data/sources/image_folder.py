@@ -11,10 +11,10 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".t
 
 
 def find_images(folder: str | os.PathLike[str]) -> tuple[list[tuple[str, int]], list[str]]:
-    """Paths and labels of a folder of folders, one for each class, and the classes' names, all sorted."""
+    """Paths and labels of a folder that has a folder for each class, and the names of the classes, all sorted."""
     root = Path(folder)
     if not root.is_dir():
-        raise UsageError(f"Asked for the pictures in {folder}, but that is no folder.", advice="Give a folder.")
+        raise UsageError(f"{folder} is not a folder.", advice="Give a folder of images: DIR/CLASS/NAME.jpg.")
     classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
     found = [
         (str(path), label)
@@ -24,7 +24,7 @@ def find_images(folder: str | os.PathLike[str]) -> tuple[list[tuple[str, int]], 
     ]
     if not found:
         raise UsageError(
-            f"Asked for the pictures in {folder}, but its {len(classes)} folders hold none.",
-            advice="Lay it out as DIR/CLASS/NAME.jpg.",
+            f"{folder} has no images in its {len(classes)} class folders.",
+            advice="Store images as DIR/CLASS/NAME.jpg.",
         )
     return found, classes

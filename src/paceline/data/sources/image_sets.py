@@ -1,7 +1,7 @@
-"""Sets that come as arrays: idx files (MNIST, Fashion-MNIST) and CIFAR's binary files, plain or compressed.
+"""Reads idx files (MNIST, Fashion-MNIST) and CIFAR's binary files as arrays, plain or compressed.
 
-They are read whole. What a file says of its size is checked first against the limit and against what the file can
-hold; then memory is taken once, and filled in pieces.
+Files are read whole. The size in a file's header is first checked against the limit and the size of the file; then
+memory is allocated once and filled in pieces.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from paceline.errors import DataError
 
 Array = np.ndarray[Any, Any]
 IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-PIXELS = 3 * 32 * 32  # of a CIFAR picture
+PIXELS = 3 * 32 * 32  # of a CIFAR image
 AGAIN = "Download the file again."
 
 
 def read_idx(path: str | os.PathLike[str], max_bytes: int | None = None) -> Array:
-    """An array of an idx file; None: as large as a share of the memory that is available."""
+    """The array of an idx file. `max_bytes`: refuses a larger array (None: a share of the available memory)."""
     name = os.fspath(path)
     stream = open_stream(name)
     try:
@@ -53,15 +53,17 @@ def _read_idx(name: str, stream: Stream, limit: int) -> Array:
     _check_limit(f"{name}: the array {list(shape)} of its header", need, limit, "data.idx")
     try:
         array = _empty(name, need).view(dtype).reshape(shape)
-    except ValueError as error:  # too many dimensions, or one of zero beside absurd ones
-        raise DataError(f"{name}, {stream.place(3)}: no array is {list(shape)}: {error}.", advice=AGAIN) from None
+    except ValueError as error:  # too many dimensions, or a dimension of 0 beside very large ones
+        raise DataError(
+            f"{name}, {stream.place(3)}: the header's shape {list(shape)} is impossible: {error}.", advice=AGAIN
+        ) from None
     found = _fill(stream, array)
     if found < need:
         raise _other_size(name, stream, shape, need, f"{found} follow")
     if stream.read(1):
         raise _other_size(name, stream, shape, need, "more follow")
     if dtype.byteorder == ">":
-        array.byteswap(inplace=True)  # as large as it is, it is not copied
+        array.byteswap(inplace=True)  # in place, because a copy would take the memory twice
     return array.view(dtype.newbyteorder("="))
 
 
@@ -71,8 +73,8 @@ def _other_size(name: str, stream: Stream, shape: tuple[int, ...], need: int, fo
 
 
 def read_cifar(paths: Sequence[str], *, labels: int = 1, max_bytes: int | None = None) -> tuple[Array, Array]:
-    """Images (n, 3, 32, 32) and labels of CIFAR's binary files: `labels` bytes before each image, of which the last
-    one counts (CIFAR-100 has 2: coarse, fine)."""
+    """Images (n, 3, 32, 32) and labels of CIFAR's binary files. `labels` bytes come before each image, and the last of
+    them is the label (CIFAR-100 has 2: coarse, fine)."""
     limit, width = array_limit(max_bytes), labels + PIXELS
     parts: list[Array] = []
     for path in paths:
@@ -86,15 +88,15 @@ def read_cifar(paths: Sequence[str], *, labels: int = 1, max_bytes: int | None =
         size = len(parts[-1])
         if not size or size % width:
             raise DataError(
-                f"{path}: {size} bytes are no whole number of CIFAR records of {width} bytes.",
-                advice="Give the binary version's files, and labels=2 for CIFAR-100.",
+                f"{path}: {size} bytes are not a whole number of CIFAR records of {width} bytes.",
+                advice="Give the files of the binary version, and labels=2 for CIFAR-100.",
             )
         limit -= size
     total = sum(map(len, parts)) // width
     images, classes = _empty(paths[0], total * PIXELS).reshape(-1, 3, 32, 32), np.empty(total, np.int64)
     at = 0
     parts.reverse()
-    while parts:  # each is let go of when it is copied
+    while parts:  # frees each part after its copy, to limit the memory
         rows = parts.pop().reshape(-1, width)
         images.reshape(-1, PIXELS)[at : at + len(rows)] = rows[:, labels:]
         classes[at : at + len(rows)] = rows[:, labels - 1]
@@ -103,15 +105,17 @@ def read_cifar(paths: Sequence[str], *, labels: int = 1, max_bytes: int | None =
 
 
 def _read_all(path: str, stream: Stream, limit: int) -> Array:
-    """A file whose length is not told before its end."""
+    """Reads a file whose decompressed size is not known in advance."""
     found = bytearray()
     known = None if stream.packed else stream.left()
     if known is not None:
-        _check_limit(f"{path}: with the files before it, it", known, limit, "data.cifar")
+        _check_limit(f"{path}: this file (the limit counts all files)", known, limit, "data.cifar")
     try:
         while part := stream.read(STEP):
             if len(found) + len(part) > limit:
-                _check_limit(f"{path}: decompressed, it", len(found) + len(part), limit, "data.cifar", so_far=True)
+                size = len(found) + len(part)
+                what = f"{path}: this file, decompressed (the limit counts all files),"
+                _check_limit(what, size, limit, "data.cifar", so_far=True)
             found += part
     except MemoryError:
         raise _no_memory(path, len(found)) from None
@@ -135,7 +139,7 @@ def _no_memory(name: str, size: int) -> DataError:
 
 
 def _fill(stream: Stream, array: Array) -> int:
-    """How many bytes there were for it."""
+    """Fills the array from the stream, and returns the number of bytes that the stream had."""
     room, have = array.reshape(-1).view(np.uint8), 0
     while have < len(room) and (part := stream.read(min(STEP, len(room) - have))):
         room[have : have + len(part)] = np.frombuffer(part, np.uint8)

@@ -1,4 +1,4 @@
-"""TFRecord files whose records are asked for by their number, wherever they lie."""
+"""Records of TFRecord files by index."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from paceline.errors import DataError
 
 
 class IndexedRecords:
-    """Where a file has no index, its lengths are read once, from its start to its end. Read by any thread."""
+    """The records of several files by index. If a file has no index file, its lengths are read once, from start to end.
+    Any thread may call `fetch`."""
 
     gather: Callable[[Indices], Any] | None = None
 
     def __init__(self, paths: Sequence[str], max_bytes: int = RECORD) -> None:
-        crc32c.checksum()  # if the package is missing, say so here
+        crc32c.checksum()  # raises if the package is missing, before anything is read
         self.paths, self._limit = list(paths), max_bytes
         self._offsets = [read_index(path) for path in self.paths]
         self._offsets = [
@@ -51,8 +52,8 @@ class IndexedRecords:
         body = self._read(index, descriptor, length + TAIL, offset + HEAD) if right and length <= room else b""
         if not right or len(body) != length + TAIL:
             raise DataError(
-                f"{self.name(index)}, at byte {offset}: there is no record.",
-                advice=f"Its index is of another file. Delete it: rm {self.paths[file]}.index",
+                f"{self.name(index)}, at byte {offset}: there is no record, so the index does not match the file.",
+                advice=f"Delete the index: rm {self.paths[file]}.index",
             )
         record = body[:length]
         if crc32c.masked(record) != CRC.unpack_from(body, length)[0]:
@@ -65,11 +66,11 @@ class IndexedRecords:
         try:
             found = os.pread(descriptor, size, offset)
             while len(found) < size and (more := os.pread(descriptor, size - len(found), offset + len(found))):
-                found += more  # the kernel gives 2 GiB at once
+                found += more  # the kernel returns at most 2 GiB at once
             return found
         except (OSError, MemoryError) as error:
-            told = getattr(error, "strerror", None) or f"there is not enough memory for its {size} bytes"
-            raise DataError(f"{self.name(index)}, at byte {offset}: {told}.", advice="Look at the disk.") from None
+            reason = getattr(error, "strerror", None) or f"there is not enough memory for its {size} bytes"
+            raise DataError(f"{self.name(index)}, at byte {offset}: {reason}.", advice="Check the disk.") from None
 
     def name(self, index: int) -> str:
         file, number = self._place(index)
@@ -80,7 +81,7 @@ class IndexedRecords:
         return file, index - (int(self._ends[file - 1]) if file else 0)
 
     def _descriptor(self, file: int) -> int:
-        """Open until the end: any thread, and any process that is forked, reads from it where it likes."""
+        """The file's descriptor. It stays open, and any thread or forked process reads from it at any offset."""
         with self._lock:
             if file not in self._files:
                 try:
@@ -88,7 +89,7 @@ class IndexedRecords:
                 except OSError as error:
                     raise DataError(
                         f"{self.paths[file]} cannot be opened: {error.strerror}.",
-                        advice="Look at the path; for more files at a time: ulimit -n 65536",
+                        advice="Check the path; to open more files at a time: ulimit -n 65536",
                     ) from None
             return self._files[file]
 
@@ -98,13 +99,13 @@ class IndexedRecords:
 
 
 def _walk(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Where the records of a file begin. Its contents are not read, only its lengths."""
+    """The offsets of a file's records. Reads only the lengths."""
     reader = Reader(path)
     try:
         if not reader.plain:
             raise DataError(
-                f"{path} is compressed: its records cannot be asked for by number.",
-                advice="Use data.files().records().",
+                f"{path} is compressed, so its records cannot be read by index.",
+                advice="Use data.files(…).records().",
             )
         return np.asarray(reader.walk(), np.int64)
     finally:

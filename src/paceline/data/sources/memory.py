@@ -1,4 +1,4 @@
-"""Sources: samples that can be asked for by their index. Arrays give a whole batch at once."""
+"""Indexed sources in memory: arrays, lists and map-style datasets. Arrays return a whole batch at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.script import tree
 
 
 class Source(Protocol):
-    """`gather` makes a batch of indices in one go, where the source can."""
+    """Samples by index. `gather` makes a whole batch at once; None if the source cannot."""
 
     gather: Callable[[Indices], Any] | None
 
@@ -24,12 +24,12 @@ class Source(Protocol):
     def fetch(self, index: int) -> Any: ...
 
     def name(self, index: int) -> str:
-        """What a person calls this sample."""
+        """The name of a sample in error messages."""
         ...
 
 
 class Arrays:
-    """Tensors whose rows are samples, in any nest. Nothing is copied but what goes into a batch."""
+    """Tensors whose rows are samples, in nested tuples, lists and dictionaries. Only the rows of a batch are copied."""
 
     def __init__(self, nest: Any) -> None:
         self.nest = tree.replace(nest, _as_tensor)
@@ -37,8 +37,8 @@ class Arrays:
         lengths = {len(column) for column in self.columns}
         if len(lengths) != 1:
             raise UsageError(
-                f"Asked for samples of arrays that differ in length: {', '.join(map(str, sorted(lengths))) or 'none'}.",
-                advice="Give arrays whose first dimension counts the same samples.",
+                f"data.arrays() got arrays that differ in length: {', '.join(map(str, sorted(lengths))) or 'none'}.",
+                advice="Give arrays with the same size in the first dimension.",
             )
         self.length = lengths.pop()
         self._pair = type(self.nest) is tuple and all(isinstance(item, torch.Tensor) for item in self.nest)
@@ -52,7 +52,7 @@ class Arrays:
 
     def _gather(self, indices: Indices) -> Any:
         chosen = torch.from_numpy(indices)
-        if self._pair:  # the usual case, without a walk through the nest
+        if self._pair:  # the usual case, without a walk through the structure
             return tuple([column.index_select(0, chosen) for column in self.columns])
         return tree.replace(self.nest, lambda column: column.index_select(0, chosen))
 
@@ -66,10 +66,10 @@ def _as_tensor(leaf: Any) -> torch.Tensor:
     array = np.asarray(leaf)
     if array.dtype.kind not in "biufc" or not array.ndim:
         raise UsageError(
-            f"Asked for samples of an array of {array.dtype} with {array.ndim} dimensions.",
-            advice="Arrays hold numbers, a sample in each row. For other things: data.items([...]).",
+            f"data.arrays() got an array of {array.dtype} with {array.ndim} dimensions.",
+            advice="Give arrays of numbers with one sample in each row. For other samples: data.items([...]).",
         )
-    if not array.flags.writeable:  # of a file that is mapped: read, never written
+    if not array.flags.writeable:  # a memory-mapped file: only read from
         array = array.view()
         with np.errstate(all="ignore"):
             return _read_only(array)
@@ -80,12 +80,12 @@ def _read_only(array: np.ndarray[Any, Any]) -> torch.Tensor:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it does not know of memory that must not be written
+        warnings.simplefilter("ignore")  # torch warns that it does not support read-only memory
         return torch.from_numpy(array)
 
 
 class Items:
-    """A list, or anything else with a length and indices: a map-style dataset, too."""
+    """A list, a map-style dataset, or any other object with a length and indices."""
 
     gather: Callable[[Indices], Any] | None = None
 
@@ -104,7 +104,7 @@ class Items:
 
 
 def of_dataset(dataset: Any) -> Source:
-    """A map-style dataset of torch's kind; one of tensors is taken as the arrays that it holds."""
+    """The source of a map-style torch dataset; of a TensorDataset, its tensors are used directly."""
     if type(dataset) is TensorDataset:
         return Arrays(tuple(dataset.tensors))
     if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:

@@ -1,1 +1,1 @@
-"""What the stages of a pipeline do."""
+"""Stages of a pipeline: shuffling, repeating, filtering, caching, batching, augmenting."""

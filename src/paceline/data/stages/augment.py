@@ -1,9 +1,9 @@
-"""Augmentation of pictures, a whole batch at a time, on whatever device the batch lies.
+"""Augmentation of images, a whole batch at a time, on the batch's device.
 
     pipeline.batch(256).augment(data.Crop(32, padding=4), data.Flip(), data.Normalize(MEAN, STD), seed=0)
 
-Pictures are (n, channels, height, width), bytes from 0 to 255 or floats from 0 to 1. What is random is drawn for each
-picture, on the host, from the batch's own random numbers: so it is the same on every device, and when a run goes on.
+Images are (n, channels, height, width), bytes from 0 to 255 or floats from 0 to 1. Random numbers are drawn for each
+image, on the host, from the batch's own generator: so they are the same on every device, and after resuming.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from paceline.errors import UsageError
 from paceline.script import tree
 
-GRAY = (0.299, 0.587, 0.114)  # what red, green and blue give to brightness
+GRAY = (0.299, 0.587, 0.114)  # weights of red, green and blue in the brightness
 
 
 class Operation(Protocol):
-    """Changes pictures, and labels where it must."""
+    """Changes images, and labels if needed."""
 
     def __call__(
         self, images: torch.Tensor, labels: torch.Tensor | None, generator: np.random.Generator
@@ -30,8 +30,8 @@ class Operation(Protocol):
 
 
 class Augment:
-    """Operations one after the other, on the pictures and the labels of a batch: its first tensor with four dimensions,
-    and its first with one."""
+    """Applies operations in order to the images and labels of a batch: its first tensor with four dimensions, and its
+    first tensor with one."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = tuple(operations)
@@ -39,7 +39,7 @@ class Augment:
 
     @property
     def draws(self) -> bool:
-        """Whether it needs random numbers, which take longer to prepare than pictures to normalise."""
+        """Whether random numbers are needed: preparing them takes longer than normalising images."""
         return not all(isinstance(operation, Normalize) for operation in self.operations)
 
     def __call__(self, batch: Any, generator: np.random.Generator | None = None) -> Any:
@@ -48,8 +48,8 @@ class Augment:
         label = next((n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim() == 1), None)
         if image is None:
             raise UsageError(
-                "Asked to augment a batch without pictures: no tensor in it has four dimensions.",
-                advice="Augment after .batch(), with pictures as (channels, height, width).",
+                "augment() found no images in a batch: no tensor has four dimensions.",
+                advice="Write .augment() after .batch(), and give images as (channels, height, width).",
             )
         images, labels = leaves[image], None if label is None else leaves[label]
         for operation in self.operations:
@@ -61,7 +61,7 @@ class Augment:
 
 
 def _drawn(values: np.ndarray[Any, Any], images: torch.Tensor) -> torch.Tensor:
-    """Random numbers on the pictures' device, one for each, as something that pictures can be multiplied by."""
+    """Random numbers on the images' device, one for each image, shaped so that images can be multiplied by them."""
     dtype = images.dtype if images.is_floating_point() else torch.float32
     return torch.from_numpy(values).to(images.device, dtype).view(-1, 1, 1, 1)
 
@@ -71,13 +71,13 @@ def _top(images: torch.Tensor) -> float:
 
 
 def _like(made: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """In the range and of the type that the pictures had."""
+    """The result in the range and type of the original images."""
     made = made.clamp_(0, _top(images))
     return made if images.is_floating_point() else made.round_().to(images.dtype)
 
 
 class Crop:
-    """A square of `size` (or height and width) from a random place, after `padding` with black on all sides."""
+    """A square of `size` pixels (or height and width) at a random position, after `padding` with black on all sides."""
 
     def __init__(self, size: int | tuple[int, int], padding: int = 0) -> None:
         self.height, self.width = (size, size) if isinstance(size, int) else size
@@ -91,8 +91,8 @@ class Crop:
         count, _, high, wide = images.shape
         if self.height > high or self.width > wide:
             raise UsageError(
-                f"Asked to crop {self.height} × {self.width} from pictures of {high} × {wide}.",
-                advice="Crop less, or pad more.",
+                f"Crop of {self.height} × {self.width} pixels is larger than the images of {high} × {wide} pixels.",
+                advice="Crop less, or pad more: data.Crop(size, padding=N).",
             )
         tops = generator.integers(0, high - self.height + 1, count)
         lefts = generator.integers(0, wide - self.width + 1, count)
@@ -105,7 +105,7 @@ class Crop:
         return picked.permute(0, 3, 1, 2).contiguous(), labels
 
     def _cut(self, images: torch.Tensor, tops: Any, lefts: Any) -> torch.Tensor:
-        """A copy of each rectangle: on the host faster than gathering single pixels."""
+        """Copies each rectangle, which is faster on the host than gathering single pixels."""
         made = torch.empty((*images.shape[:2], self.height, self.width), dtype=images.dtype)
         for number, (top, left) in enumerate(zip(tops.tolist(), lefts.tolist(), strict=True)):
             made[number] = images[number, :, top : top + self.height, left : left + self.width]
@@ -113,7 +113,7 @@ class Crop:
 
 
 class Flip:
-    """Left and right exchanged, of this share of the pictures."""
+    """Flips this share of the images horizontally."""
 
     def __init__(self, share: float = 0.5) -> None:
         self.share = share
@@ -126,8 +126,8 @@ class Flip:
 
 
 class ColorJitter:
-    """Brightness, contrast and saturation, each times a factor between 1 - x and 1 + x; the hue turned by up to x of a
-    full turn. In this order."""
+    """Multiplies brightness, contrast and saturation by a factor between 1 - x and 1 + x each, then rotates the hue by
+    up to x of a full turn."""
 
     def __init__(
         self, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0, hue: float = 0.0
@@ -140,8 +140,8 @@ class ColorJitter:
         top, made = _top(images), images if images.is_floating_point() else images.float()
         if images.shape[1] != 3 and (self.saturation or self.hue):
             raise UsageError(
-                f"Asked to change the colours of pictures with {images.shape[1]} channels.",
-                advice="Saturation and hue need red, green and blue; leave them at 0.",
+                f"ColorJitter with saturation or hue got images with {images.shape[1]} channels, not 3.",
+                advice="Leave saturation and hue at 0, or give images with red, green and blue.",
             )
         if self.brightness:
             made = (made * self._factor(self.brightness, images, generator)).clamp(0, top)
@@ -160,7 +160,7 @@ class ColorJitter:
         return _drawn(generator.uniform(max(0.0, 1 - spread), 1 + spread, len(images)), images)
 
     def _turned(self, images: torch.Tensor, turns: np.ndarray[Any, Any]) -> torch.Tensor:
-        """Turned about the gray axis, brightness kept: in the plane of the two colour differences (YIQ)."""
+        """Rotates the colours about the gray axis (in the IQ plane of YIQ), so that the brightness is kept."""
         there = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
         angle = 2 * np.pi * turns
         turn = np.zeros((len(turns), 3, 3))
@@ -179,11 +179,11 @@ def _gray(images: torch.Tensor) -> torch.Tensor:
 
 
 class Normalize:
-    """Floats, less the channel's mean and divided by its spread, both for values from 0 to 1."""
+    """Floats, minus the channel's mean and divided by its standard deviation, both for values from 0 to 1."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         self.mean, self.std, self.dtype = tuple(mean), tuple(std), dtype
-        # By device and range. Sent there once: a copy from ordinary memory would make each batch wait for the device.
+        # By device and range. Copied once, because a copy from pageable memory makes each batch wait for the device.
         self._numbers: dict[tuple[torch.device, float], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(
@@ -197,14 +197,14 @@ class Normalize:
             factor, less = 1 / (std * key[1]), mean / std
             self._numbers[key] = factor.to(images.device, self.dtype), less.to(images.device, self.dtype)
         factor, less = self._numbers[key]
-        # Whole numbers become floats on the way: one kernel less.
+        # The multiplication also converts integers to floats, which saves a kernel.
         whole = not images.is_floating_point()
         made = torch.mul(images if whole else images.to(self.dtype), factor)
         return made.sub_(less), labels
 
 
 class Cutout:
-    """A black square of `size` at a random place of each picture; it may reach over the edge."""
+    """A black square of `size` pixels at a random position of each image; the square may reach over the edge."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -223,7 +223,7 @@ class Cutout:
 
 
 class Mixup:
-    """Each picture and its label mixed with another's of the batch; labels become shares of `classes`."""
+    """Mixes each image and its label with another image of the batch; labels become weights of `classes` classes."""
 
     def __init__(self, alpha: float, classes: int) -> None:
         self.alpha, self.classes = alpha, classes
@@ -232,7 +232,9 @@ class Mixup:
         self, images: torch.Tensor, labels: torch.Tensor | None, generator: np.random.Generator
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if labels is None:
-            raise UsageError("Asked for mixup of a batch without labels.", advice="Give pictures and labels.")
+            raise UsageError(
+                "Mixup got a batch without labels.", advice="Give batches with a tensor of labels (one dimension)."
+            )
         share = _drawn(generator.beta(self.alpha, self.alpha, len(images)), images)
         other = torch.from_numpy(generator.permutation(len(images))).to(images.device)
         whole = images if images.is_floating_point() else images.float()

@@ -1,7 +1,7 @@
-"""Caching: what was made once is kept, in memory or in a folder.
+"""Caching: keeps samples in memory or in a folder, so that each is made only once.
 
-Samples that are asked for by index are kept by their index (`Memo`), whatever the order in which they are asked for; in
-a stream, a whole pass of it is kept (`Cached`). Either way it is samples that are kept, before shuffling and batching.
+Indexed samples are kept by index (`Memo`), in whatever order they are asked for; of a stream, a whole epoch is kept
+(`Cached`). Both keep samples before shuffling and batching.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from paceline.script import tree
 
 
 class Memo:
-    """Another source's samples after some maps, each made once. Where all are alike they lie in rows of shared memory
-    (or of files), so that a batch is one gather, and what a process of ours fills in is there for all."""
+    """The samples of another source after some maps, each made once. Samples of equal shapes and types are stored in
+    rows of shared memory (or of files): a batch is one gather, and all processes see the rows that one of them
+    fills."""
 
     def __init__(self, source: Source, steps: Sequence[Step], folder: str | None, losses: LostSamples) -> None:
         self.source, self.steps, self.folder, self.losses = source, tuple(steps), folder, losses
         self.gather: Callable[[Indices], Any] | None = self._gather
         self._lock = threading.Lock()
         self._rows: cache_stores.Rows | None = None
-        self._odd: dict[int, Any] = {}  # samples that are not alike
+        self._odd: dict[int, Any] = {}  # samples whose shapes or types differ from those of the rows
         self._nest: Any = None
 
     def __len__(self) -> int:
@@ -62,7 +63,7 @@ class Memo:
         return tree.rebuild(self._nest, iter([column.index_select(0, chosen) for column in self._rows.columns]))
 
     def missing(self, indices: Indices) -> Indices:
-        """Those of them that are yet to be made."""
+        """The indices whose samples are not cached yet."""
         return indices if self._rows is None else indices[~self._rows.held(indices)]
 
     def _make(self, index: int) -> Any:
@@ -71,8 +72,8 @@ class Memo:
             sample = step(sample, lambda _: self.source.name(index), 0, self.losses)
             if sample is NOTHING:
                 raise UsageError(
-                    f"{step.name} left out {self.source.name(index)}, and what is left out cannot be cached.",
-                    advice="Leave such samples out before (.filter), or put .cache() before this map.",
+                    f"map {step.name} left out {self.source.name(index)}, but .cache() after it needs every sample.",
+                    advice="Leave such samples out before the map (.filter), or write .cache() before this map.",
                 )
         return sample
 
@@ -85,8 +86,8 @@ class Memo:
             if self._rows is None or not self._rows.put(index, leaves):
                 if self.folder is not None:
                     raise UsageError(
-                        f"Asked for a cache in {self.folder}, but samples are not arrays and numbers of one shape.",
-                        advice="Put .cache() where they are, or cache in memory: .cache()",
+                        f".cache({self.folder!r}): the samples are not arrays and numbers of equal shapes.",
+                        advice="Write .cache() after a map that gives them equal shapes, or cache in memory: .cache()",
                     )
                 self._odd[index] = sample
 
@@ -95,7 +96,7 @@ class Memo:
 
 
 class Cached:
-    """A stream's pass: recorded while it goes by for the first time, and given from memory (or a file) after."""
+    """An epoch of a stream: recorded in the first epoch, and read from memory (or a file) afterwards."""
 
     even = False
 
@@ -109,7 +110,7 @@ class Cached:
             self.kept = cache_stores.read_pass(self._file(context))
         if self.kept is not None:
             return CachedCursor(self, None, self._file(context), at, self.kept[:at])
-        if inner is not None:  # goes on where it stood; the pass is recorded next time
+        if inner is not None:  # resumes in the middle of an epoch; the next whole epoch is recorded
             return CachedCursor(self, up(context, inner), None, at, None)
         cursor = CachedCursor(self, up(context, None), self._file(context), 0, [])
         while at and (got := len(cursor.take(min(at, 256)))):
@@ -122,15 +123,16 @@ class Cached:
     def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
         if any(mark is not None and "end" not in mark and mark["up"] is None and mark["at"] for mark in marks):
             raise UsageError(
-                "Asked to go on with another number of workers, but each has cached the part of a stream that it had.",
-                advice="Restore it on the same number of workers.",
+                "restore() on another number of workers is not possible here: each worker has cached its own part of a "
+                "stream.",
+                advice="Restore on the same number of workers.",
             )
         inner = below([mark if mark is None or "end" in mark else mark["up"] for mark in marks])
         return lambda context: {"at": 0, "up": inner(context)}
 
 
 class CachedCursor(Cursor):
-    """Without `up`: from what is kept."""
+    """Without `up`, reads the samples that were recorded."""
 
     def __init__(self, node: Cached, up: Cursor | None, file: Path | None, at: int, recorded: list[Any] | None) -> None:
         self._node, self._up, self._file, self._at = node, up, file, at

@@ -1,8 +1,7 @@
-"""Where cached samples lie: rows of shared memory or of files, and files of whole passes.
+"""Storage of cached samples: rows in shared memory or files, and files with a whole epoch of a stream.
 
-Rows are checked: each has the CRC of its bytes beside it, which is written after them, so that a row that a killed run
-left half written counts as missing, and any number of workers of a host may fill the same files. Files of passes are
-written beside and moved into place.
+The CRC of a row is written after its bytes. So a row that a killed run left half written counts as missing, and any
+number of workers of a host may fill the same files. Files of an epoch are written under a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from paceline.data.planning.order import Indices
 from paceline.data.size_limits import STEP
 from paceline.errors import DataError, UsageError
 
-SHARE = 0.8  # of the memory that is free that a cache may take
-END = 2**64 - 1  # in the place of a sample's size: the end
-TOLD = 4096  # bytes of what is told after it, at most
-UNLIMITED = 1 << 62  # what this program kept in memory before may be read into it again
+SHARE = 0.8  # of the free memory that a cache may take
+END = 2**64 - 1  # marks the end, where a sample's size would be
+SUMMARY = 4096  # bytes of the summary after the end mark, at most
+UNLIMITED = 1 << 62  # these samples were in memory before they were written, so no limit applies
 
 
 def fingerprint(length: int, functions: Sequence[Callable[[Any], Any]]) -> str:
-    """Says whether a folder holds what is wanted: as many samples, made by the same code."""
-    told = hashlib.sha256(str(length).encode())
+    """Identifies a cache folder: the number of samples, and the code that makes them."""
+    digest = hashlib.sha256(str(length).encode())
     for function in functions:
         code = getattr(function, "__code__", None)
-        told.update(getattr(function, "__qualname__", type(function).__qualname__).encode())
+        digest.update(getattr(function, "__qualname__", type(function).__qualname__).encode())
         if code is not None:
-            told.update(code.co_code + repr([c for c in code.co_consts if not hasattr(c, "co_code")]).encode())
-    return told.hexdigest()[:16]
+            digest.update(code.co_code + repr([c for c in code.co_consts if not hasattr(c, "co_code")]).encode())
+    return digest.hexdigest()[:16]
 
 
 def as_array(leaf: Any) -> np.ndarray[Any, Any] | None:
-    """A leaf that can lie in a row; None for what cannot."""
+    """The leaf as an array for a row; None if it cannot be one."""
     if isinstance(leaf, torch.Tensor):
         return leaf.numpy() if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16 else None
     if isinstance(leaf, (np.ndarray, np.generic, bool, int, float)):
@@ -50,8 +49,8 @@ def as_array(leaf: Any) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def rows_for(leaves: list[Any], length: int, folder: str | None, told: str) -> Rows | None:
-    """Rows for samples like this one; None where they cannot lie in rows."""
+def rows_for(leaves: list[Any], length: int, folder: str | None, digest: str) -> Rows | None:
+    """Rows for samples with these leaves; None if the leaves cannot be stored in rows."""
     arrays = [as_array(leaf) for leaf in leaves]
     known = [array for array in arrays if array is not None]
     if len(known) < len(arrays) or not known:
@@ -61,14 +60,14 @@ def rows_for(leaves: list[Any], length: int, folder: str | None, told: str) -> R
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _page_cache()
         if need > SHARE * free:
             raise UsageError(
-                f"Asked for a cache of {length} samples, {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free.",
+                f".cache() of {length} samples needs {need / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free.",
                 advice="Cache in a folder (.cache('DIR')), or before the samples are decoded.",
             )
-    return Rows(known, length, None if folder is None else _home(Path(folder), known, told))
+    return Rows(known, length, None if folder is None else _home(Path(folder), known, digest))
 
 
 def _page_cache() -> int:
-    """Bytes of memory that the kernel would give back at once."""
+    """Bytes of cached file contents, which the kernel frees on demand."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -76,21 +75,22 @@ def _page_cache() -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Cached:", "Buffers:")))
 
 
-def _home(folder: Path, arrays: list[np.ndarray[Any, Any]], told: str) -> Path:
-    """The folder of rows of this shape, of this code: others are left alone."""
+def _home(folder: Path, arrays: list[np.ndarray[Any, Any]], digest: str) -> Path:
+    """The folder for rows of these shapes made by this code, so that other caches in `folder` stay untouched."""
     shapes = repr([(array.dtype.str, array.shape) for array in arrays])
-    home = folder / f"{told}-{hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
+    home = folder / f"{digest}-{hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"Asked for a cache in {folder}: {error.strerror or error}.", advice="Give a folder that can be written."
+            f".cache({str(folder)!r}): the folder cannot be made: {error.strerror or error}.",
+            advice="Give a folder that you can write to.",
         ) from None
     return home
 
 
 class Rows:
-    """`length` rows like these arrays, and which of them are there."""
+    """`length` rows with the shapes and types of these arrays, and which rows are filled."""
 
     def __init__(self, like: list[np.ndarray[Any, Any]], length: int, home: Path | None) -> None:
         self._like = [(array.dtype, array.shape) for array in like]
@@ -100,12 +100,12 @@ class Rows:
             for number, (array, (dtype, shape)) in enumerate(zip(like, self._like, strict=True))
         ]
         self.columns = [torch.from_numpy(array) for array in self._arrays]
-        # 0: not there; 1: there, but not looked at in this run; else the CRC, which is never 0 or 1.
+        # 0: the row is not filled; in memory 2: the row is filled; in a file: the row's CRC, which is never 0 or 1.
         self._checks = np.ndarray(length, np.uint32, self._memory("checks", 4 * length))
         self._seen = np.zeros(length, bool) if home is not None else None
 
     def _memory(self, name: str, size: int) -> mmap.mmap:
-        """Shared, so that processes that are forked later fill the same rows."""
+        """Shared memory, so that processes that are forked later fill the same rows."""
         if self._home is None:
             return mmap.mmap(-1, max(1, size))
         with open(self._home / name, "a+b") as file:
@@ -131,7 +131,7 @@ class Rows:
         return True
 
     def put(self, index: int, leaves: list[Any]) -> bool:
-        """False where this sample is not like the others."""
+        """Stores a sample; False if its shapes or types differ from those of the rows."""
         arrays = [as_array(leaf) for leaf in leaves]
         if [None if array is None else (array.dtype, array.shape) for array in arrays] != self._like:
             return False
@@ -141,7 +141,7 @@ class Rows:
         return True
 
     def get(self, index: int, like: list[Any]) -> list[Any]:
-        """A sample's leaves, of the kinds that they are of in `like`."""
+        """A sample's leaves, of the same types as the leaves in `like`."""
         found: list[Any] = []
         for rows, leaf in zip(self._arrays, like, strict=True):
             if isinstance(leaf, torch.Tensor):
@@ -160,13 +160,13 @@ class Rows:
 
 
 def write_pass(path: Path, samples: list[Any]) -> None:
-    """A whole pass as one file: complete, or not there."""
+    """Writes an epoch to one file. The file is either complete or missing."""
     from paceline.data.formats.sample import encode
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     check = 0
-    with open(beside, "wb") as file:
+    with open(temporary, "wb") as file:
         for sample in samples:
             raw = encode(sample)
             check = zlib.crc32(raw, check)
@@ -174,11 +174,11 @@ def write_pass(path: Path, samples: list[Any]) -> None:
         file.write(END.to_bytes(8, "little") + msgspec.json.encode({"samples": len(samples), "crc32": check}))
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)
 
 
 def read_pass(path: Path | None) -> list[Any] | None:
-    """The samples of a pass; None where there is no such file. One that is damaged is an error, not a smaller set."""
+    """The samples of an epoch; None if there is no such file. A damaged file raises DataError."""
     from paceline.data.formats.sample import decode
 
     if path is None or not path.exists():
@@ -193,12 +193,12 @@ def read_pass(path: Path | None) -> list[Any] | None:
                 samples.append(decode(file.read(size), max_bytes=UNLIMITED))
         return samples
     except (ValueError, OSError, RecursionError, DataError) as error:
-        told = error.message if isinstance(error, DataError) else str(error)
-        raise DataError(f"The cached pass {path} is damaged: {told}.", advice=f"Delete it: rm {path}") from None
+        reason = error.message if isinstance(error, DataError) else str(error)
+        raise DataError(f"The cache file {path} is damaged: {reason}.", advice=f"Delete it: rm {path}") from None
 
 
 def _checked_sizes(file: IO[bytes], left: int) -> list[int]:
-    """The sizes of its samples. Nothing is decoded before all of it is checked."""
+    """The sizes of the file's samples. Checks the whole file before anything is decoded."""
     sizes, check = list[int](), 0
     while (size := int.from_bytes(head := file.read(8), "little")) != END:
         left -= 8
@@ -212,7 +212,7 @@ def _checked_sizes(file: IO[bytes], left: int) -> list[int]:
                 raise ValueError(f"it ends in the middle of sample {len(sizes)}, at byte {file.tell()}")
             check = zlib.crc32(part, check)
             size -= len(part)
-    told = file.read(TOLD)
-    if msgspec.json.decode(told) != {"samples": len(sizes), "crc32": check}:
+    summary = file.read(SUMMARY)
+    if msgspec.json.decode(summary) != {"samples": len(sizes), "crc32": check}:
         raise ValueError("its checksum is wrong")
     return sizes

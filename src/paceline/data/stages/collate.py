@@ -1,7 +1,7 @@
-"""Samples become a batch: each is written straight into its row, so that a batch is held once and not twice.
+"""Collates samples into a batch: each sample is written directly into its row, so that a batch is in memory only once.
 
-A batch has the nest of its samples: tuples, lists, named tuples and dictionaries. Numbers, arrays and tensors become
-tensors, as torch's own collate function makes them; texts and everything else become lists.
+A batch has the structure of its samples: tuples, lists, named tuples and dictionaries. Numbers, arrays and tensors
+become tensors, as in torch's collate function; strings and all other values become lists.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def collate(samples: list[Any]) -> Any:
-    """A batch of these samples, which are not none."""
+    """A batch of these samples, at least one."""
     tray = Tray(len(samples))
     for sample in samples:
         tray.put(sample)
@@ -37,7 +37,7 @@ class Tray:
     def __init__(self, size: int, allocate: Allocate = empty) -> None:
         self.size, self.count = size, 0
         self._allocate, self._nest = allocate, None
-        self._flat = False  # a plain tuple, most often: there is nothing to take apart
+        self._flat = False  # samples are plain tuples without nesting: the fast path
         self._columns: list[_Rows | _Numbers | _Things] = []
 
     def put(self, sample: Any) -> None:
@@ -54,8 +54,8 @@ class Tray:
             self._columns = [_column(leaf, self.size, self._allocate) for leaf in leaves]
         elif len(leaves) != len(self._columns):
             raise DataError(
-                f"The samples of a batch differ: one has {len(self._columns)} parts, another {len(leaves)}.",
-                advice="Make them alike in a map, or leave .batch() out.",
+                f"The samples of a batch differ: one has {len(self._columns)} values, another {len(leaves)}.",
+                advice="Give all samples the same structure in a map, or leave .batch() out.",
             )
         for column, leaf in zip(self._columns, leaves, strict=True):
             column.put(self.count, leaf)
@@ -93,7 +93,7 @@ class _Rows:
 
     def __init__(self, rows: torch.Tensor, device: torch.device) -> None:
         self.rows, self.device = rows, device
-        # numpy writes a row in a fraction of the time that torch needs, but does not know all of its types.
+        # numpy writes a row in a fraction of torch's time, but has no bfloat16.
         self.array = rows.numpy() if rows.dtype not in (torch.bfloat16,) and device.type == "cpu" else None
         if device.type != "cpu":
             self.rows = torch.empty(rows.shape, dtype=rows.dtype, device=device)
@@ -103,7 +103,7 @@ class _Rows:
         if shape != self.rows.shape[1:] and tuple(shape or ()) != tuple(self.rows.shape[1:]):
             raise DataError(
                 f"The samples of a batch differ in shape: {list(self.rows.shape[1:])} and {list(shape or ())}.",
-                advice="Make them alike in a map (crop, pad), or leave .batch() out.",
+                advice="Give all samples the same shape in a map (crop, pad), or leave .batch() out.",
             )
         if isinstance(leaf, torch.Tensor):
             if self.array is not None and leaf.device.type == "cpu" and not leaf.requires_grad:

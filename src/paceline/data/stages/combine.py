@@ -1,4 +1,4 @@
-"""Several pipelines as one: side by side (zip), or drawn from by weight (mix)."""
+"""Several pipelines as one: in parallel (`zip`), or drawn at random by weight (`mix`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 1024  # draws that are made at once
 
 
 class Branch(Protocol):
-    """One of the pipelines that are combined: its plan."""
+    """The plan of one of the combined pipelines."""
 
     @property
     def even(self) -> bool: ...
@@ -28,7 +28,7 @@ class Branch(Protocol):
 
 
 class Zipped:
-    """Tuples of one sample of each, until one of them ends."""
+    """Tuples of one sample of each pipeline, until one pipeline ends."""
 
     def __init__(self, plans: Sequence[Branch]) -> None:
         self.plans = list(plans)
@@ -37,8 +37,8 @@ class Zipped:
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
         if context.world > 1 and not self.even:
             raise UsageError(
-                "Asked to zip streams over several workers, which would pair other samples than one worker does.",
-                advice="Zip sources that are asked by index (arrays, lists, datasets), or zip before they are packed.",
+                "zip() of streams on several workers would pair other samples than on one worker.",
+                advice="Zip indexed sources (arrays, lists, datasets), or zip the samples before you pack them.",
             )
         return ZippedCursor([p.open(context, m) for p, m in zip(self.plans, _each(mark, self.plans), strict=True)])
 
@@ -63,8 +63,8 @@ class ZippedCursor(Cursor):
 
 
 class Mixed:
-    """Each sample is drawn from one of them, by weight. One that has ended is drawn from no more; all are given to
-    their end, so nothing is lost and nothing comes twice."""
+    """Draws each sample from one of the pipelines, by weight, until all have ended: no sample is lost or comes
+    twice."""
 
     even = False
 
@@ -98,7 +98,7 @@ class MixedCursor(Cursor):
                 self._drawn += 1
             else:
                 self._ended.append(number)
-                self._block = -1  # the weights are others from here on
+                self._block = -1  # draw again: the weights have changed
         return found
 
     def _draw(self) -> int:

@@ -1,4 +1,4 @@
-"""`filter`: samples for which a function says no are left out."""
+"""`filter`: leaves out samples for which a function returns a false value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.data.planning.nodes import Through
 
 
 class Filtered(Through):
-    """Those for which the function says yes. Workers go through their samples at paces of their own."""
+    """The samples for which the function returns a true value. Each worker advances at its own pace."""
 
     even = False
 

@@ -1,7 +1,7 @@
-"""Interleaving: every unit (a file, most often) is opened and read, several at a time, a block from each in turn.
+"""Interleaving: reads several units (usually files) at a time, a block of records from each in turn.
 
-Units are dealt to workers. Where there are too few of them, each is dealt in parts: part k of K is the records k,
-k + K, k + 2K …, so that all workers read all files and each keeps its own records.
+Units are assigned to workers. If there are too few units, each is cut into parts: part k of K has the records k, k + K,
+k + 2K …, so that all workers read all files and each keeps its own records.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from paceline.data.planning.cursor import Context, Cursor, Mark, Opener
 from paceline.data.planning.nodes import Settle, Settled, fill
 from paceline.data.planning.order import Epoch, Order, Pieces
 
-LOOK, SLOW = 4, 1e-3  # chunks that are looked at, and the seconds for one from which on threads read ahead
-ENOUGH = 4  # units for each worker, so that one more or less makes no great difference
-Read = Callable[[Any, int], Iterator[Sequence[Any]]]  # a unit's records from this one on, in chunks
+LOOK, SLOW = 4, 1e-3  # chunks that are timed, and the seconds for a chunk from which on threads prefetch
+ENOUGH = 4  # units for each worker, so that one unit more or less makes no great difference
+Read = Callable[[Any, int], Iterator[Sequence[Any]]]  # a unit's records from this number on, in chunks
 
 
 class Interleaved:
-    """`unit` gives the unit at an index; `read` its records. `cycle` are open at a time, `block` records of each in
-    turn; `ahead`: their next chunks are read in threads, always, never, or (None) where reading takes time."""
+    """`unit` returns the unit at an index, `read` its records. `cycle` units are open at a time and give `block`
+    records each in turn. `prefetch`: threads read the next chunks; None: only if reading is slow."""
 
     even = False  # units differ in length
 
@@ -41,19 +41,19 @@ class Interleaved:
         *,
         cycle: int,
         block: int,
-        ahead: bool | None,
+        prefetch: bool | None,
         meter: Meter,
     ) -> None:
         self.meter = meter
         self.order, self.unit, self.name, self.read = order, unit, name, read
-        self.cycle, self.block, self.ahead = cycle, block, ahead
-        self.chunks, self.reading = 0, 0.0  # that were read here, and the seconds that took
+        self.cycle, self.block, self.prefetch = cycle, block, prefetch
+        self.chunks, self.reading = 0, 0.0  # chunks that the consumer's thread read, and the seconds that took
 
     def open(self, up: Opener, context: Context, mark: Mark | None) -> Cursor:
         return InterleavedCursor(self, context, mark)
 
     def parts_for(self, world: int) -> int:
-        """In how many parts each unit is dealt."""
+        """The number of parts that each unit is cut into."""
         units = getattr(self.order, "period", self.order.length)
         enough = world == 1 or units is None or units >= ENOUGH * world or (units >= world and units % world == 0)
         return 1 if enough else world
@@ -74,7 +74,7 @@ class Interleaved:
             units = len(left["todo"]) + len(begun) + (10**9 if length is None else length - left["next"])
             if context.world == 1 or units >= ENOUGH * context.world:
                 split, pieces, todo, following = parts, begun, left["todo"], left["next"]
-            else:  # too few are left for so many workers: all of them are cut once more
+            else:  # too few units are left for this number of workers: each is cut again
                 cut = context.world
                 split = [*parts, cut]
                 pieces = [[q * cut + j, max(0, -(-(count - j) // cut))] for q, count in begun for j in range(cut)]
@@ -94,8 +94,8 @@ class Interleaved:
 
 
 def residue(position: int, parts: Sequence[int]) -> int:
-    """Which records of its unit a piece holds: those that leave this rest, divided by the number of all parts. Parts
-    that were cut again hold every so-manieth of what they held."""
+    """Which records of its unit a piece has: those whose number modulo the number of all parts is this residue. A part
+    that was cut again has every k-th of its earlier records."""
     rest, weight = 0, 1
     modulus = int(np.prod(parts))
     inner = position % modulus
@@ -108,7 +108,7 @@ def residue(position: int, parts: Sequence[int]) -> int:
 
 
 class Piece:
-    """An open piece of a unit: gives its records from number `count` on."""
+    """An open piece of a unit: returns its records from number `count` on."""
 
     def __init__(self, node: Interleaved, position: int, epoch: Epoch, parts: Sequence[int], count: int) -> None:
         self._node = node
@@ -118,15 +118,15 @@ class Piece:
         self._chunks = node.read(node.unit(self.index), self._rest + count * self._every)
         self._pool: Threads | None = None
         self._coming: Task | None = None
-        self._skip = 0  # records of the next chunk that are others'
-        self._records: list[Any] = []  # of a chunk, the next one last: those that were given are not kept here
+        self._skip = 0  # records at the start of the next chunk that belong to other workers
+        self._records: list[Any] = []  # of a chunk in reverse order, so that taken records can be freed
 
     def read_ahead(self, pool: Threads) -> None:
         self._pool = pool
         self._coming = pool.submit(self._next_chunk)
 
     def take(self, count: int) -> list[Any]:
-        """The next ones; fewer only at the end."""
+        """The next `count` records; fewer only at the end."""
         found = self._next(count)
         while len(found) < count and (chunk := self._receive()) is not None:
             self._records = list(chunk[self._skip :: self._every] if self._every > 1 else chunk)
@@ -161,12 +161,13 @@ class Piece:
         return next(self._chunks, None)
 
     def _read_here(self) -> Sequence[Any] | None:
-        if self._node.ahead is not None:
+        if self._node.prefetch is not None:
             return self._next_chunk()
         began, worked, waits = perf_counter(), thread_time(), _waits()
         chunk = self._next_chunk()
         self._node.chunks += 1
-        # A thread that never waited and yet took long was not let run: more threads would wait with it.
+        # A slow read that never waited for input was only short of CPU time, which more threads would not change: so
+        # only its CPU time counts.
         self._node.reading += perf_counter() - began if _waits() > waits else thread_time() - worked
         return chunk
 
@@ -180,7 +181,7 @@ class Piece:
 
 
 def _waits() -> int:
-    """How often this thread has waited for something: a disk, a network, a lock; not for its turn on a core."""
+    """How often this thread has waited for a disk, a network or a lock; waiting for a core does not count."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
@@ -193,26 +194,26 @@ class InterleavedCursor(Cursor):
         self._begun = [tuple(piece) for piece in mark.get("begun", [])]  # pieces that another worker began
         self._slot, self._given = mark.get("slot", 0), mark.get("given", 0)
         self._pool: Threads | None = None
-        if node.ahead:
+        if node.prefetch:
             self._pool = Threads(node.cycle, "paceline-read")
         self._open: list[Piece | None] = [None if piece is None else self._piece(*piece) for piece in mark["open"]]
         self._open += [None] * (node.cycle - len(self._open))
         self._dry = False  # no more pieces
-        self._names: list[tuple[int, int, range]] = []  # of what was taken last: how many, unit, which records of it
+        self._names: list[tuple[int, int, range]] = []  # of the last `take`: number of records, unit, their numbers
 
     def _look(self) -> None:
-        """Reading that takes time (a disk, a network, a compressed file) goes to threads."""
+        """Moves slow reading (a disk, a network, a compressed file) to threads."""
         node = self._node
-        if node.ahead is None and node.chunks >= LOOK:
-            node.ahead = node.reading / node.chunks > SLOW
-            if node.ahead:
+        if node.prefetch is None and node.chunks >= LOOK:
+            node.prefetch = node.reading / node.chunks > SLOW
+            if node.prefetch:
                 self._pool = Threads(node.cycle, "paceline-read")
                 for piece in self._open:
                     if piece is not None:
                         piece.read_ahead(self._pool)
 
     def take(self, count: int) -> list[Any]:
-        if self._node.ahead is None:
+        if self._node.prefetch is None:
             self._look()
         with self._node.meter.working(count):
             return self._take(count)
@@ -220,7 +221,7 @@ class InterleavedCursor(Cursor):
     def _take(self, count: int) -> list[Any]:
         found: list[Any] = []
         self._names = []
-        idle = 0  # slots in a row that there was nothing for
+        idle = 0  # slots in a row without a unit to read
         while len(found) < count and idle < len(self._open):
             piece = self._open[self._slot]
             if piece is None:
@@ -274,14 +275,14 @@ class InterleavedCursor(Cursor):
     def where(self) -> Where:
         names, name = self._names, self._node.name
 
-        def told(number: int) -> str:
+        def record_name(number: int) -> str:
             for count, index, numbers in names:
                 if number < count:
                     return f"record {numbers[number]} of {name(index)}"
                 number -= count
             return "a record"
 
-        return told
+        return record_name
 
     def close(self, *, wait: bool = True) -> None:
         for piece in self._open:

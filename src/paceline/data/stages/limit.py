@@ -10,14 +10,14 @@ from paceline.data.planning.nodes import Settle, Settled
 
 
 def share(count: int, context: Context) -> int:
-    """A worker's part of so many."""
+    """This worker's part of `count` samples."""
     return count // context.world + (context.rank < count % context.world)
 
 
 class Limited:
-    """`skip` left out and then `take` let through (None: all), over all workers together."""
+    """Leaves out `skip` samples and lets `take` pass (None: all), counted over all workers."""
 
-    even = False  # shares differ where the number of workers does not divide them
+    even = False  # shares differ if the number of workers does not divide the counts
 
     def __init__(self, skip: int, take: int | None) -> None:
         self.skip, self.limit = skip, take

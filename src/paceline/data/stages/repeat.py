@@ -10,9 +10,9 @@ from paceline.data.planning.nodes import Settle, Settled
 
 
 class Rounds:
-    """The stream before it, so many times (None: for ever), each time as a pass of its own."""
+    """The stream before it, `times` times (None: for ever), each time as its own epoch."""
 
-    even = False  # a worker with a smaller share is earlier in the next round
+    even = False  # a worker with a smaller share reaches the next round earlier
 
     def __init__(self, times: int | None) -> None:
         self.times = times
@@ -21,25 +21,26 @@ class Rounds:
         return RoundsCursor(up, context, self.times, mark)
 
     def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
-        """Workers may stand in different rounds: the later ones then begin with what the first workers left of them."""
+        """Workers may be in different rounds: a later round then begins with the samples that the faster workers
+        left."""
         rounds = [0 if mark is None else self._stands(mark) for mark in marks]
         standing = [number for number in rounds if number is not None]
         if not standing:
             return lambda context: END_OF_ROUNDS
         lowest, highest = min(standing), max(standing)
         if len(standing) < len(marks) and self.times is not None:
-            highest = self.times - 1  # one has had all of them
+            highest = self.times - 1  # one worker has finished all rounds
         by_round: dict[int, Settled] = {}
         for number in range(lowest, highest + 1):
-            of_it: list[Mark | None] = []
+            in_round: list[Mark | None] = []
             for mark, stands in zip(marks, rounds, strict=True):
                 if stands is None or stands > number:
-                    of_it.append({"end": True})
+                    in_round.append({"end": True})
                 elif mark is None:
-                    of_it.append(None)
+                    in_round.append(None)
                 else:
-                    of_it.append(mark["up"] if stands == number else mark["coming"].get(str(number)))
-            by_round[number] = below(of_it)
+                    in_round.append(mark["up"] if stands == number else mark["coming"].get(str(number)))
+            by_round[number] = below(in_round)
 
         def begin(context: Context) -> Mark:
             coming = {str(number): by_round[number](context) for number in range(lowest + 1, highest + 1)}
@@ -48,17 +49,17 @@ class Rounds:
         return begin
 
     def _stands(self, mark: Mark) -> int | None:
-        """The round that a worker is in; None where it has had all."""
+        """The round that a worker is in; None if the worker has finished all rounds."""
         ended = "end" in mark or mark["round"] is None or mark["round"] == self.times
         return None if ended else int(mark["round"])
 
 
-BARREN = 100  # rounds
+BARREN = 100  # empty rounds in a row, after which the stream counts as empty
 END_OF_ROUNDS: Mark = {"round": None, "up": None, "coming": {}}
 
 
 class RoundsCursor(Cursor):
-    """`take` goes on into the next round; `take_within` stops at a round's end."""
+    """`take` continues into the next round; `take_within` stops at the end of a round."""
 
     def __init__(self, up: Opener, context: Context, times: int | None, mark: Mark | None) -> None:
         mark = mark or {"round": 0, "up": None, "coming": {}}
@@ -66,11 +67,11 @@ class RoundsCursor(Cursor):
         self.round, self._coming = mark["round"], dict(mark["coming"])
         self._ended = self.round is None or self.round == times
         self._up = None if self._ended else up(context.in_round(self.round), mark["up"])
-        self._barren = 0  # rounds in a row that gave nothing: one may hold nothing for this worker, not all
+        self._barren = 0  # empty rounds in a row: a single round may have no samples for this worker
         self._names: Names = []
 
     def take_within(self, count: int) -> tuple[list[Any], bool]:
-        """What is left of this round, `count` at most, and whether the round ended with it."""
+        """Up to `count` samples of this round, and whether the round has ended."""
         if self._up is None:
             return [], True
         got = self._up.take(count)
@@ -81,7 +82,7 @@ class RoundsCursor(Cursor):
         return got, len(got) < count
 
     def next_round(self) -> bool:
-        """Begins the next round; False where there is none."""
+        """Begins the next round; False if there is none."""
         if self._up is None:
             return False
         self._up.close()

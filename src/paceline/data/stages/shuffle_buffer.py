@@ -1,8 +1,8 @@
-"""Shuffling a stream: a window of it is read, permuted and given out, while the next one fills.
+"""Shuffling a stream: one window of samples is permuted and handed out while the next window fills.
 
-A window is a fixed part of the stream, and its order comes from the seed, its pass and its number. So all that has to
-be kept to go on in the middle of it is where it began and how much of it was given: to go on, it is read again. At most
-two windows are in memory.
+A window is a fixed part of the stream, and its order depends on the seed, the epoch and the window's number. So the
+state of a window is where it began and how many of its samples were handed out; to resume, the window is read again. At
+most two windows are in memory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Named = list[tuple[Any, tuple[Callable[[int], str], int]]]  # samples, each with
 
 
 class Windows:
-    """`times` passes over the stream before it (1: a plain shuffle), in windows of `size` that never reach into the
-    next pass: so a pass's samples all come before those of the next."""
+    """`times` epochs of the stream before it (1: a plain shuffle), in windows of `size` samples. A window never reaches
+    into the next epoch, so epochs do not mix."""
 
-    even = False  # workers' windows hold different parts
+    even = False  # workers' windows have different parts of the stream
 
     def __init__(self, size: int, seed: int, times: int | None = 1) -> None:
         self.size, self.seed = size, seed
@@ -32,7 +32,7 @@ class Windows:
         return WindowsCursor(self, up, context, mark)
 
     def settle(self, marks: Sequence[Mark | None], below: Settle) -> Settled:
-        """Each window that was begun is given out to its end by one worker; then all go on after them."""
+        """One worker finishes each window that was begun; then all workers continue after those windows."""
         begun = [mark for mark in marks if mark is not None and "end" not in mark]
         rest = [window for mark in begun for window in mark["rest"]]
         rest += [
@@ -67,14 +67,14 @@ class WindowsCursor(Cursor):
     def __init__(self, node: Windows, up: Opener, context: Context, mark: Mark | None) -> None:
         self._node, self._open, self._context = node, up, context
         mark = mark or {"rest": [], "number": 0, "given": 0, "begin": None}
-        self._rest: list[Mark] = [dict(window) for window in mark["rest"]]  # windows of workers that are no more
+        self._rest: list[Mark] = [dict(window) for window in mark["rest"]]  # begun by workers that no longer exist
         self._rest_items: Named | None = None
         self._up: RoundsCursor = node.rounds.open(up, context, mark["begin"])
         self._begin, self._number, self._given = self._up.mark(), mark["number"], 0
         self._after = self._begin
         self._items: Named = []
         self._filling: Named = []
-        self._names: Names = []  # of what was taken last
+        self._names: Names = []  # of the last `take`
         self._filling_begin, self._filling_ended = self._begin, False
         if mark["given"]:
             self._turn_over()
@@ -96,7 +96,7 @@ class WindowsCursor(Cursor):
             part = self._items[self._given : self._given + count - len(found)]
             self._given += len(part)
             found += part
-            self._fill(len(part))  # the next window fills at the pace at which this one is used
+            self._fill(len(part))  # the next window fills at the pace at which this one drains
         return found
 
     def _fill(self, count: int) -> None:
@@ -111,7 +111,7 @@ class WindowsCursor(Cursor):
         return [(sample, (where, number)) for number, sample in enumerate(got)], ended
 
     def _turn_over(self) -> bool:
-        """The window that was filled becomes the one that is given out. False at the end of the stream."""
+        """Starts to hand out the window that was filled. False at the end of the stream."""
         while True:
             self._fill(self._node.size)
             items, ended = self._filling, self._filling_ended
@@ -154,7 +154,7 @@ class WindowsCursor(Cursor):
     def mark(self) -> Mark:
         rest = [dict(window) for window in self._rest]
         if not self._given or not self._items:
-            # Nothing of a window was given yet: it begins where the last one ended.
+            # No sample of this window was handed out yet: the mark is where the last window ended.
             begin = self._begin if self._items else self._filling_begin
             return {"rest": rest, "number": self._number_now(), "given": 0, "begin": begin, "after": begin}
         if self._given == len(self._items):
