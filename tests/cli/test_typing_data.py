@@ -40,7 +40,7 @@ def test_pictures_are_packed_checked_and_read_back(paceline_, pictures):
         assert sample["image/filename"] == [f"{'cat' if number % 2 else 'ant'}/{number}.png".encode()]
     code, out, _ = paceline_("data", "check", "train-packed", "--decode")
     assert code == 0
-    assert "10 records, all of them whole" in out
+    assert "10 records, all intact" in out
     assert out.count("right") == 3
     code, out, _ = paceline_("data", "check", "train-packed", "--json")
     document = json.loads(out)
@@ -102,7 +102,7 @@ def test_any_dataset_is_packed(paceline_, tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (("pack", "none"), "not a folder"),
-        (("pack", "none.py:x"), "Asked to pack none.py:x"),
+        (("pack", "none.py:x"), "none.py:x cannot be imported"),
         (("pack", "json:nothing"), "json has no nothing"),
         (("pack", "json:__name__"), "a str, which"),
         (("check", "none"), "none does not exist"),

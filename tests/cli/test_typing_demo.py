@@ -64,7 +64,7 @@ def test_what_a_person_sees(launched, paceline_, tmp_path):
     told = " ".join(measured.split())
     assert "Workers: 2 workers ran at 1.00× the speed of one, no gain, because one process already" in told
     assert "Mods: resident made the script 2.00× as fast" in told
-    assert "loading data takes 0 ms a step instead of 50 ms" in told
+    assert "loading data takes 0 ms per step instead of 50 ms" in told
     assert "see it in a browser: paceline view" in measured
     assert read_run(next((tmp_path / "paceline-runs").glob("*scale-train"))).outcome.exit_code == 0
     assert (next((tmp_path / "paceline-runs").glob("*tune-train")) / "preset.json").is_file()

@@ -16,7 +16,7 @@ STOP = Check(name="torch", ok=False, found="no torch", advice="pip install torch
 @pytest.mark.parametrize(
     ("checks", "code", "says"),
     [
-        ([WELL], 0, "All is well"),
+        ([WELL], 0, "All checks passed"),
         ([WELL, WARNING], 0, "A run can start"),
         ([WARNING, STOP], 1, "cannot start"),
     ],

@@ -78,7 +78,7 @@ def test_a_machine_that_is_disturbed(launched, paceline_):
     assert "busy" not in err
     launched.disturbed = 2.0
     _, _, err = paceline_("sweep", "--repeat", "1", "train.py")
-    assert "something else keeps this machine busy" in err
+    assert "other processes keep this machine busy" in err
 
 
 def test_the_document(launched, paceline_):
@@ -146,7 +146,7 @@ def test_resuming_something_else(launched, paceline_, tmp_path):
     [record] = (tmp_path / "paceline-runs").iterdir()
     code, _, err = paceline_("sweep", "--resume", str(record), "-n", "2", "train.py")
     assert code == 2
-    assert "was begun with another workers" in err
+    assert "started with other values of workers" in err
     code, _, err = paceline_("sweep", "--resume", "nowhere", "train.py")
     assert code == 1
     assert "no record at nowhere" in err

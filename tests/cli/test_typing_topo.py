@@ -113,14 +113,14 @@ def test_a_log_of_another_machine_is_shown_without_its_links(paceline_, monkeypa
 
 def test_a_log_that_does_not_fit_the_machine_is_said(paceline_):
     _, out, _ = paceline_("topo", "--from", text("one_gpu.txt"), "--nccl-log", text("nccl_p2p_off.log"))
-    assert "The log speaks of GPU3, which this topology does not have" in out
+    assert "The log names GPU3, which this topology lacks" in out
 
 
 def test_gpus_without_the_drivers_library_are_told_of(paceline_, monkeypatch):
     monkeypatch.setattr("paceline.cli.topo.survey", lambda: Topology(host="here"))
     monkeypatch.setattr("paceline.cli.topo.discover", lambda: Host(name="here", cores=(), gpus=("0", "1")))
     _, out, _ = paceline_("topo")
-    assert "2 GPUs in the machine" in out
+    assert "This machine has 2 GPUs, but without NVML" in out
     assert "pip install nvidia-ml-py" in out
 
 

@@ -77,7 +77,7 @@ def test_the_table_and_what_to_type(launched, paceline_, tmp_path):
     told = err[err.index("kept, or why not") :]
     for words in ("2.00×", "out of memory", "unsupported", "refused", "loss diff", "2.50× as fast"):
         assert words in err, words
-    assert "run it so:  paceline run --preset tuned train.py --epochs 3" in told
+    assert "to keep it, type: paceline run --preset tuned train.py --epochs 3" in told
     assert "--mod resident --mod fused_optimizer" in told
     assert "+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)" in told
     assert "By hand: resident" in told
@@ -140,7 +140,7 @@ def test_nothing_to_gain(launched, paceline_):
     code, _, err = paceline_("tune", "--without", "compile", "train.py")
     assert code == 0
     assert "nothing to gain" in err
-    assert "run it so" not in err
+    assert "to keep it, type" not in err
     launched.runs.clear()
     code, _, err = paceline_("run", "--preset", "tuned", "train.py")
     assert code == 0
@@ -165,7 +165,7 @@ def test_a_larger_batch_is_tried_only_where_it_is_allowed(launched, paceline_):
     ("typed", "says"),
     [
         (["--allow", "speed"], "only batch can be allowed"),
-        (["--only", "nosuch"], "not among what is tried here"),
+        (["--only", "nosuch"], "tune does not try this mod"),
         (["--budget", "soon"], "not a time"),
         (["--mod", "nosuch"], "no mod 'nosuch'"),
     ],

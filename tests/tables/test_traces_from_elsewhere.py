@@ -58,8 +58,8 @@ def test_the_tables(tmp_path, capfd):
     [
         (["--trace", "absent.json"], "absent.json cannot be read"),
         (["--trace", "broken.json"], "broken.json is empty"),
-        (["--trace", "a.json", "train.py"], "and for --trace"),
-        ([], "no script to profile"),
+        (["--trace", "a.json", "train.py"], "--trace reads existing traces"),
+        ([], "SCRIPT is missing"),
         (["absent.py"], "absent.py"),
         (["--trace", "hollow.json"], "hollow.json has no events"),
     ],

@@ -44,7 +44,7 @@ def test_a_record_is_named_by_its_path(records):
 
 
 def test_a_preset_of_another_script_is_refused_with_what_to_type(records):
-    with pytest.raises(UsageError, match=r"was found for .*other\.py, not for train\.py") as error:
+    with pytest.raises(UsageError, match=r"belongs to .*other\.py, not to train\.py") as error:
         find_preset(str(records / "c"), "train.py", module=False, records=records)
     assert "--mod loader=2" in error.value.advice
 
@@ -53,7 +53,7 @@ def test_none_found_is_said_with_what_to_type(records):
     with pytest.raises(UsageError, match=r"no preset of new\.py") as error:
         find_preset("tuned", "new.py", module=False, records=records)
     assert "3 of other scripts" in error.value.message
-    assert error.value.advice == "Find one: paceline tune new.py"
+    assert error.value.advice == "Make one: paceline tune new.py"
     for asked in (records / "no-preset", records / "nowhere"):
         with pytest.raises(UsageError, match=r"no preset\.json"):
             find_preset(str(asked), "train.py", module=False, records=records)

@@ -117,7 +117,7 @@ def test_a_script_that_does_not_repeat_itself_is_said_so(tmp_path, monkeypatch):
 
     same = measure(Drifting({1: [0.1, 0.1], 2: [0.1, 0.1]}), tmp_path, monkeypatch, rounds=2).same_numbers
     assert not same.checked
-    assert "does not repeat itself" in same.why
+    assert "is not deterministic" in same.why
 
 
 def test_a_number_of_workers_that_fails_is_tried_once_and_reported(tmp_path, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_script_without_a_step_is_a_failure(tmp_path, monkeypatch):
 def test_steps_without_samples_are_a_failure(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "step", functools.partial(step, samples=0))
     verdict = measure(Launcher({1: [0.1]}), tmp_path, monkeypatch, workers=(1,))
-    assert "no samples" in verdict.failures[0].message
+    assert "samples of the script's steps cannot be counted" in verdict.failures[0].message
 
 
 @pytest.mark.parametrize("mode", ["strong", "weak"])

@@ -64,7 +64,7 @@ def test_a_slow_worker_is_imbalance_and_is_named():
     parts = alike([slower | {"communication": 0.045}, slower | {"forward": 0.055, "communication": 0.005}])
     told = why(parts, alike([BASE]))
     assert told.lost["compute"] > told.lost["imbalance"]
-    assert "largest cause is imbalance: worker 1 comes 40 ms a step later than the others" in told.sentence
+    assert "largest cause is imbalance: rank 1 is 40 ms per step later than the other workers" in told.sentence
 
 
 def test_a_delay_after_the_collectives_is_imbalance_too():
@@ -103,7 +103,7 @@ def test_a_loader_that_does_not_keep_up_is_input():
     [
         ("forward", {}, "most in forward"),
         ("optimizer", {}, "--mod fused_optimizer"),
-        ("other", {}, "beside the model"),
+        ("other", {}, "outside the model"),
         ("backward", {"shared_cores": True}, "more workers than cores"),
     ],
 )
@@ -122,8 +122,8 @@ def test_threads_that_a_worker_no_longer_has():
         ScaleSetting(workers=1, threads=2),
     )
     assert told.sentence == (
-        "2 workers reach 50 %: 49.0 points go to compute and 1.0 to input. The largest cause is compute: a worker has "
-        "1 thread where at 1 it had 2; try more cores or GPUs rather than more workers."
+        "2 workers reach 50 %: 49.0 points go to compute and 1.0 to input. The largest cause is compute: each worker "
+        "has 1 thread instead of 2 with 1 worker; use more cores or GPUs rather than more workers."
     )
 
 
@@ -132,7 +132,7 @@ def test_weak_scaling_expects_the_same_time():
     assert all(lost == pytest.approx(0) for lost in told.lost.values())
     told = why(alike([BASE | {"forward": 0.13}] * 2, samples=128), alike([BASE]), weak=True)
     assert told.lost["compute"] == pytest.approx(0.5)
-    assert "as many samples as at 1" in told.sentence
+    assert "as many samples as with 1 worker" in told.sentence
 
 
 def test_more_than_perfect_is_gained():

@@ -1,1 +1,1 @@
-"""The command line: one file a verb, parsing and printing only. Never imports torch."""
+"""The command line: one file per verb, for parsing and printing only. Never imports torch."""

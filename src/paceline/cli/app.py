@@ -1,4 +1,4 @@
-"""The application: its verbs, and what becomes of an error."""
+"""The `paceline` program: registers the verbs and turns every error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paceline.errors import PacelineError, UsageError
 from paceline.launch import Zygote
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
 
-INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
+INTERRUPTED = 130  # the exit code that a shell reports for a program ended by SIGINT
 
-# Typer's parser is a click that it does or does not carry itself, according to its version; this finds its
-# "you typed it wrong" either way.
+# Some versions of Typer bundle click and others import it. In both cases, BadParameter's base class is click's usage
+# error.
 Mistyped = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 app = typer.Typer(
@@ -40,8 +40,8 @@ def _show_version(asked: bool) -> None:
 
 
 @app.callback(
-    help="Runs an ordinary single-process PyTorch training script, not one line changed, on any number of "
-    "workers, with the same numbers, and says how well that scaled."
+    help="Runs an unmodified single-process PyTorch training script on any number of workers, with the same numbers, "
+    "and measures how well the script scales."
 )
 def paceline(
     version: Annotated[
@@ -49,7 +49,7 @@ def paceline(
         typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
-    """Without a verb there is nothing to do."""
+    """Holds the options of the program itself; every verb is a subcommand."""
 
 
 demo.add_to(app)
@@ -68,8 +68,8 @@ doctor.add_to(app)
 
 
 def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
-    """Runs one verb and returns the exit code. Every error ends here: a mistake of the user's as two lines, a
-    bug of ours with its traceback, both as a JSON document too where one was asked for."""
+    """Runs one verb and returns the exit code. Every error ends here: a user's mistake prints two lines, a bug in
+    paceline prints its traceback. With --json, both also print a JSON document."""
     session = Session(zygote=zygote, verb=next(iter(arguments), ""))
     try:
         with raised_on_sigterm():
@@ -83,12 +83,13 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
         return _tell(session, UsageError(error.format_message(), advice=f"For the options, type: {help_command}"), 2)
     except PacelineError as error:
         return _tell(session, error, 2 if isinstance(error, UsageError) else 1)
-    except (KeyboardInterrupt, typer.Abort) as error:  # typer makes the second of the first
+    except (KeyboardInterrupt, typer.Abort) as error:  # typer turns a KeyboardInterrupt into an Abort
         by = error if isinstance(error, KeyboardInterrupt) else error.__cause__
         code = exit_code_of(by) if isinstance(by, KeyboardInterrupt) else INTERRUPTED
         return _tell(session, PacelineError("interrupted"), code)
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
+        # The reader of our standard output is gone. Without this line, Python would report that again when it flushes
+        # at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -106,7 +107,7 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
 
 
 def _asked_for_json(arguments: Sequence[str]) -> bool:
-    """For a line that could not be parsed: is there a --json that is not clearly the script's?"""
+    """For a command line that could not be parsed: whether it has a --json before the script's own arguments."""
     for argument in arguments:
         if argument == "--" or argument.endswith(".py"):
             return False

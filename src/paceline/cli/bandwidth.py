@@ -1,4 +1,4 @@
-"""`paceline bandwidth`: what the links of this machine carry, and what each backend makes of them."""
+"""`paceline bandwidth`: measures the links of this machine, and each collective on each backend."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ Workers = Annotated[
         "-n",
         "--workers",
         metavar="N",
-        help="Workers to measure between.",
-        show_default="one for each GPU, 2 at least",
+        help="Number of workers to measure between.",
+        show_default="one per GPU, at least 2",
         rich_help_panel=options.HOW,
     ),
 ]
-Ops = Annotated[str, typer.Option("--ops", metavar="LIST", help=f"Collectives: {', '.join(OPS)}.", show_default="all")]
+Ops = Annotated[
+    str,
+    typer.Option("--ops", metavar="LIST", help=f"Collectives to measure: {', '.join(OPS)}.", show_default="all"),
+]
 Sizes = Annotated[
     str | None,
     typer.Option(
         "--sizes",
         metavar="LIST",
-        help="Sizes of collectives: 1K,64K,4M, or 1K-256M for every fourfold.",
+        help="Message sizes of the collectives: 1K,64K,4M; or a range in steps of 4×: 1K-256M.",
         show_default="1K-256M",
     ),
 ]
@@ -57,8 +60,8 @@ Backends = Annotated[
     typer.Option(
         "--backends",
         metavar="LIST",
-        help="memory, gloo, nccl, network (the algorithms between hosts, over the loopback).",
-        show_default="memory,gloo, and nccl where each worker has a GPU",
+        help="Backends to measure: memory, gloo, nccl, network (the inter-host algorithms, over loopback).",
+        show_default="memory,gloo; also nccl if each worker has a GPU",
     ),
 ]
 Only = Annotated[
@@ -66,15 +69,15 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="LIST",
-        help="devices (GPU copies and pairs), pairs (of workers), collectives.",
+        help="Parts to measure: devices (GPU copies and pairs), pairs (of workers), collectives.",
         show_default="all",
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds: a first look, in seconds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Measure fewer sizes and rounds; takes seconds.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "bandwidth",
         cls=verb(
@@ -98,8 +101,7 @@ def bandwidth(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures bandwidth and latency between workers, between GPUs, and of each collective by size; and says which
-    link gives less than its kind usually does."""
+    """Measures bandwidth and latency between workers, between GPUs, and of each collective; flags slow links."""
     session = Session.of(context, json=json)
     host = discover()
     number = trials.default_workers(host) if workers is None else workers
@@ -109,7 +111,7 @@ def bandwidth(
     asked_backends = trials.usual_backends(host, number)
     if backends is not None:
         asked_backends = trials.parse_names(backends, "--backends", BACKENDS)
-    # Before the record's folder is made: a mistake leaves nothing behind.
+    # Checked before the record's folder is made, so that a user's mistake leaves no record.
     trials.check(
         host,
         workers=number,
@@ -153,7 +155,7 @@ def bandwidth(
 def carry_out(
     plan: list[trials.Trial], session: Session, record: Path, *, share: bool, console: Console, quiet: bool
 ) -> tuple[list[trials.Result], Outcome]:
-    """Runs the plan with a progress bar; leaves run.json whatever happens."""
+    """Runs the plan with a progress bar. Writes run.json even after an error or an interrupt."""
     results: list[trials.Result] = []
     bar = Progress(
         TextColumn("{task.description}"),
@@ -168,7 +170,7 @@ def carry_out(
 
     def on_event(event: Event) -> None:
         if isinstance(event, Output) and event.stream == "stdout":
-            # A worker prints a line for each thing that it has measured.
+            # A worker prints one line per measurement.
             last = event.data.decode(errors="replace").strip().splitlines()[-1:]
             bar.update(task, advance=event.data.count(b"\n"), description="".join(last)[:44].ljust(44))
         if isinstance(event, Notice | Stall):
@@ -190,7 +192,7 @@ def carry_out(
         arguments=[],
         settings={trial.name: {"workers": trial.workers} | msgspec.to_builtins(trial.plan) for trial in plan},
     )
-    # An interrupt ends the block between two trials; while one runs, `launch` answers to it.
+    # An interrupt between two trials ends the block; `launch` handles an interrupt during a trial.
     with series.recorded(record, run) as outcome, bar:
         task = bar.add_task("starting".ljust(44), total=sum(trial.expected for trial in plan))
         trials.carry_out(
@@ -201,21 +203,20 @@ def carry_out(
 
 
 def notes(host: Host, topology: Topology, results: list[trials.Result]) -> list[str]:
-    """What could not be measured or compared, and what to type."""
+    """Measurements and comparisons that were not possible here, and what to type."""
     found = []
     devices = next((result for result in results if result.trial.name == "devices"), None)
     if devices is not None and not devices.reports and not devices.failure and not devices.interrupted:
         found.append(
-            f"{count(len(host.gpus), 'GPU')} in the machine, and torch can use none of them. To see why, type: "
-            "paceline doctor"
+            f"torch can use none of this machine's {count(len(host.gpus), 'GPU')}. To see why, type: paceline doctor"
         )
     if devices is not None and devices.reports and not topology.devices:
-        found.append("What the links should carry is not known without the driver's library: pip install nvidia-ml-py")
+        found.append("The usual rates of the GPU links are unknown without NVML. Type: pip install nvidia-ml-py")
     return found
 
 
 def draw(verdict: Verdict, record: Path) -> list[Path]:
-    """The plots, in the record; none, and a line about it, where matplotlib is missing."""
+    """Draws the plots into the record. Without matplotlib, draws none and adds a note to the verdict."""
     from paceline.charts.svg import write_svg
 
     drawn = []
@@ -225,21 +226,21 @@ def draw(verdict: Verdict, record: Path) -> list[Path]:
                 drawn.append(record / "plots" / f"{name}.svg")
                 write_svg(made, drawn[-1], title=count(verdict.workers, "worker"))
     except ImportError:
-        verdict.notes.append("No plots: they need matplotlib. Type: pip install matplotlib")
+        verdict.notes.append("No plots: matplotlib is not installed. Type: pip install matplotlib")
         return []
     return drawn
 
 
 def exit_code(verdict: Verdict) -> int:
-    """0 only where everything was measured. A weak link is a finding, not a failure to measure."""
+    """0 only if everything was measured. A weak link is a result, not a failure."""
     nothing = not (verdict.copies or verdict.pairs or verdict.collectives)
     return int(nothing or verdict.interrupted or bool(verdict.failures))
 
 
 def trouble(verdict: Verdict) -> series.Trouble:
-    """Why it did not end well."""
+    """Why the exit code is not 0."""
     if verdict.interrupted:
-        why, advice = "interrupted before all was measured", "Type the command again."
+        why, advice = "interrupted before all measurements were made", "Type the command again."
     else:
         why, advice = "nothing was measured", "To see what is wrong, type: paceline doctor"
     found = [*verdict.failures, *([] if verdict.interrupted else verdict.notes), why]
@@ -247,7 +248,7 @@ def trouble(verdict: Verdict) -> series.Trouble:
 
 
 def free_memory() -> int | None:
-    """Bytes that a process could take; None where the kernel does not say."""
+    """Bytes of memory that a process could allocate; None if the kernel does not report them."""
     for line in read(Path("/proc/meminfo")).splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":

@@ -1,4 +1,4 @@
-"""`paceline converge`: what many workers do to the accuracy, and what helps."""
+"""`paceline converge`: accuracy of large-batch techniques on N emulated workers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from paceline.units import percent
 
 Workers = Annotated[
     int,
-    typer.Option("--workers", metavar="N", min=2, help="How many workers to emulate.", rich_help_panel=options.HOW),
+    typer.Option("--workers", metavar="N", min=2, help="Number of workers to emulate.", rich_help_panel=options.HOW),
 ]
 On = Annotated[
-    int, typer.Option("-n", metavar="N", min=1, help="How many real ones compute.", rich_help_panel=options.HOW)
+    int, typer.Option("-n", metavar="N", min=1, help="Number of real worker processes.", rich_help_panel=options.HOW)
 ]
 Seeds = Annotated[
     int,
-    typer.Option("--seeds", metavar="K", min=1, help="Runs of each, from other seeds.", rich_help_panel=options.HOW),
+    typer.Option(
+        "--seeds", metavar="K", min=1, help="Runs per technique, each from another seed.", rich_help_panel=options.HOW
+    ),
 ]
 Metric = Annotated[
     str | None,
     typer.Option(
         "--metric",
         metavar="REGEX",
-        help="Finds the accuracy in what the script prints; its first group is the number. The last match counts.",
-        show_default="test accuracy, val_acc, acc: …",
+        help="Pattern of the accuracy in the script's output; its first group is the number. The last match counts.",
+        show_default="finds test accuracy, val_acc, acc: …",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -51,7 +53,7 @@ Techniques = Annotated[
     typer.Option(
         "--techniques",
         metavar="LIST",
-        help="Those to try, by comma: lamb,auto. Mods of your own by plus: ghost_bn=16+lr_scale=8:sqrt.",
+        help="Techniques to try: lamb,auto. Or your own mods, joined by +: ghost_bn=16+lr_scale=8.",
         show_default="lr_scale,warmup,ghost_bn,lars,lamb,auto",
         rich_help_panel=options.HOW,
     ),
@@ -63,8 +65,8 @@ Target = Annotated[
         metavar="ACCURACY",
         min=0.0,
         max=1.0,
-        help="Count epochs and time until it is reached: 0.6.",
-        show_default="what one worker reaches",
+        help="Accuracy to reach: count epochs and time until then. Example: 0.6.",
+        show_default="accuracy of one worker",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -72,15 +74,15 @@ Sharpness = Annotated[
     bool,
     typer.Option(
         "--sharpness",
-        help="Measure how sharp each solution is: largest Hessian eigenvalue, loss under moved weights, loss along "
-        "the line from one worker's.",
+        help="Measure the sharpness of each solution: largest Hessian eigenvalue, loss under perturbed weights, loss "
+        "along the line from the one-worker solution.",
         rich_help_panel=options.HOW,
     ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "converge",
         cls=verb(
@@ -110,10 +112,13 @@ def converge(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Shows what N workers do to a script's accuracy, emulated on what is here, and which technique gets it back."""
+    """Compares the accuracy of large-batch techniques side by side. Emulates N workers on this machine."""
     session = Session.of(context, json=json)
     if workers % on:
-        raise UsageError(f"Asked to emulate {workers} workers on {on}.", advice=f"-n takes a divisor of {workers}.")
+        raise UsageError(
+            f"-n {on}: {workers} emulated workers cannot be divided evenly among {on} real ones.",
+            advice=f"Give -n a divisor of {workers}, or change --workers.",
+        )
     tried = parse_techniques(techniques)
     settings = replace(
         asked.settings(),
@@ -139,19 +144,21 @@ def converge(
 
 
 def parse_mods(texts: list[str]) -> tuple[str, ...]:
-    """What goes with every trial."""
+    """The user's mods, which apply to every trial."""
     asked = catalog.parse(texts)
     if any(one.entry.name in ("batch", "emulate", "workers") for one in asked):
-        raise UsageError("The batch is what converge changes by itself.", advice="Use --workers.")
+        raise UsageError(
+            "--mod: batch, emulate and workers are set by converge itself.", advice="Use --workers and -n instead."
+        )
     return tuple(str(one) for one in asked)
 
 
 def carry_out(course: series.Series, measure: OnBench, walk: Converge, *, target: float | None) -> tuple[Verdict, int]:
-    """Runs the trials; leaves run.json whatever happens. Gives the verdict and the exit code."""
+    """Runs the trials. Writes run.json even after an error or an interrupt. Returns the verdict and the exit code."""
 
     def on_event(event: Event) -> None:
         measure.event(event)
-        if not isinstance(event, Notice):  # what mods say at every trial is in the trials' records
+        if not isinstance(event, Notice):  # mods repeat their notices in every trial; the trials' records hold them
             course.line.event(event)
 
     def told(name: str, mods: tuple[str, ...], seed: int) -> Any:
@@ -170,23 +177,24 @@ def carry_out(course: series.Series, measure: OnBench, walk: Converge, *, target
         outcome.exit_code = int(not alone or bool(alone[0].trouble))
     if walk.trials.get(ALONE) and walk.trials[ALONE][0].trouble:
         raise ScriptError(
-            f"The script did not run to its end as it is: {failure(measure.bench, 'oneworker.seed0')}",
-            advice="See that it runs: paceline run -n 1 " + course.settings.script,
+            f"{course.settings.script} failed on one worker, without any technique: "
+            f"{failure(measure.bench, 'oneworker.seed0')}",
+            advice="Check that the script runs: paceline run -n 1 " + course.settings.script,
         )
     return judge(walk, target=target, interrupted=outcome.interrupted), outcome.exit_code
 
 
 def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
-    """The plot, in the record."""
+    """Draws the accuracy plot into the record."""
     return plotted(charts.accuracy(verdict), record / "plots" / "converge.svg", script)
 
 
 def draw_line(verdict: Verdict, record: Path, script: str) -> Path | None:
-    """The plot of the losses between solutions, where some were measured."""
+    """Draws the plot of the losses between solutions, if some were measured."""
     return plotted(charts.loss_lines(verdict), record / "plots" / "line.svg", script)
 
 
 def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
-    """Why it did not end well."""
+    """Why the exit code is not 0."""
     told = course.interrupted("all trials were made")
     return told if verdict.interrupted else series.Trouble("ScriptFailed", "nothing was measured", told.advice)

@@ -1,4 +1,4 @@
-"""`paceline data`: packs pictures and datasets into record files, and checks such files."""
+"""`paceline data`: packs images and datasets into TFRecord files, and checks such files."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ What = Annotated[
     str,
     typer.Argument(
         metavar="DIR",
-        help="A folder with a folder of pictures for each class; or a dataset: module:name or file.py:name.",
+        help="Image folder with one subfolder per class; or a dataset: module:name or file.py:name.",
         show_default=False,
     ),
 ]
 Out = Annotated[
     str | None,
-    typer.Option("--out", metavar="DIR", help="A new folder for the files.", show_default="DIR-packed"),
+    typer.Option("--out", metavar="DIR", help="New folder for the packed files.", show_default="DIR-packed"),
 ]
 Shards = Annotated[
     int | None,
-    typer.Option("--shards", metavar="N", min=1, help="So many files.", show_default="128 MiB each, 16 or more"),
+    typer.Option("--shards", metavar="N", min=1, help="Number of files.", show_default="one per 128 MiB, at least 16"),
 ]
-Shuffle = Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Deal records to the files in a random order.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of that order.")]
+Shuffle = Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the records across the files.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed for shuffling.")]
 Paths = Annotated[
     list[str],
     typer.Argument(metavar="PATH...", help="TFRecord files, tar shards, or folders of them.", show_default=False),
 ]
-Decode = Annotated[bool, typer.Option("--decode", help="Decode the pictures in them, too.")]
+Decode = Annotated[bool, typer.Option("--decode", help="Also decode every image.")]
 MaxBytes = Annotated[
     str | None,
     typer.Option(
         "--max-bytes",
         metavar="SIZE",
-        help="Refuse a record, or a decoded picture, of more than this size: 4GiB.",
-        show_default="1GiB; 256MiB for a decoded picture",
+        help="Largest record or decoded image to accept: 4GiB.",
+        show_default="1GiB; 256MiB for a decoded image",
     ),
 ]
 MaxPicture = Annotated[
@@ -62,17 +62,17 @@ MaxPicture = Annotated[
     typer.Option(
         "--max-bytes",
         metavar="SIZE",
-        help="Refuse a picture whose file has more than this size: 4GiB.",
+        help="Largest image file to accept: 4GiB.",
         show_default="1GiB",
     ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     data = typer.Typer(
         cls=program("paceline data pack pictures/train", "paceline data check pictures/train-packed"),
-        help="Packs pictures and datasets into record files, and checks such files.",
+        help="Packs images and datasets into TFRecord files, and checks such files.",
         no_args_is_help=True,
     )
     data.command(
@@ -94,7 +94,7 @@ def pack(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Writes pictures, or the samples of a dataset, into TFRecord files with an index."""
+    """Packs images, or the samples of a dataset, into TFRecord files with an index."""
     session = Session.of(context, json=json)
     session.verb = "data pack"
     home = out or f"{Path(what.partition(':')[0]).name.removesuffix('.py')}-packed"
@@ -128,7 +128,7 @@ def check(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Reads record files from start to end: are all checksums right, and is the index?"""
+    """Reads record files from start to end and checks every checksum and the index."""
     session = Session.of(context, json=json)
     session.verb = "data check"
     files = pack_format.files_to_check(paths)
@@ -157,7 +157,7 @@ def _progress(silent: bool) -> Progress:
 
 
 def _missing(paths: list[str], checked: list[pack_format.Checked]) -> list[str]:
-    """What `pack` said that folders hold, and is not there."""
+    """Files and records that `pack` wrote into these folders and that are missing now."""
     wrong = []
     for folder in filter(os.path.isdir, paths):
         told = pack_format.told_of(folder)
@@ -184,13 +184,13 @@ def _show(checked: list[pack_format.Checked], wrong: list[str], stale: list[str]
     for line in [line for file in checked for line in file.damaged] + wrong:
         console.print(f"! {line}", soft_wrap=True)
     for path in stale:
-        console.print(f"! {path}.index is not of this file. Delete it: rm {path}.index", soft_wrap=True)
+        console.print(f"! {path}.index does not belong to this file. Delete it: rm {path}.index", soft_wrap=True)
     if not quiet and not wrong and not stale and not any(file.damaged for file in checked):
-        console.print(f"{sum(file.records for file in checked)} records, all of them whole")
+        console.print(f"{sum(file.records for file in checked)} records, all intact")
 
 
 def _find(what: str) -> Any:
-    """A dataset by its name; a function is called for it."""
+    """The dataset with this name; a function is called to make one."""
     home, _, name = what.rpartition(":")
     try:
         if home.endswith(".py"):
@@ -199,14 +199,14 @@ def _find(what: str) -> Any:
             sys.path.insert(0, os.getcwd())
             space = vars(importlib.import_module(home))
     except (OSError, ImportError) as error:
-        raise UsageError(f"Asked to pack {what}: {error}.", advice="Type file.py:name or module:name.") from None
+        raise UsageError(f"{what} cannot be imported: {error}.", advice="Type file.py:name or module:name.") from None
     if name not in space:
-        raise UsageError(f"Asked to pack {what}, but {home} has no {name}.", advice="Type the name of a dataset in it.")
+        raise UsageError(f"{what}: {home} has no {name}.", advice=f"Type the name of a dataset in {home}.")
     found: Any = space[name]
     made = found() if isinstance(found, Callable) and not hasattr(found, "__getitem__") else found  # type: ignore[arg-type]
     if not hasattr(made, "__getitem__") or not hasattr(made, "__len__"):
         raise UsageError(
-            f"Asked to pack {what}, a {type(made).__name__}, which has no length and indices.",
-            advice="Give a map-style dataset, a list, or a function that makes one.",
+            f"{what} is a {type(made).__name__}, which has no length or cannot be indexed.",
+            advice="Name a map-style dataset, a list, or a function that makes one.",
         )
     return made

@@ -1,4 +1,4 @@
-"""`paceline demo`: the first three minutes. The same script plain and on workers, then tuned, then what to type."""
+"""`paceline demo`: runs a script plain and on workers, tunes it, and prints what to type next, in three minutes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from paceline.trials.tune.verdict import Verdict
 from paceline.units import count, rate
 
 FOLDER = Path("paceline-demo")
-STEPS = 1000  # of a tuning trial at most: the script ends before
+STEPS = 1000  # limit of a tuning trial, above the number of steps that the demo's script makes
 
 BudgetOption = Annotated[
     str,
     typer.Option(
         "--budget",
         metavar="TIME",
-        help="Time for the demo: 90s, 3m. The tune takes what is left of it, a minute at most.",
+        help="Time limit for the demo: 90s, 3m. The tune gets the remaining time, at most one minute.",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -53,7 +53,7 @@ FolderOption = Annotated[
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """What the demo has found until now."""
+    """The results of the demo so far."""
 
     machine: Machine
     script: Path
@@ -61,8 +61,8 @@ class Story:
     printed: Printed | None = None
     scaled: scaling.Verdict | None = None
     tuned: Verdict | None = None
-    told: dict[str, Any] = field(default_factory=dict)  # what `tune` would tell: the command, the preset, the patch
-    tuned_step: dict[str, float] = field(default_factory=dict)  # by its parts
+    told: dict[str, Any] = field(default_factory=dict)  # as `tune` reports: the command, the preset, the patch
+    tuned_step: dict[str, float] = field(default_factory=dict)  # seconds of each part of a step
     tune_record: Path | None = None
     skipped: str = ""  # why nothing was tuned
     exit_code: int = 0
@@ -87,7 +87,7 @@ class Story:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command("demo", cls=verb("paceline demo"))(demo)
 
 
@@ -99,7 +99,7 @@ def demo(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Shows what Paceline does on this machine: same numbers on workers, a short tune, what to type next."""
+    """Shows Paceline on this machine in three minutes: same numbers on workers, a short tune, what to type next."""
     session = Session.of(context, json=json)
     clock = Budget(parse_time(budget))
     host = discover()
@@ -111,7 +111,7 @@ def demo(
     if not story.interrupted:
         tune(story, session, clock, host, console)
     if story.interrupted:
-        console.print(f"paceline: interrupted. What was measured until then: {story.view}", soft_wrap=True)
+        console.print(f"paceline: interrupted. To see the measurements so far: {story.view}", soft_wrap=True)
     else:
         conclude(story, console)
     if json:
@@ -120,7 +120,7 @@ def demo(
 
 
 def compare(story: Story, session: Session, clock: Budget, console: Console) -> None:
-    """Part 1: the script plain and on workers. Leaves the record of a `scale`."""
+    """Part 1: runs the script plain and on workers. Writes a record like that of `scale`."""
     workers, script = story.machine.workers, str(story.script)
     console.print(f"1. The same numbers, plain and on {count(workers, 'worker')}", style="bold")
     console.print(expect(story.machine))
@@ -153,7 +153,7 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
                 on_result=on_result,
             )
         outcome.steps = sum(result.summary.steps for result in results)
-        outcome.exit_code = int(not story.printed.same)  # nothing in the demo's script may make them differ
+        outcome.exit_code = int(not story.printed.same)  # the demo's script is deterministic: a difference is a bug
     story.exit_code = outcome.exit_code
     story.scaled = scaling.judge(results, mode="strong", record=session.record, interrupted=outcome.interrupted)
     write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(story.scaled)))
@@ -162,7 +162,7 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
 
 
 def tune(story: Story, session: Session, clock: Budget, host: Host, console: Console) -> None:
-    """Part 2: a short `tune` of the script as it is. Leaves the record of one."""
+    """Part 2: a short `tune` of the unmodified script. Writes a record like that of `tune`."""
     console.print("\n2. What makes it faster", style="bold")
     seconds = min(TUNE, clock.left - RESERVE)
     if seconds < LEAST_TUNE:
@@ -206,7 +206,7 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
 
 
 def conclude(story: Story, console: Console) -> None:
-    """Part 3: what it means, and what to type next."""
+    """Part 3: explains the results, and prints what to type next."""
     console.print("\n3. What scaled, what did not, and why", style="bold")
     for sentence in story.conclusion:
         console.print(sentence)
@@ -240,18 +240,18 @@ def document(story: Story, clock: Budget) -> dict[str, Any]:
         "seconds": clock.spent,
     }
     if story.interrupted:
-        told["error"] = {"type": "Interrupted", "message": "interrupted", "advice": "Type it again: paceline demo"}
+        told["error"] = {"type": "Interrupted", "message": "interrupted", "advice": "Type again: paceline demo"}
     elif story.printed is not None and not story.printed.same:
         told["error"] = {
             "type": "OtherNumbers",
-            "message": "the numbers on workers are not those of plain Python",
-            "advice": "Please report it, with this document.",
+            "message": "the numbers on workers differ from those of plain Python",
+            "advice": "Please report this bug, with this document.",
         }
     elif story.exit_code:
         told["error"] = {
             "type": "NothingToTune",
             "message": story.skipped,
-            "advice": "See what is wrong here: paceline doctor",
+            "advice": "To check this machine, type: paceline doctor",
         }
     return told
 

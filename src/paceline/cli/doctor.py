@@ -1,4 +1,4 @@
-"""`paceline doctor`: what is here, what is wrong with it, and what to type."""
+"""`paceline doctor`: checks this machine, and prints what to type if a check fails."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paceline.doctor.checks import Check, examine
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command("doctor", cls=verb("paceline doctor"))(doctor)
 
 
 def doctor(context: typer.Context, record: options.RecordParent = options.RECORDS, json: options.Json = False) -> None:
-    """Looks at what a run needs here, and says what to type where something is wrong."""
+    """Checks whether this machine can run workers, and prints what to type if a check fails."""
     session = Session.of(context, json=json)
     checks = examine(record)
     if json:
@@ -31,7 +31,7 @@ def doctor(context: typer.Context, record: options.RecordParent = options.RECORD
 
 
 def show(console: Console, checks: list[Check]) -> None:
-    """A table with a mark for each, and below it what to type."""
+    """Prints a table with one mark per check, the advice for each failed check, and a conclusion."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("stop" if check.prevents else "warn", "bold red")
@@ -44,8 +44,8 @@ def show(console: Console, checks: list[Check]) -> None:
     stops = [check for check in wrong if check.prevents]
     console.print()
     if not wrong:
-        console.print("All is well. Try: paceline run -n 2 train.py")
+        console.print("All checks passed. Try: paceline run -n 2 train.py")
     elif stops:
-        console.print("A run cannot start here until the lines marked 'stop' are mended.", style="bold red")
+        console.print("A run cannot start here until the problems marked 'stop' are fixed.", style="bold red")
     else:
-        console.print("A run can start here; the lines marked 'warn' may make it slow or fail later.")
+        console.print("A run can start here, but the problems marked 'warn' may make it slow or fail later.")

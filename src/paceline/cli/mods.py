@@ -1,4 +1,4 @@
-"""`paceline mods`: what can be changed about a run without changing its script."""
+"""`paceline mods`: lists the changes that a run can make to a script without editing the script."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
 from paceline.mods.catalog import CATALOG
 
-NUMBERS = {"same": "the same", "rounded": "to rounding", "other": "others"}
+NUMBERS = {"same": "same", "rounded": "same to rounding", "other": "changed"}
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command("mods", cls=verb("paceline mods", "paceline run --mod precision=bf16 --mod channels_last train.py"))(
         mods
     )
 
 
 def mods(context: typer.Context, json: options.Json = False) -> None:
-    """Lists the mods: what each changes, and what becomes of the numbers."""
+    """Lists the mods: what each mod does, and whether the script's numbers stay the same."""
     session = Session.of(context, json=json)
     if json:
         session.print_document({"mods": [msgspec.to_builtins(entry) for entry in CATALOG.values()]})

@@ -1,4 +1,4 @@
-"""`paceline profile`: where the time of a step goes, op by op."""
+"""`paceline profile`: traces a few steps, and shows where their time goes, op by op."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from paceline.topology.sampling import Sampler
 if TYPE_CHECKING:
     from paceline.advise.profile import Profile
 
-WHAT = "What is traced"
+WHAT = "Tracing"
 Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=1, help="Steps to trace, on every worker.", rich_help_panel=WHAT)
+    int,
+    typer.Option("--steps", metavar="K", min=1, help="Number of steps to trace on every worker.", rich_help_panel=WHAT),
 ]
 WarmUp = Annotated[
     int | None,
@@ -41,41 +42,44 @@ WarmUp = Annotated[
         "--warm-up",
         metavar="K",
         min=2,
-        help="Steps to skip.",
-        show_default="until step times have settled",
+        help="Number of warm-up steps before the trace.",
+        show_default="until step times are steady",
         rich_help_panel=WHAT,
     ),
 ]
 Stack = Annotated[
-    bool, typer.Option("--stack", help="Python's stack, too: time by module. Slows traced steps.", rich_help_panel=WHAT)
+    bool,
+    typer.Option(
+        "--stack", help="Record Python stacks: adds time by module, slows traced steps.", rich_help_panel=WHAT
+    ),
 ]
 WholeRun = Annotated[
-    bool, typer.Option("--whole-run", help="Let the script run to its end after the trace.", rich_help_panel=WHAT)
+    bool, typer.Option("--whole-run", help="Run the script to its end after the trace.", rich_help_panel=WHAT)
 ]
 TraceFiles = Annotated[
     list[Path] | None,
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Read torch traces instead of running a script. One for each rank: may be repeated.",
+        help="Read this torch trace instead of running a script. May be repeated, once per rank.",
         show_default=False,
         rich_help_panel=WHAT,
     ),
 ]
 Top = Annotated[
-    int, typer.Option("--top", metavar="N", min=1, help="Rows of each table.", rich_help_panel=options.OUTPUT)
+    int, typer.Option("--top", metavar="N", min=1, help="Number of rows of each table.", rich_help_panel=options.OUTPUT)
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedOrTraced(ScriptOptionsWithView):
-    """The same without a script, where traces are read."""
+    """The script options, with an optional script: --trace needs none."""
 
     script: options.Script = ""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "profile",
         cls=verb(
@@ -106,24 +110,24 @@ def profile(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Says where the time of a step goes: op by op, host and device, and which lines wait."""
+    """Traces a few steps and shows where their time goes: op by op, on host and device, and which lines wait."""
     session = Session.of(context, json=json)
     console = stderr()
     if trace:
         if asked.script:
             raise UsageError(
-                f"Asked for the script {asked.script} and for --trace, which reads what was traced before.",
-                advice="Type one of them.",
+                f"--trace reads existing traces and runs no script, but the script {asked.script} was given.",
+                advice="Leave out the script, or --trace.",
             )
         if prove_it:
             raise UsageError(
-                "Asked for --prove and for --trace: there is no script to try mods on.",
+                "--prove needs a script to try mods on, but --trace was given.",
                 advice="Type: paceline profile --prove train.py",
             )
         _tell(_read(trace), session, console, top=top, json=json, quiet=quiet)
         return
     if not asked.script:
-        raise UsageError("There is no script to profile.", advice="Type: paceline profile train.py")
+        raise UsageError("SCRIPT is missing.", advice="Type: paceline profile train.py")
     settings = replace(
         asked.settings(),
         workers=options.default_workers() if workers is None else workers,
@@ -131,7 +135,7 @@ def profile(
         profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=whole_run),
     )
     seconds = series.parse_time(budget)
-    # Before the record's folder is made: a mistake leaves nothing behind.
+    # Checked before the record's folder is made, so that a user's mistake leaves no record.
     check(settings, discover(), oversubscribe=asked.oversubscribe)
     if tensorboard is not None:
         prove_board(tensorboard)
@@ -144,7 +148,7 @@ def profile(
     except PacelineError:
         if outcome.exit_code == 0:
             raise
-        # It failed before it was traced, which was told already.
+        # The script failed before any step was traced; the launcher has printed the error.
         if json:
             session.print_document(failure(outcome))
     else:
@@ -167,7 +171,7 @@ def _run(
     quiet: bool,
     json: bool,
 ) -> Outcome:
-    """Runs the script; gives back how it ended."""
+    """Runs the script and returns its outcome."""
     assert session.record is not None
     live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
@@ -192,7 +196,7 @@ def _run(
 
 
 def _read(what: Path | list[Path]) -> Profile:
-    """A record, or traces. Only now: polars takes longer to import than most verbs take."""
+    """Reads a record or traces. Imports polars here, because that import takes longer than most verbs."""
     from paceline.advise import write_findings
     from paceline.advise.profile import summarize
     from paceline.tables.records import read_files, read_record
@@ -240,12 +244,12 @@ def document(told: Profile) -> dict[str, Any]:
 
 
 def failure(outcome: Outcome) -> dict[str, Any]:
-    """What --json says besides, where the script failed or was stopped."""
+    """The `error` of the JSON document, if the script failed or was stopped."""
     told: dict[str, Any] = {"exit_code": outcome.exit_code}
     if outcome.exit_code:
         told["error"] = {
             "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
             "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
-            "advice": "The workers' own output is in the record, in log.rank*.txt.",
+            "advice": "Read the workers' output in the record: log.rank*.txt.",
         }
     return told

@@ -1,4 +1,4 @@
-"""`paceline profile --prove`: each finding's mod as a trial, predicted beside measured."""
+"""`paceline profile --prove`: runs a trial of each finding's mod, to compare predicted and measured gain."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.trials.core.bench import Bench, Budget
 if TYPE_CHECKING:
     from paceline.advise import Finding
 
-PROOF = "The proof"
+PROOF = "Proving findings"
 Prove = Annotated[
     bool,
     typer.Option(
-        "--prove", help="Run each finding's mod as a trial: predicted beside measured.", rich_help_panel=PROOF
+        "--prove", help="Measure each finding's mod in a trial, beside its predicted gain.", rich_help_panel=PROOF
     ),
 ]
 ProofBudget = Annotated[
@@ -29,8 +29,8 @@ ProofBudget = Annotated[
     typer.Option(
         "--budget",
         metavar="TIME",
-        help="With --prove, take no longer: 90s, 5m.",
-        show_default="as long as it takes",
+        help="Time limit for --prove: 90s, 5m.",
+        show_default="no limit",
         rich_help_panel=PROOF,
     ),
 ]
@@ -45,8 +45,8 @@ def carry_out(
     console: Console,
     quiet: bool,
 ) -> int:
-    """Runs the trials and keeps what they gave in the record. Gives the exit code: 128 + the signal that
-    stopped it."""
+    """Runs the trials and writes the measured gains into the record. Returns the exit code: 128 + the signal's number
+    after an interrupt."""
     from paceline.advise import write_findings
     from paceline.trials.tune import prove
 

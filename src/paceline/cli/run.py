@@ -1,4 +1,4 @@
-"""`paceline run`: the unmodified script on N workers."""
+"""`paceline run`: runs an unmodified script on N workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BatchOption = Annotated[
     Batch,
     typer.Option(
         "--batch",
-        help="keep: the script's batch is shared out. scale: each worker takes whole batches.",
+        help="keep: split the script's batch among the workers. scale: each worker takes whole batches.",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -46,20 +46,24 @@ Steps = Annotated[
         "--steps",
         metavar="K",
         min=1,
-        help="Stop after so many steps.",
-        show_default="the script's own end",
+        help="Stop after K steps.",
+        show_default="the end of the script",
         rich_help_panel=options.HOW,
     ),
 ]
 CompressionOption = Annotated[
     Compression,
-    typer.Option("--compression", help="Of gradients, between hosts. Changes numbers.", rich_help_panel=options.HOW),
+    typer.Option(
+        "--compression",
+        help="Compress gradients sent between hosts (results change slightly).",
+        rich_help_panel=options.HOW,
+    ),
 ]
 NoAutotune = Annotated[
     bool,
     typer.Option(
         "--no-autotune",
-        help="Don't try other sizes of gradient buckets in the first steps.",
+        help="Do not tune the gradient bucket size in the first steps.",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -68,7 +72,7 @@ Timeline = Annotated[
     typer.Option(
         "--timeline",
         metavar="FILE",
-        help="Write a time line of phases and gradient buckets, for Perfetto.",
+        help="Write a timeline of phases and gradient buckets for Perfetto.",
         show_default=False,
         rich_help_panel=options.HOW,
     ),
@@ -77,7 +81,8 @@ NoiseScale = Annotated[
     bool,
     typer.Option(
         "--noise-scale",
-        help="Measure gradient noise: how large a batch is of use. Takes two workers, or micro-batches.",
+        help="Measure the gradient noise scale, which estimates the largest useful batch. Needs 2 workers or "
+        "micro-batches.",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -87,7 +92,7 @@ Emulate = Annotated[
         "--emulate",
         metavar="N",
         min=1,
-        help="Compute what N workers of the script's batch would: N times the batch, batch norms of a worker's.",
+        help="Emulate N workers: N× batch, per-worker batch norm.",
         show_default=False,
         rich_help_panel=options.HOW,
     ),
@@ -97,7 +102,7 @@ PresetOption = Annotated[
     typer.Option(
         "--preset",
         metavar="tuned|RECORD",
-        help="With the mods that `paceline tune` found for this script.",
+        help="Apply the mods that `paceline tune` found for this script.",
         show_default=False,
         rich_help_panel=options.HOW,
     ),
@@ -105,7 +110,7 @@ PresetOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "run",
         cls=verb(
@@ -135,7 +140,7 @@ def run(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Runs a script on N workers: not one line of it changed, and the same numbers."""
+    """Runs an unmodified script on N workers, with the same numbers."""
     session = Session.of(context, json=json)
     emulated = [] if emulate is None else [f"emulate={emulate}"]
     mods = tuple(str(asked) for asked in catalog.parse([*(mod or []), *emulated]))
@@ -157,12 +162,12 @@ def run(
         timeline=timeline is not None,
         noise_scale=noise_scale,
     )
-    # Before the record's folder is made: a mistake leaves nothing behind.
+    # Checked before the record's folder is made, so that a user's mistake leaves no record.
     check(settings, discover(), oversubscribe=asked.oversubscribe)
     if timeline is not None and not timeline.absolute().parent.is_dir():
         raise UsageError(
-            f"Asked for --timeline {timeline}, but there is no folder {timeline.parent}.",
-            advice=f"mkdir -p {timeline.parent}",
+            f"--timeline {timeline}: there is no folder {timeline.parent}.",
+            advice=f"Type: mkdir -p {timeline.parent}",
         )
     if tensorboard is not None:
         prove_board(tensorboard)
@@ -201,7 +206,7 @@ def run(
 
 
 def show_summary(console: Console, summary: Summary, session: Session) -> None:
-    """The table at the end."""
+    """Prints the summary at the end of a run."""
     console.print()
     if summary.steps == 0:
         whole = ": every worker ran all of the script" if summary.workers > 1 else ""
@@ -230,7 +235,7 @@ def show_summary(console: Console, summary: Summary, session: Session) -> None:
         waited = most_waited_for(read_pipelines(session.record, 0))
         if waited is not None and waited.report.slowest:
             console.print(
-                f"input: {percent(waited.report.waited)} of the time the script waited for its pipeline; "
+                f"input: the script waited for its pipeline {percent(waited.report.waited)} of the time; "
                 f"the bottleneck is {waited.report.bottleneck}",
                 soft_wrap=True,
             )
@@ -261,6 +266,6 @@ def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
         told["error"] = {
             "type": "Interrupted" if outcome.interrupted else "ScriptFailed",
             "message": outcome.message or f"the script ended with exit code {outcome.exit_code}",
-            "advice": "The workers' own output is in the record, in log.rank*.txt.",
+            "advice": "Read the workers' output in the record: log.rank*.txt.",
         }
     return told

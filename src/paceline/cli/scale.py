@@ -1,4 +1,4 @@
-"""`paceline scale`: how much faster the script gets with more workers, and whether its numbers stay."""
+"""`paceline scale`: measures throughput by number of workers, and checks that the script's numbers stay the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from paceline.units import count, rate
 
 WorkersList = Annotated[
     str,
-    typer.Option("-n", "--workers", metavar="LIST", help="Numbers of workers: 1,2,4.", rich_help_panel=options.HOW),
+    typer.Option(
+        "-n", "--workers", metavar="LIST", help="Numbers of workers to measure: 1,2,4.", rich_help_panel=options.HOW
+    ),
 ]
 Weak = Annotated[
     bool,
@@ -38,12 +40,12 @@ Weak = Annotated[
 ]
 Repeat = Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds.", rich_help_panel=options.HOW)]
 Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=1, help="Steps of each trial.", rich_help_panel=options.HOW)
+    int, typer.Option("--steps", metavar="K", min=1, help="Number of steps of each trial.", rich_help_panel=options.HOW)
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "scale",
         cls=verb("paceline scale -n 1,2,4 train.py --epochs 1"),
@@ -64,7 +66,7 @@ def scale(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures how much faster a script gets with more workers, and checks that its numbers stay the same."""
+    """Measures throughput, speed-up and efficiency by number of workers, and checks that the numbers stay the same."""
     session = Session.of(context, json=json)
     numbers = parse_workers(workers)
     settings = replace(
@@ -75,7 +77,7 @@ def scale(
     )
     mode: trials.Mode = "weak" if weak else "strong"
     plan = trials.plan(settings, numbers, rounds=repeat, mode=mode)
-    # Before the record's folder is made: a mistake leaves nothing behind.
+    # Checked before the record's folder is made, so that a user's mistake leaves no record.
     for number in (numbers[0], numbers[-1]):
         check(replace(settings, workers=number), discover(), oversubscribe=asked.oversubscribe)
     session.record = new_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
@@ -86,7 +88,7 @@ def scale(
     plot = draw(verdict, session.record, asked.script) if verdict.points else None
     if not quiet:
         show_verdict(console, verdict)
-    # Other numbers are a finding, not a failure to measure; a point that no trial gave is one.
+    # Different numbers are a result, not a failure. A point without a measurement is a failure.
     code = outcome.exit_code if outcome.interrupted else int(bool(verdict.failures))
     told = series.document(verdict, trouble(verdict) if code else None, plot=plot)
     series.finish(session, console, told, code=code, plots=[plot], quiet=quiet)
@@ -97,7 +99,7 @@ def parse_workers(text: str) -> list[int]:
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise UsageError(f"-n {text}: not a list of numbers", advice="Type it like this: -n 1,2,4") from None
+        raise UsageError(f"-n {text}: not a list of numbers.", advice="Type it like this: -n 1,2,4") from None
 
 
 def carry_out(
@@ -109,7 +111,7 @@ def carry_out(
     console: Console,
     quiet: bool,
 ) -> tuple[list[trials.Result], Outcome]:
-    """Runs the plan with a progress bar; leaves run.json whatever happens."""
+    """Runs the plan with a progress bar. Writes run.json even after an error or an interrupt."""
     steps = settings.steps or 1
     told: set[str] = set()
     results: list[trials.Result] = []
@@ -147,7 +149,7 @@ def carry_out(
             speed = rate(result.summary.median_samples_per_s)
             console.print(f"paceline: trial {len(results)} of {len(plan)}: {place}: {speed} samples/s", soft_wrap=True)
 
-    # An interrupt ends the block between two trials; while one runs, `launch` answers to it.
+    # An interrupt between two trials ends the block; `launch` handles an interrupt during a trial.
     with series.recorded(record, series.run_of("scale", settings)) as outcome, bar:
         task = bar.add_task("starting", total=len(plan) * steps)
         trials.carry_out(
@@ -163,15 +165,15 @@ def carry_out(
 
 
 def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:
-    """The plot, in the record."""
+    """Draws the plot into the record."""
     return plotted(charts(verdict), record / "plots" / "scale.svg", script)
 
 
 def trouble(verdict: trials.Verdict) -> series.Trouble:
-    """Why it did not end well."""
+    """Why the exit code is not 0."""
     failure = verdict.failures[0] if verdict.failures else None
     return series.Trouble(
         "Interrupted" if verdict.interrupted else "ScriptFailed",
         failure.message if failure else "interrupted before all trials had ended",
-        f"See the trial's record: {failure.record}" if failure else "Type the command again.",
+        f"Look at the trial's record: {failure.record}" if failure else "Type the command again.",
     )

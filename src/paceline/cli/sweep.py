@@ -1,4 +1,4 @@
-"""`paceline sweep`: which batch size is fast enough, and which is too large."""
+"""`paceline sweep`: measures throughput by batch size, up to the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import OnBench, Sweep, Verdict, judge
 from paceline.units import rate
 
-ENOUGH = 1.0  # seconds of settled steps that make a trial
+ENOUGH = 1.0  # seconds of steady steps after which a trial ends
 
 Workers = Annotated[
-    int, typer.Option("-n", "--workers", metavar="N", min=1, help="How many workers.", rich_help_panel=options.HOW)
+    int, typer.Option("-n", "--workers", metavar="N", min=1, help="Number of workers.", rich_help_panel=options.HOW)
 ]
 From = Annotated[
     int | None,
@@ -34,8 +34,8 @@ From = Annotated[
         "--from",
         metavar="N",
         min=1,
-        help="The first batch.",
-        show_default="the script's own",
+        help="First batch size, in samples per step.",
+        show_default="the script's batch",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -45,8 +45,8 @@ To = Annotated[
         "--to",
         metavar="N",
         min=1,
-        help="The last batch, if nothing ends it before.",
-        show_default="the ceiling",
+        help="Largest batch size to try.",
+        show_default="the largest that fits",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -54,23 +54,27 @@ ToTheEnd = Annotated[
     bool,
     typer.Option(
         "--to-the-end",
-        help="Go on although nothing is gained any more, until memory or data ends.",
+        help="Continue after throughput stops growing, until memory or data runs out.",
         rich_help_panel=options.HOW,
     ),
 ]
 Repeat = Annotated[
     int,
     typer.Option(
-        "--repeat", metavar="N", min=1, help="Rounds of the batches near the best.", rich_help_panel=options.HOW
+        "--repeat",
+        metavar="N",
+        min=1,
+        help="Number of times to measure the batches near the best.",
+        rich_help_panel=options.HOW,
     ),
 ]
 Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=1, help="Steps of a trial at most.", rich_help_panel=options.HOW)
+    int, typer.Option("--steps", metavar="K", min=1, help="Step limit of a trial.", rich_help_panel=options.HOW)
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "sweep",
         cls=verb("paceline sweep train.py --epochs 10", "paceline sweep --from 8 --memory-limit 2GB train.py"),
@@ -96,7 +100,7 @@ def sweep(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measures throughput against batch size, up to the ceiling, and names the knee."""
+    """Measures throughput by batch size, up to the largest batch that fits, and finds the knee of the curve."""
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
@@ -107,7 +111,9 @@ def sweep(
         memory_limit=series.parse_bytes(memory_limit),
     )
     if start is not None and to is not None and to < start:
-        raise UsageError(f"Asked for batches from {start} to {to}.", advice=f"--from {to} --to {start}")
+        raise UsageError(
+            f"--from {start} is larger than --to {to}.", advice=f"Type it like this: --from {to} --to {start}"
+        )
     course = series.Series.begin(
         session, settings, asked, host=discover(), budget=budget, parent=record, resume=resume, quiet=quiet
     )
@@ -120,10 +126,10 @@ def sweep(
 
 
 def parse_mods(texts: list[str]) -> tuple[str, ...]:
-    """What goes with the batch, which is the sweep's own."""
+    """The user's mods, which apply to every trial. The sweep itself sets the batch."""
     asked = catalog.parse(texts)
     if any(one.entry.name == "batch" for one in asked):
-        raise UsageError("Asked for --mod batch, which is what a sweep changes.", advice="Use --from and --to.")
+        raise UsageError("--mod batch: the sweep sets the batch itself.", advice="Use --from and --to instead.")
     catalog.parse([*texts, "batch=x1:none"])
     return tuple(str(one) for one in asked)
 
@@ -131,19 +137,19 @@ def parse_mods(texts: list[str]) -> tuple[str, ...]:
 def carry_out(
     course: series.Series, *, start: int | None, to: int | None, to_the_end: bool, repeat: int
 ) -> tuple[Verdict, int]:
-    """Runs the trials; leaves run.json whatever happens. Gives the verdict and the exit code."""
+    """Runs the trials. Writes run.json even after an error or an interrupt. Returns the verdict and the exit code."""
 
     def label(name: str) -> str:
         return name.rpartition(".")[0].replace("=", " ")
 
     def on_event(event: Event) -> None:
-        if not (isinstance(event, Notice) and event.mod == "batch"):  # what the mod says at every trial
+        if not (isinstance(event, Notice) and event.mod == "batch"):  # the mod repeats its notice in every trial
             course.line.event(event)
 
     def on_result(measured: Measured) -> None:
         if measured.ok:
             course.line.say(f"batch {measured.batch:,}: {rate(measured.samples_per_s)} samples/s")
-        elif walk.trials:  # else it is all that there is to tell, at the end
+        elif walk.trials:  # if no trial succeeded, this message is shown at the end
             course.line.say(f"{label(measured.name)}: {measured.message}")
 
     measure = OnBench(course.bench(label=label, on_event=on_event, on_result=on_result), start)
@@ -159,12 +165,12 @@ def carry_out(
 
 
 def draw(verdict: Verdict, record: Path, script: str) -> Path | None:
-    """The plot, in the record."""
+    """Draws the plot into the record."""
     return plotted(charts(verdict), record / "plots" / "sweep.svg", script)
 
 
 def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
-    """Why it did not end well."""
+    """Why the exit code is not 0."""
     if verdict.interrupted:
         return course.interrupted("the sweep had ended")
     return series.Trouble("ScriptFailed", complaint(verdict), advice(verdict))

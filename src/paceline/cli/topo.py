@@ -1,4 +1,4 @@
-"""`paceline topo`: the machine, or another one from a file: its matrix, its picture, and which GPUs to take."""
+"""`paceline topo`: shows the links of this machine, or of another machine from a file, and which GPUs to use."""
 
 from __future__ import annotations
 
@@ -28,31 +28,39 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="FILE",
-        help="Another machine: the text of nvidia-smi topo -m, NCCL's topology XML, or what --json printed there.",
+        help="Read another machine from a file: nvidia-smi topo -m text, NCCL topology XML, or topo --json output.",
         show_default="this machine",
     ),
 ]
 ChooseOption = Annotated[
     int | None,
-    typer.Option("--choose", metavar="K", help="The best K GPUs for a ring, and why.", show_default=False),
+    typer.Option(
+        "--choose", metavar="K", help="Choose the best K GPUs for a ring, with the reason.", show_default=False
+    ),
 ]
 NcclLogOption = Annotated[
     Path | None,
     typer.Option(
         "--nccl-log",
         metavar="LOG",
-        help="A log of NCCL's, or the record of a run: what each pair speaks over, and NVLinks that lie idle.",
+        help="NCCL log file, or record of a run: adds the transport of each pair, and unused NVLinks.",
         show_default=False,
     ),
 ]
 Svg = Annotated[
     Path | None,
-    typer.Option("--svg", metavar="FILE", help="Draw it.", show_default=False, rich_help_panel=options.OUTPUT),
+    typer.Option(
+        "--svg",
+        metavar="FILE",
+        help="Draw the topology into this file.",
+        show_default=False,
+        rich_help_panel=options.OUTPUT,
+    ),
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "topo",
         cls=verb(
@@ -71,7 +79,7 @@ def topo(
     svg: Svg = None,
     json: options.Json = False,
 ) -> None:
-    """Shows the machine: devices, links, NUMA nodes, NICs; and which GPUs to put workers on."""
+    """Shows the machine: devices, links, NUMA nodes and NICs. With --choose, also which GPUs to use."""
     session = Session.of(context, json=json)
     notes: list[str] = []
     topology = _look(notes) if source is None else read_file(source)
@@ -109,14 +117,14 @@ def _look(notes: list[str]) -> Topology:
     there = len(discover().gpus)
     if there and not topology.devices:
         notes.append(
-            f"{there} GPU{'' if there == 1 else 's'} in the machine, of which nothing is known without the driver's "
-            "library. Type: pip install nvidia-ml-py"
+            f"This machine has {there} GPU{'' if there == 1 else 's'}, but without NVML their models and links are "
+            "unknown. Type: pip install nvidia-ml-py"
         )
     return topology
 
 
 def _read_log(path: Path) -> NcclLog:
-    # Of a record: what each of its workers said.
+    # A record holds one log per worker.
     files = sorted(path.glob("log.rank*.txt")) if path.is_dir() else [path]
     if not files:
         raise UsageError(f"--nccl-log {path}: no log.rank*.txt there.", advice="Type a record's folder, or a log file.")
@@ -127,14 +135,14 @@ def _read_log(path: Path) -> NcclLog:
 
 
 def _under(log: NcclLog, topology: Topology, notes: list[str], *, from_file: bool) -> Topology:
-    """The topology to lay the log over: the given one, or, where this machine has no GPU, the log's own GPUs."""
+    """The topology to combine with the log: the given one or, if this machine has no GPU, the GPUs in the log."""
     used = sorted({gpu for use in uses(log, topology) for gpu in (use.a, use.b)})
     if not topology.devices and not from_file:
-        notes.append("The links of the machine that wrote the log are not known here. Add its matrix: --from FILE")
+        notes.append("The links of the machine that wrote the log are unknown. Give that machine's matrix: --from FILE")
         return Topology(source="NCCL log", devices=tuple(Gpu(index=index) for index in used))
     unknown = [f"GPU{index}" for index in used if topology.gpu(index) is None]
     if unknown:
-        notes.append(f"The log speaks of {', '.join(unknown)}, which this topology does not have: another machine's?")
+        notes.append(f"The log names {', '.join(unknown)}, which this topology lacks. Is the log from another machine?")
     return topology
 
 

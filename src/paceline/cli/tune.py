@@ -1,4 +1,4 @@
-"""`paceline tune`: the mods that make a script faster, each of them proven."""
+"""`paceline tune`: finds the mods that make a script faster, and measures the gain of each."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from paceline.trials.tune.search import Search
 from paceline.trials.tune.verdict import Verdict
 from paceline.units import rate
 
-ENOUGH = 1.0  # seconds of settled steps that make a trial
+ENOUGH = 1.0  # seconds of steady steps after which a trial ends
 
 BudgetOption = Annotated[
     str,
-    typer.Option("--budget", metavar="TIME", help="Take no longer: 90s, 5m, 1h30m.", rich_help_panel=options.HOW),
+    typer.Option("--budget", metavar="TIME", help="Time limit: 90s, 5m, 1h30m.", rich_help_panel=options.HOW),
 ]
 Allow = Annotated[
     list[str] | None,
     typer.Option(
         "--allow",
         metavar="batch",
-        help="Try what changes the mathematics, too: a larger batch, with the learning rate by rule.",
+        help="Also try mods that change the mathematics: a larger batch, with a scaled learning rate.",
         show_default=False,
         rich_help_panel=options.HOW,
     ),
@@ -64,8 +64,8 @@ Only = Annotated[
     typer.Option(
         "--only",
         metavar="NAME",
-        help="Try this mod only. May be repeated.",
-        show_default="all that apply",
+        help="Try only this mod. May be repeated.",
+        show_default="all mods that apply",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -74,18 +74,18 @@ Without = Annotated[
     typer.Option(
         "--without",
         metavar="NAME",
-        help="Don't try this mod. May be repeated.",
+        help="Do not try this mod. May be repeated.",
         show_default=False,
         rich_help_panel=options.HOW,
     ),
 ]
 Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=10, help="Steps of a trial at most.", rich_help_panel=options.HOW)
+    int, typer.Option("--steps", metavar="K", min=10, help="Step limit of a trial.", rich_help_panel=options.HOW)
 ]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "tune",
         cls=verb("paceline tune train.py --epochs 10", "paceline tune --budget 15m --allow batch train.py"),
@@ -109,7 +109,7 @@ def tune(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Finds the mods that make a script faster, proves each of them, and guards its losses."""
+    """Finds the mods that make a script faster, measures the gain of each, and checks the losses."""
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
@@ -126,7 +126,8 @@ def tune(
     )
     if profiled is not None and not quiet:
         course.console.print(
-            f"paceline: what {profiled} found comes first: {' '.join(mods) or 'nothing'}", soft_wrap=True
+            f"paceline: mods from the findings in {profiled} are tried first: {' '.join(mods) or 'none'}",
+            soft_wrap=True,
         )
     verdict, code = carry_out(course, put_first(tried, mods), start=start, quiet=quiet)
     told = keep(verdict, course.settings, course.record, cuda=bool(host.gpus))
@@ -144,10 +145,10 @@ def tune(
 def what_to_try(
     settings: RunSettings, host: Host, *, allow: list[str], only: list[str], without: list[str]
 ) -> list[Candidate]:
-    """The candidates, by the machine and by what was asked."""
+    """The candidates for this machine and these options."""
     for asked in allow:
         if asked != MORE:
-            raise UsageError(f"Asked for --allow {asked}, but only batch can be allowed.", advice=f"--allow {MORE}")
+            raise UsageError(f"--allow {asked}: only {MORE} can be allowed.", advice=f"Type: --allow {MORE}")
     return candidates(
         gpus=len(host.gpus),
         cores=host.usable_cores,
@@ -162,7 +163,7 @@ def what_to_try(
 def carry_out(
     course: series.Series, tried: list[Candidate], *, start: tuple[str, ...], quiet: bool
 ) -> tuple[Verdict, int]:
-    """Runs the search; leaves run.json whatever happens. Gives the verdict and the exit code."""
+    """Runs the search. Writes run.json even after an error or an interrupt. Returns the verdict and the exit code."""
 
     def label(name: str) -> str:
         return name.replace("+", " + ")
@@ -192,17 +193,18 @@ def carry_out(
 
 
 def explain(failed: Measured, budget: Budget, console: Console) -> str:
-    """Why the script as it is could not be measured. Shows what it said itself, where it failed."""
+    """Why the unmodified script could not be measured. Prints the script's own error, if there is one."""
     if failed.status is Status.BUDGET:
         made = f"made {failed.steps} steps, too few to measure," if failed.steps else "made no optimizer step"
-        return f"the script {made} in the {budget.seconds:.0f} s of the budget"
+        return f"the script {made} within the budget of {budget.seconds:.0f} s"
     if failed.status is Status.FAILED and failed.record and (said := details(failed)) != failed.message:
         console.print(said, style="red", soft_wrap=True)
     return failed.message
 
 
 def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -> dict[str, Any]:
-    """Writes the verdict, the plot, the preset and the patch into the record; says what to type and what to write."""
+    """Writes the verdict, the plot, the preset and the patch into the record. Returns their paths, the patch, and the
+    command that keeps the mods."""
     series.write_verdict(record, verdict)
     told: dict[str, Any] = {"command": None, "spelled_out": None, "preset": None, "patch": None, "plot": None}
     told["plot"] = plotted(charts(verdict), record / "plots" / "tune.svg", settings.script)
@@ -230,7 +232,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
 
 
 def write(path: Path, data: bytes) -> None:
-    """A file of the record."""
+    """Writes a file of the record; RecordError if that fails."""
     try:
         write_file(path, data)
     except OSError as error:
@@ -238,19 +240,19 @@ def write(path: Path, data: bytes) -> None:
 
 
 def show_result(console: Console, verdict: Verdict, told: dict[str, Any], record: Path) -> None:
-    """What it comes to, what to type, and what to write."""
+    """Prints the total gain, the command that keeps the mods, and the patch."""
     tune_tables.show_final(console, verdict)
     if told["patch"]:
         console.print()
-        console.print(f"run it so:  {told['command']}", style="bold", soft_wrap=True)
-        console.print(f"  which is: {told['spelled_out']}", soft_wrap=True)
+        console.print(f"to keep it, type: {told['command']}", style="bold", soft_wrap=True)
+        console.print(f"  the same as:    {told['spelled_out']}", soft_wrap=True)
         tune_tables.show_patch(console, told["patch"], str(record / "tuned.patch"))
     if verdict.interrupted:
-        console.print(f"\ngo on with it: --resume {record}", soft_wrap=True)
+        console.print(f"\nto continue, add: --resume {record}", soft_wrap=True)
 
 
 def in_json(told: dict[str, Any]) -> dict[str, Any]:
-    """What `keep` told, as the document says it."""
+    """The result of `keep`, for the JSON document."""
     patch: Patch | None = told["patch"]
     return told | {
         "patch": None if patch is None else {"diff": patch.diff, "mods": patch.mods},
@@ -259,7 +261,7 @@ def in_json(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def trouble(verdict: Verdict, course: series.Series) -> series.Trouble:
-    """Why it did not end well."""
+    """Why the exit code is not 0."""
     if verdict.interrupted:
         return course.interrupted("the search had ended")
     advice = tune_tables.advice(verdict, course.settings.script)

@@ -1,4 +1,4 @@
-"""`paceline view`: all records in a browser, or one in a file."""
+"""`paceline view`: shows all records in a browser, or writes one record into an HTML file."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from paceline.units import size
 if TYPE_CHECKING:
     from paceline.view.server.limits import ViewLimits
 
-WHERE = "Where it listens"
-LIMITS = "What a page may cost"
+WHERE = "Server"
+LIMITS = "Page limits"
 Chosen = Annotated[
     Path | None,
-    typer.Argument(metavar="[RECORD]", help="Open this record first; without it, the list.", show_default=False),
+    typer.Argument(metavar="[RECORD]", help="Record to open first. Default: the list of records.", show_default=False),
 ]
 Host = Annotated[
     str | None,
     typer.Option(
         "--host",
         metavar="ADDRESS",
-        help="Listen there, for other machines, too. Needs --token-file.",
+        help="Address to listen on. One that other machines can reach needs --token-file.",
         show_default="127.0.0.1",
         rich_help_panel=WHERE,
     ),
@@ -41,7 +41,13 @@ Host = Annotated[
 Port = Annotated[
     int,
     typer.Option(
-        "--port", metavar="N", min=0, max=65535, help="Listen there.", show_default="a free one", rich_help_panel=WHERE
+        "--port",
+        metavar="N",
+        min=0,
+        max=65535,
+        help="Port to listen on.",
+        show_default="a free port",
+        rich_help_panel=WHERE,
     ),
 ]
 Token = Annotated[
@@ -49,8 +55,8 @@ Token = Annotated[
     typer.Option(
         "--token",
         metavar="TEXT",
-        help="Access token required to open the pages. Other accounts see it in the process list: use --token-file.",
-        show_default="a new one",
+        help="Access token required to open the pages. Visible in the process list: prefer --token-file.",
+        show_default="a new token",
         rich_help_panel=WHERE,
     ),
 ]
@@ -59,7 +65,7 @@ TokenFile = Annotated[
     typer.Option(
         "--token-file",
         metavar="FILE",
-        help="Read the access token from this file, which only you may read.",
+        help="File with the access token. Only you may have read permission.",
         show_default=False,
         rich_help_panel=WHERE,
     ),
@@ -80,17 +86,17 @@ MostEvents = Annotated[
         "--most-events",
         metavar="N",
         min=1,
-        help="Most events in the traces of a record; a million take about 250 MB of memory.",
+        help="Most trace events to read per record; a million events take about 250 MB of memory.",
         rich_help_panel=LIMITS,
     ),
 ]
-Open = Annotated[bool, typer.Option("--open", help="Open a browser.", rich_help_panel=WHERE)]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.", rich_help_panel=WHERE)]
 Export = Annotated[
     Path | None,
     typer.Option(
         "--export",
         metavar="FILE",
-        help="Write one self-contained HTML file instead: of RECORD, or of the newest one.",
+        help="Write RECORD, or the newest record, into one self-contained HTML file instead.",
         show_default=False,
         rich_help_panel=options.OUTPUT,
     ),
@@ -98,7 +104,7 @@ Export = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Makes the verb known."""
+    """Registers the verb."""
     app.command(
         "view",
         cls=verb(
@@ -123,7 +129,7 @@ def view(
     record: options.RecordParent = options.RECORDS,
     json: options.Json = False,
 ) -> None:
-    """Shows records in a browser: dashboards, ops, kernels, time lines, results. Works offline."""
+    """Shows records in a browser: dashboards, ops, kernels, timelines, results. Works offline."""
     session = Session.of(context, json=json)
     root, name = _place(chosen, record)
     from paceline.view.server.limits import ViewLimits
@@ -137,17 +143,17 @@ def view(
 
     if token_file is not None:
         if token is not None:
-            raise UsageError("--token and --token-file were both given.", advice="Leave --token out.")
+            raise UsageError("--token and --token-file were both given.", advice="Leave out --token.")
         token = _read_token(token_file)
     if host is not None and host != serve.HERE and token is None:
         raise UsageError(
-            f"--host {host} lets other machines in, and nothing would keep strangers out.",
+            f"--host {host} opens the pages to other machines, but no access token was given.",
             advice=f"Put a token of {serve.SHORTEST} characters or more into a file: --host {host} --token-file FILE",
         )
     if token is not None and not re.fullmatch(rf"[A-Za-z0-9_.~-]{{{serve.SHORTEST},512}}", token):
         raise UsageError(
-            f"The access token needs {serve.SHORTEST} letters, digits or _ . ~ -, or more.",
-            advice="Make one: python -c 'import secrets; print(secrets.token_urlsafe())'",
+            f"The access token is not valid: it needs {serve.SHORTEST} to 512 letters, digits or _ . ~ -",
+            advice="Make a token: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     token = token or serve.new_token()
     bound = serve.listen(host or serve.HERE, port)
@@ -158,13 +164,13 @@ def view(
         console = Console(highlight=False, markup=False)
         console.print(f"records: {root}", soft_wrap=True)
         console.print(f"open:    {url}", soft_wrap=True, style="bold")
-        console.print("Ctrl-C ends it.")
+        console.print("Ctrl-C stops the server.")
 
     try:
         with opened_in_browser(url) if open_browser else nullcontext():
             serve.server(root, bound, token=token, limits=limits).run(sockets=[bound])
     except KeyboardInterrupt:
-        pass  # which is how it is meant to end
+        pass  # Ctrl-C is the normal way to stop the server
 
 
 def _read_token(path: Path) -> str:
@@ -173,21 +179,21 @@ def _read_token(path: Path) -> str:
             told = os.fstat(file.fileno())
             text = file.read(1024).strip()
     except OSError as error:
-        raise UsageError(f"--token-file {path}: {error.strerror}.", advice="Name a file that you may read.") from error
+        raise UsageError(f"--token-file {path}: {error.strerror}.", advice="Name a file that you can read.") from error
     if stat.S_ISREG(told.st_mode) and told.st_mode & 0o077:
         raise UsageError(
-            f"--token-file {path}: other accounts may read it (mode {stat.S_IMODE(told.st_mode):o}).",
+            f"--token-file {path}: other accounts can read this file (mode {stat.S_IMODE(told.st_mode):o}).",
             advice=f"Type: chmod 600 {path}",
         )
     return text
 
 
 def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
-    """The folder of records, and the name in it of the one that was asked for."""
+    """The folder of records, and the name in that folder of the chosen record; empty for the list."""
     if chosen is None:
         if not parent.is_dir():
             raise UsageError(
-                f"There is no folder of records at {parent}.",
+                f"--record {parent}: there is no such folder.",
                 advice="Make a record: paceline run -n 2 train.py; or name the folder: --record DIR",
             )
         return parent, ""
@@ -195,8 +201,8 @@ def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
         if chosen.is_dir() and any(chosen.glob("*/run.json")):
             return chosen, ""
         raise UsageError(
-            f"{chosen} is no record: it has no run.json.",
-            advice="A record is a folder such as paceline-runs/2026-11-15T10-22-31-train.",
+            f"{chosen} is not a record: there is no run.json in it.",
+            advice="Name a record's folder, such as paceline-runs/2026-11-15T10-22-31-train.",
         )
     chosen = chosen.resolve()
     if parent.is_dir() and chosen.is_relative_to(parent.resolve()):

@@ -1,1 +1,1 @@
-"""Checks of the machine that a run would stand on."""
+"""Checks whether a machine can run workers."""

@@ -1,6 +1,6 @@
-"""Small trials of the machine that a run would stand on: each finds one thing out, and says what to type.
+"""The checks of `paceline doctor`: each tests one property of this machine, and says what to type if the test fails.
 
-A check never raises. What it cannot find out is itself found.
+A check never raises: an unexpected exception becomes a failed check.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MIB = 2**20
 SMALL_SHARED_MEMORY = 256 * MIB
 FEW_DESCRIPTORS = 1024
 ZYGOTE = "paceline.launch.zygote.process"
-SEGMENT = re.compile(r"(?:paceline|torch)[-_](\d+)[-_]")  # shared memory, named after the process that made it
+SEGMENT = re.compile(r"(?:paceline|torch)[-_](\d+)[-_]")  # name of a shared-memory segment, with its creator's PID
 
-# In a process of its own: torch takes seconds, and a broken one must not take us with it.
+# Runs in a separate process, because the command line never imports torch and a broken torch may crash.
 PROBE = """
 import json, torch, torch.distributed as dist
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -45,7 +45,7 @@ print(json.dumps({
 
 
 class Check(msgspec.Struct, kw_only=True):
-    """One thing looked at. `prevents`: with this wrong, no run can start."""
+    """The result of one check. `prevents`: if this check fails, no run can start."""
 
     name: str
     ok: bool
@@ -55,7 +55,7 @@ class Check(msgspec.Struct, kw_only=True):
 
 
 class TorchFacts(msgspec.Struct, kw_only=True):
-    """What torch says of itself."""
+    """The installed torch: its version, devices and backends, or the error of its import."""
 
     version: str = ""
     cuda: str = ""
@@ -65,7 +65,7 @@ class TorchFacts(msgspec.Struct, kw_only=True):
 
 
 def ask_torch() -> TorchFacts:
-    """Imports torch elsewhere."""
+    """Imports torch in another process, and returns the facts about it."""
     try:
         asked = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=False)
         if asked.returncode == 0:
@@ -77,7 +77,7 @@ def ask_torch() -> TorchFacts:
 
 
 def examine(records: Path) -> list[Check]:
-    """All checks, in the order in which a person would look. `records` is where records are to go."""
+    """Runs all checks, the basic ones first. `records` is the folder for records."""
     torch, host = ask_torch(), discover()
     checks: list[Callable[[], Check]] = [
         python,
@@ -105,7 +105,7 @@ def _carefully(check: Callable[[], Check]) -> Check:
         return check()
     except Exception as error:
         name = getattr(check, "__name__", "check").replace("_", " ")
-        return Check(name=name, ok=False, found=f"could not be found out: {type(error).__name__}: {error}")
+        return Check(name=name, ok=False, found=f"the check failed: {type(error).__name__}: {error}")
 
 
 def python() -> Check:
@@ -133,7 +133,8 @@ def packages() -> Check:
 
 
 def optional_packages(host: Host) -> Check:
-    """A missing one is wrong only where the machine has a use for it: GPUs that nothing can be said of."""
+    """A missing package fails the check only if this machine needs the package: the extra `gpu` on a machine with
+    GPUs."""
     found = versions(package.name for package in OPTIONAL)
     missing = [package for package in OPTIONAL if not found[package.name]]
     wanted = [package for package in missing if package.extra == "gpu" and host.gpus]
@@ -160,8 +161,8 @@ def devices(torch: TorchFacts, host: Host) -> Check:
         return Check(
             name="devices",
             ok=False,
-            found=f"{len(host.gpus)} GPU in the machine, none that torch can use",
-            advice="Install a torch built for CUDA (see pytorch.org), or update the driver: nvidia-smi",
+            found=f"{len(host.gpus)} GPU in the machine, but torch can use none",
+            advice="Install a torch built for CUDA (see pytorch.org), or update the driver, which nvidia-smi shows.",
         )
     found = ", ".join(f"{torch.gpus.count(name)} × {name}" for name in dict.fromkeys(torch.gpus))
     return Check(name="devices", ok=True, found=found or "no GPU: workers compute on the CPU")
@@ -176,7 +177,7 @@ def backends(torch: TorchFacts) -> Check:
             name="backends",
             ok=False,
             found=found,
-            advice="This torch has no gloo: install one with distributed support.",
+            advice="Install a torch with distributed support: this torch has no gloo.",
             prevents=True,
         )
     if torch.gpus and "nccl" not in torch.backends:
@@ -184,19 +185,19 @@ def backends(torch: TorchFacts) -> Check:
             name="backends",
             ok=False,
             found=found,
-            advice="No nccl: GPUs will speak over gloo, which is slow.",
+            advice="Install a torch with nccl: without nccl, GPUs communicate over gloo, which is slow.",
         )
     return Check(name="backends", ok=True, found=found)
 
 
 def cores(host: Host) -> Check:
-    found = f"{len(host.cores)} for this process, of {os.cpu_count()}"
+    found = f"{len(host.cores)} of {os.cpu_count()} for this process"
     if host.quota is not None and host.quota < len(host.cores):
         return Check(
             name="cores",
             ok=False,
-            found=f"{found}, but its control group grants the time of {host.quota:g}",
-            advice=f"Use at most -n {host.usable_cores}, or raise it: docker run --cpus={len(host.cores)}",
+            found=f"{found}, but its control group limits it to the CPU time of {host.quota:g}",
+            advice=f"Use at most -n {host.usable_cores}, or raise the limit: docker run --cpus={len(host.cores)}",
         )
     return Check(name="cores", ok=True, found=found)
 
@@ -219,7 +220,9 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
         name="shared memory",
         ok=not small,
         found=f"{size(usage.free)} free of {size(usage.total)}",
-        advice="Batches go through it. In a container: docker run --shm-size=2g" if small else "",
+        advice="Enlarge it: workers exchange batches through it. In a container: docker run --shm-size=2g"
+        if small
+        else "",
     )
 
 
@@ -233,16 +236,16 @@ def loopback() -> Check:
                 with peer:
                     client.sendall(b"paceline")
                     if peer.recv(8) != b"paceline":
-                        raise OSError("what was sent did not arrive")
+                        raise OSError("the bytes sent did not arrive")
     except OSError as error:
         return Check(
             name="ports",
             ok=False,
             found=f"127.0.0.1 cannot be used: {error}",
-            advice="Bring it up: ip link set lo up; or let the firewall pass local connections.",
+            advice="Enable the loopback device: ip link set lo up; or allow local connections in the firewall.",
             prevents=True,
         )
-    return Check(name="ports", ok=True, found="a port of 127.0.0.1 can be opened and reached", prevents=True)
+    return Check(name="ports", ok=True, found="ports of 127.0.0.1 can be opened and reached", prevents=True)
 
 
 def host_name() -> Check:
@@ -274,7 +277,7 @@ def control_channel() -> Check:
 def descriptors() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS
-    shown = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} a process"
+    shown = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,} per process"
     wanted = FEW_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, 65536)
     return Check(name="open files", ok=not few, found=shown, advice=f"ulimit -n {wanted}" if few else "")
 
@@ -282,7 +285,7 @@ def descriptors() -> Check:
 def launcher() -> Check:
     found = launcher_environment()
     if not found:
-        return Check(name="other launchers", ok=True, found="none around this shell")
+        return Check(name="other launchers", ok=True, found="no variables of another launcher")
     return Check(
         name="other launchers",
         ok=False,
@@ -298,7 +301,7 @@ def record_folder(records: Path) -> Check:
             name="record folder",
             ok=False,
             found=f"{existing} cannot be written",
-            advice="Go elsewhere, or type --record DIR with a folder that can.",
+            advice="Change to another folder, or name a writable folder: --record DIR",
             prevents=True,
         )
     free = shutil.disk_usage(existing).free
@@ -306,13 +309,13 @@ def record_folder(records: Path) -> Check:
         name="record folder",
         ok=free > 100 * MIB,
         found=f"{records}: {size(free)} free",
-        advice="" if free > 100 * MIB else "Free some space, or type --record DIR with a folder elsewhere.",
+        advice="" if free > 100 * MIB else "Free some space, or name a folder on another disk: --record DIR",
         prevents=True,
     )
 
 
 def leftovers(shared: Path = Path("/dev/shm")) -> Check:
-    """Zygotes whose launcher is gone, and shared memory whose maker is."""
+    """Zygotes whose launcher has ended, and shared-memory segments whose creator has ended."""
     import psutil
 
     advice = []
@@ -329,5 +332,5 @@ def leftovers(shared: Path = Path("/dev/shm")) -> Check:
             segments.append(path)
     if segments:
         advice.append(f"rm {' '.join(map(str, segments[:4]))}{' …' if len(segments) > 4 else ''}")
-    found = f"{len(orphans)} processes, {len(segments)} pieces of shared memory of runs that are gone"
+    found = f"{len(orphans)} processes and {len(segments)} shared-memory segments of ended runs"
     return Check(name="leftovers", ok=not advice, found="none" if not advice else found, advice="; ".join(advice))

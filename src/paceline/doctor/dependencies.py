@@ -1,5 +1,5 @@
-"""The packages that Paceline uses: those that it needs, and those that unlock something. A test compares both lists
-with pyproject.toml."""
+"""The required packages, and the optional packages with what each unlocks. A test compares both lists with
+pyproject.toml."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPTIONAL = (
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """The installed version of each package; empty where the package is missing."""
+    """The installed version of each package; empty if the package is missing."""
     found = {}
     for name in names:
         try:

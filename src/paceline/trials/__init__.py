@@ -1,1 +1,1 @@
-"""Plans of short runs, and what they showed. Nothing here prints: the command line does."""
+"""Series of trials (short runs that measure something) and their verdicts. Only the command line prints them."""

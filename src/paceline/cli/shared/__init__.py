@@ -1,1 +1,1 @@
-"""What verbs share: options, consoles, progress."""
+"""Code that several verbs share: options, consoles, progress."""

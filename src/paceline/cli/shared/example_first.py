@@ -1,4 +1,4 @@
-"""Help that begins with an example: what most people came for is a line to type."""
+"""Help texts that begin with an example, because most readers look for a command to type."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verb(*shown: str) -> type[TyperCommand]:
 
 
 def program(*examples: str) -> type[TyperGroup]:
-    """The same for the program itself."""
+    """The class of the program itself, or of a group of verbs, whose help begins with these lines."""
 
     class Program(TyperGroup):
         def format_help(self, ctx: Any, formatter: Any) -> None:

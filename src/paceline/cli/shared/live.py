@@ -1,8 +1,8 @@
-"""The live line: where a run stands, on standard error, without getting into the script's own output.
+"""The live progress line of a run, on standard error, kept apart from the script's own output.
 
-On a terminal one line is drawn below what the script prints, taken away before the script prints more, and
-drawn again only when the script's last line is complete: a script with a progress bar of its own keeps it.
-Elsewhere a plain line comes every few seconds.
+On a terminal, the line is drawn below the script's output, erased before the script prints more, and drawn again only
+when the script's last line is complete, so that a script's own progress bar stays intact. Without a terminal, a plain
+line is printed every 10 seconds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from paceline.launch import Event, Notice, Output, Progress, Stall
 from paceline.record.schema import Step
 from paceline.units import count, percent, rate
 
-PLAIN_EVERY = 10.0  # seconds between lines where there is no terminal
-WINDOW = 20  # progress reports that the rate and the spread are taken over: about four seconds
+PLAIN_EVERY = 10.0  # seconds between lines without a terminal
+WINDOW = 20  # progress reports, about four seconds, over which the rate and the spread are averaged
 
 
 class LiveLine:
-    """One per run. `quiet` shows no progress, but still passes on output and notices."""
+    """One per run. With `quiet` it shows no progress, but still passes on output and notices."""
 
     def __init__(self, console: Console, *, workers: int, quiet: bool, script_to_stderr: bool) -> None:
         self._console = console
@@ -38,13 +38,13 @@ class LiveLine:
         self._terminal = console.is_terminal and not quiet
         self._text = Text(f"{count(workers, 'worker')}, no step yet …", style="dim")
         self._drawn = False
-        self._line_complete = True  # of the script's output, where it goes to a terminal
+        self._line_complete = True  # whether the script's output ends in a newline, if it goes to a terminal
         self._said_at = time.monotonic()
         self._seen: deque[Mapping[int, Step]] = deque(maxlen=WINDOW)
         self._draw()
 
     def event(self, event: Event) -> None:
-        """Shows what the launcher tells of a run."""
+        """Shows an event that the launcher reports."""
         match event:
             case Output(stream=stream, data=data):
                 self.output(stream, data)
@@ -65,7 +65,7 @@ class LiveLine:
         self._draw()
 
     def progress(self, steps: Mapping[int, Step]) -> None:
-        """The latest step of each worker."""
+        """Shows the latest step of each worker."""
         if self._quiet or not steps:
             return
         if not self._seen or self._seen[-1] != steps:
@@ -79,14 +79,14 @@ class LiveLine:
             self._console.print("paceline:", self._text, soft_wrap=True)
 
     def say(self, text: str, *, style: str = "") -> None:
-        """Something a person should read; also when quiet."""
+        """Prints a message, also when quiet."""
         self._take_away()
         self._end_line()
         self._console.print(text, style=style, soft_wrap=True)
         self._draw()
 
     def close(self) -> None:
-        """Takes the line away for good."""
+        """Erases the line and draws no more."""
         self._take_away()
         self._end_line()
         self._terminal = False
@@ -107,7 +107,7 @@ class LiveLine:
         rank = min(last)
         a, b = first.get(rank), last[rank]
         samples = fmean(seen[rank].samples for seen in self._seen if rank in seen)
-        # An evaluation in between is no training, and would look like a collapse of the rate.
+        # Evaluation time is left out; otherwise the training rate would seem to collapse.
         elapsed = b.at - a.at - b.evaluation if a else 0.0
         if a is None or elapsed <= 0 or b.step <= a.step:
             own = b.total - b.evaluation
@@ -115,7 +115,7 @@ class LiveLine:
         return (b.step - a.step) * samples / elapsed
 
     def _spread(self) -> str:
-        """How far apart the workers are in their own work."""
+        """The relative difference between the slowest and the fastest worker, without communication."""
         own: dict[int, list[float]] = {}
         for seen in self._seen:
             for rank, step in seen.items():
@@ -154,5 +154,5 @@ class LiveLine:
             target.buffer.write(data)  # type: ignore[attr-defined]
             target.flush()
         except BrokenPipeError:
-            # Nobody reads it any more (`| head`): training goes on, as nothing about it has changed.
+            # The reader is gone (`| head`), which is no reason to stop training.
             pass

@@ -1,4 +1,4 @@
-"""The options that verbs share, and what they mean where nothing was typed."""
+"""The options that several verbs share, and their defaults."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import typer
 from paceline.settings import Backend, View
 from paceline.topology import discover
 
-# What comes after the script is the script's: parsing stops there.
+# Arguments after the script belong to the script, so parsing stops there.
 SCRIPT_LAST = {"allow_interspersed_args": False}
 
-HOW = "How it runs"
-STALLS = "When workers wait"
-OUTPUT = "What it leaves and prints"
+HOW = "Run options"
+STALLS = "Stalled workers"
+OUTPUT = "Output"
 
 Script = Annotated[
     str,
-    typer.Argument(metavar="SCRIPT", help="A training script, or a module's name with -m.", show_default=False),
+    typer.Argument(metavar="SCRIPT", help="Training script, or with -m the name of a module.", show_default=False),
 ]
 Arguments = Annotated[
     list[str] | None,
@@ -33,23 +33,23 @@ Workers = Annotated[
         "-n",
         "--workers",
         metavar="N",
-        help="How many workers.",
-        show_default="one for each GPU",
+        help="Number of workers.",
+        show_default="one per GPU",
         rich_help_panel=HOW,
     ),
 ]
-Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module: -m package.train.")]
+Module = Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module: -m package.train.")]
 ViewOption = Annotated[
     View,
     typer.Option(
         "--view",
-        help="What the script sees: the whole batch, or its worker's slice. auto starts with the batch.",
+        help="Rows that the script sees: the whole batch, or its worker's slice. auto starts with the batch.",
         rich_help_panel=HOW,
     ),
 ]
 BatchDim = Annotated[
     int,
-    typer.Option("--batch-dim", metavar="N", min=0, help="The dimension that counts the samples.", rich_help_panel=HOW),
+    typer.Option("--batch-dim", metavar="N", min=0, help="Tensor dimension that counts samples.", rich_help_panel=HOW),
 ]
 Whole = Annotated[
     list[str] | None,
@@ -61,31 +61,35 @@ Whole = Annotated[
         rich_help_panel=HOW,
     ),
 ]
-SyncBn = Annotated[bool, typer.Option("--sync-bn", help="Batch norm sees the whole batch.", rich_help_panel=HOW)]
+SyncBn = Annotated[
+    bool, typer.Option("--sync-bn", help="Compute batch norm over the whole batch.", rich_help_panel=HOW)
+]
 Threads = Annotated[
     int | None,
     typer.Option(
         "--threads",
         metavar="N",
         min=1,
-        help="Threads of each worker.",
-        show_default="its share of the cores",
+        help="CPU threads per worker.",
+        show_default="an equal share of the cores",
         rich_help_panel=HOW,
     ),
 ]
-BackendOption = Annotated[Backend, typer.Option("--backend", help="What the workers speak over.", rich_help_panel=HOW)]
+BackendOption = Annotated[
+    Backend, typer.Option("--backend", help="Communication backend of the workers.", rich_help_panel=HOW)
+]
 Seed = Annotated[
     int | None,
     typer.Option(
         "--seed",
         metavar="N",
-        help="Starts the random streams; the script may seed again.",
-        show_default="a new one, kept in the record",
+        help="Initial random seed; the script may set its own.",
+        show_default="a new seed, kept in the record",
         rich_help_panel=HOW,
     ),
 ]
 Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Start more workers than fit.", rich_help_panel=HOW)
+    bool, typer.Option("--oversubscribe", help="Allow more workers than cores or GPUs.", rich_help_panel=HOW)
 ]
 StallWarning = Annotated[
     float,
@@ -93,7 +97,7 @@ StallWarning = Annotated[
         "--stall-warning",
         metavar="SECONDS",
         min=0.1,
-        help="Say who is missing after so long.",
+        help="Waiting time before the missing workers are named.",
         rich_help_panel=STALLS,
     ),
 ]
@@ -103,13 +107,13 @@ StallAbort = Annotated[
         "--stall-abort",
         metavar="SECONDS",
         min=0.1,
-        help="End the run after so long.",
+        help="Waiting time before a stalled run is ended.",
         show_default="never",
         rich_help_panel=STALLS,
     ),
 ]
 RecordParent = Annotated[
-    Path, typer.Option("--record", metavar="DIR", help="Where records go.", rich_help_panel=OUTPUT)
+    Path, typer.Option("--record", metavar="DIR", help="Folder of the records.", rich_help_panel=OUTPUT)
 ]
 ShareRecord = Annotated[
     bool,
@@ -120,35 +124,35 @@ TensorBoard = Annotated[
     typer.Option(
         "--tensorboard",
         metavar="DIR",
-        help="Write loss, samples/s and the split of each step there, for TensorBoard, while it runs.",
+        help="Folder for TensorBoard logs: loss, samples/s and the parts of each step.",
         show_default=False,
         rich_help_panel=OUTPUT,
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="One JSON document on standard output, nothing else.", rich_help_panel=OUTPUT),
+    typer.Option("--json", help="Print only one JSON document on standard output.", rich_help_panel=OUTPUT),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", help="No progress, no table: only what is wrong.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--quiet", help="Show no progress and no tables, only problems.", rich_help_panel=OUTPUT)
 ]
 
 RECORDS = Path("paceline-runs")
 
 
 def own_arguments(arguments: Sequence[str] | None) -> tuple[str, ...]:
-    """The script's arguments; a `--` straight after the script only says that they are."""
+    """The script's arguments, without a `--` directly after the script."""
     given = tuple(arguments or ())
     return given[1:] if given[:1] == ("--",) else given
 
 
 def seed_or_new(seed: int | None) -> int:
-    """A script that sets no seed gets other random numbers at each run, as under plain Python."""
+    """The given seed, or a random one: a script without a seed differs from run to run, as under plain Python."""
     return secrets.randbelow(2**31) if seed is None else seed
 
 
 def default_workers(mods: Sequence[str] = ()) -> int:
-    """As many as a mod says; else one for each GPU; without one, one."""
+    """The number from a mod `workers=N`; else one worker per GPU, at least one."""
     said = [mod.removeprefix("workers=") for mod in mods if mod.startswith("workers=")]
     return int(said[0]) if said else max(1, len(discover().gpus))
 
@@ -158,7 +162,7 @@ Mods = Annotated[
     typer.Option(
         "--mod",
         metavar="NAME[=VALUE]",
-        help="Change the run without changing the script: see `paceline mods`. May be repeated.",
+        help="Apply a mod; `paceline mods` lists them. May be repeated.",
         show_default=False,
         rich_help_panel=HOW,
     ),

@@ -1,6 +1,6 @@
-"""How a script is to run: the options of all verbs that run one, declared once.
+"""The options of all verbs that run a script, declared once.
 
-A verb that is marked with `runs_scripts` takes them beside its own, and is handed them as its parameter `asked`.
+A verb decorated with `runs_scripts` accepts these options beside its own, and gets them as its parameter `asked`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.settings import RunSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """As it was typed."""
+    """The options as typed."""
 
     script: options.Script
     arguments: options.Arguments = None
@@ -33,7 +33,7 @@ class ScriptOptions:
     share_record: options.ShareRecord = False
 
     def settings(self) -> RunSettings:
-        """Of a run of one worker, before the verb's own options. Draws a seed, where none was given."""
+        """The settings of a run on one worker, before the verb's own options. Draws a seed if none was given."""
         return RunSettings(
             script=self.script,
             arguments=options.own_arguments(self.arguments),
@@ -51,7 +51,7 @@ class ScriptOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptionsWithView(ScriptOptions):
-    """Where the verb leaves it to the user what the script sees."""
+    """The same for verbs whose user may choose the view."""
 
     view: options.ViewOption = "auto"
     sync_bn: options.SyncBn = False
@@ -61,7 +61,7 @@ class ScriptOptionsWithView(ScriptOptions):
 
 
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:
-    """For a verb with a parameter `asked`, of one of the classes above."""
+    """Decorates a verb whose parameter `asked` is one of the classes above."""
     own = dict(inspect.signature(verb, eval_str=True).parameters)
     kind = own.pop("asked").annotation
     hints = get_type_hints(kind, include_extras=True)

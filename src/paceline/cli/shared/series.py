@@ -1,5 +1,5 @@
-"""What the verbs that run a series of trials share: options, a record that can be resumed, a progress line, and their
-course: check, record, trials, verdict, plots, JSON. A verb gives what differs."""
+"""Code shared by the verbs that run a series of trials: options, a resumable record, a progress line, and the sequence
+check, record, trials, verdict, plots, JSON. Each verb adds its own part."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         metavar="TIME",
-        help="Take no longer: 90s, 5m, 1h30m.",
-        show_default="as long as it takes",
+        help="Time limit: 90s, 5m, 1h30m.",
+        show_default="no limit",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -52,7 +52,7 @@ Resume = Annotated[
     typer.Option(
         "--resume",
         metavar="RECORD",
-        help="Go on with a series that was interrupted: its record, with the same command.",
+        help="Continue the interrupted series of this record. Needs the same command.",
         show_default=False,
         rich_help_panel=options.OUTPUT,
     ),
@@ -62,8 +62,8 @@ MemoryLimit = Annotated[
     typer.Option(
         "--memory-limit",
         metavar="SIZE",
-        help="What each worker may take: 2GB, 512MB. On the GPU, or of the host without one.",
-        show_default="what there is",
+        help="Memory limit per worker: 2GB, 512MB. GPU memory, or host memory without a GPU.",
+        show_default="all available memory",
         rich_help_panel=options.HOW,
     ),
 ]
@@ -81,7 +81,7 @@ def parse_time(text: str | None, option: str = "--budget") -> float | None:
 
 
 def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
-    """`2GB` or `512MiB` as bytes, a kilobyte being 1024; 0 where nothing was asked."""
+    """`2GB` or `512MiB` in bytes, with 1024 bytes per kilobyte; 0 if the option was not given."""
     if text is None:
         return 0
     size = parse_size(text)
@@ -93,13 +93,15 @@ def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
 def open_record(
     verb: str, settings: RunSettings, *, parent: Path, resume: Path | None, seed: int | None
 ) -> tuple[Path, RunSettings]:
-    """The series' record, and its settings: a new folder; or the one to go on with, which must be of the same command,
-    and whose seed is taken over unless one was given."""
+    """The record of the series and its settings. A new folder, or the record to resume: that must come from the same
+    command, and its seed is used unless a seed was given."""
     if resume is None:
         return new_folder(parent, f"{verb}-{Path(settings.script).stem}", share=settings.share_record), settings
     run = read_run(resume)
     if run.verb != verb:
-        raise UsageError(f"{resume} is the record of {run.verb}, not of {verb}.", advice="Name another one.")
+        raise UsageError(
+            f"--resume {resume}: this is a record of {run.verb}, not of {verb}.", advice=f"Name a record of {verb}."
+        )
     known = msgspec.convert(run.settings, RunSettings)
     if seed is None:
         settings = dataclasses.replace(settings, seed=known.seed)
@@ -110,8 +112,8 @@ def open_record(
     ]
     if changed:
         raise UsageError(
-            f"{resume} was begun with another {', '.join(changed).replace('_', ' ')}.",
-            advice="Type the same command again, with --resume; --budget may be another one.",
+            f"--resume {resume}: this series was started with other values of {', '.join(changed).replace('_', ' ')}.",
+            advice="Type the same command again, with --resume; only --budget may differ.",
         )
     if not settings.share_record:
         keep_private(resume)
@@ -119,7 +121,7 @@ def open_record(
 
 
 def run_of(verb: str, settings: RunSettings) -> Run:
-    """What run.json says of a series of runs of one script."""
+    """The run.json of a series of runs of one script."""
     return Run(
         paceline=__version__,
         verb=verb,
@@ -132,8 +134,8 @@ def run_of(verb: str, settings: RunSettings) -> Run:
 
 @contextmanager
 def recorded(record: Path, run: Run) -> Iterator[Outcome]:
-    """Keeps the series' run.json while the block runs, also when it is killed or interrupted. What the block leaves in
-    the outcome counts; an interrupt ends the block, and the outcome says so."""
+    """Writes the series' run.json before and after the block, so that a killed series is still readable. The block sets
+    the outcome; an interrupt ends the block and is noted in the outcome."""
     run.started = begun = time.time()
     outcome = Outcome(exit_code=1, seconds=0.0)
     write_run(record, run)
@@ -164,15 +166,15 @@ class PlannedResult(Protocol):
 
 
 def conclude(outcome: Outcome, results: Sequence[PlannedResult]) -> None:
-    """How a plan ended: interrupted in a trial, with a trial that failed, or well."""
+    """Sets the outcome of a plan: interrupted during a trial, with a failed trial, or successful."""
     stopped = next((result.exit_code for result in results if result.interrupted), 0)
     outcome.interrupted = bool(stopped)
     outcome.exit_code = stopped or int(any(result.failure for result in results))
 
 
 class Line:
-    """The progress of a series: what is tried now, how far that trial is, how much of the budget is spent. Off a
-    terminal results are told as they come."""
+    """The progress of a series: the current trial, its step, and the spent part of the budget. Without a terminal, each
+    result is printed as one line."""
 
     def __init__(self, console: Console, budget: Budget, *, quiet: bool) -> None:
         self._console, self._budget, self._quiet = console, budget, quiet
@@ -208,14 +210,14 @@ class Line:
             self._console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """A result, where there is no bar to show it."""
+        """Prints a result, if there is no progress bar."""
         if not self._quiet and not self._console.is_terminal:
             self._console.print(f"paceline: {text}", soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A series of trials on a bench: checked, with its record open."""
+    """A series of trials on a bench, with checked settings and an open record."""
 
     session: Session
     settings: RunSettings
@@ -237,9 +239,9 @@ class Series:
         resume: Path | None,
         quiet: bool,
     ) -> Series:
-        """UsageError, and no record, where this cannot be run. The budget begins now."""
+        """Checks the settings, opens the record and starts the budget. A UsageError leaves no record."""
         seconds = parse_time(budget)
-        # Before the record's folder is made: a mistake leaves nothing behind.
+        # Checked before the record's folder is made, so that a user's mistake leaves no record.
         check(settings, host, oversubscribe=asked.oversubscribe)
         record, settings = open_record(session.verb, settings, parent=parent, resume=resume, seed=asked.seed)
         session.record = record
@@ -254,7 +256,7 @@ class Series:
         on_event: Callable[[Event], None] | None = None,
         on_result: Callable[[Measured], None] = lambda measured: None,
     ) -> Bench:
-        """Where its trials are measured, with the progress shown. `label` makes words of a trial's name."""
+        """The bench that measures the trials and shows their progress. `label` turns a trial's name into words."""
         return Bench(
             self.settings,
             zygote=self.session.workers(),
@@ -268,18 +270,18 @@ class Series:
 
     @contextmanager
     def running(self) -> Iterator[Outcome]:
-        """Round the trials: see `recorded`."""
+        """Runs the trials inside this block: see `recorded`."""
         with recorded(self.record, run_of(self.session.verb, self.settings)) as outcome, self.line:
             yield outcome
 
     def interrupted(self, before: str) -> Trouble:
-        """`before`: what had not ended yet."""
-        return Trouble("Interrupted", f"interrupted before {before}", f"Go on with it: --resume {self.record}")
+        """The error after an interrupt. `before` names the unfinished work."""
+        return Trouble("Interrupted", f"interrupted before {before}", f"To continue, add: --resume {self.record}")
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why a verb ends with another code than 0, as its document says it."""
+    """The `error` of a JSON document: why a verb ends with an exit code other than 0."""
 
     type: str
     message: str
@@ -287,14 +289,14 @@ class Trouble:
 
 
 def document(verdict: msgspec.Struct, trouble: Trouble | None, **more: Any) -> dict[str, Any]:
-    """What --json prints: the verdict, what a verb adds (paths become text), and the error."""
+    """The document that --json prints: the verdict, the verb's own values (paths become text), and the error."""
     told: dict[str, Any] = msgspec.to_builtins(verdict)
     told |= {name: str(value) if isinstance(value, Path) else value for name, value in more.items()}
     return told if trouble is None else told | {"error": dataclasses.asdict(trouble)}
 
 
 def write_verdict(record: Path, verdict: msgspec.Struct) -> None:
-    """RecordError where the disk is full."""
+    """Writes verdict.json; RecordError if that fails, such as on a full disk."""
     path = record / "verdict.json"
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(verdict)))
@@ -311,7 +313,7 @@ def finish(
     plots: Sequence[Path | None],
     quiet: bool,
 ) -> NoReturn:
-    """Says where the plots and the record are, prints the document where one is wanted, and ends the verb."""
+    """Prints the paths of the plots and the record, prints the document with --json, and ends the verb."""
     if not quiet:
         console.print()
         for plot in plots:

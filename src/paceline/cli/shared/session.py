@@ -1,4 +1,4 @@
-"""What the verbs of one command line share, and how they end it."""
+"""The state of one `paceline` command: its verb, its record, its zygote, and the JSON document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.record.schema import SCHEMA
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One call of `paceline`. A verb fills in what it knows, so that an error can be told properly."""
+    """One call of `paceline`. A verb fills in these fields, so that an error message can name the record."""
 
     zygote: Zygote | None = None
     verb: str = ""
@@ -26,7 +26,7 @@ class Session:
 
     @classmethod
     def of(cls, context: typer.Context, *, json: bool) -> Session:
-        """The session that the verb belongs to, told whether a document is wanted."""
+        """The session of the verb in this context. `json`: a JSON document is wanted."""
         session = context.find_object(cls)
         assert session is not None
         session.verb = context.info_name or ""
@@ -34,13 +34,13 @@ class Session:
         return session
 
     def workers(self) -> Zygote:
-        """The zygote; started now if it was not at the very beginning."""
+        """The zygote; started now if it does not run yet."""
         if self.zygote is None:
             self.zygote = Zygote.start()
         return self.zygote
 
     def print_document(self, document: dict[str, Any]) -> None:
-        """The verb's one JSON document, on standard output."""
+        """Prints the verb's only JSON document on standard output."""
         head = {
             "schema": SCHEMA,
             "verb": self.verb,

@@ -1,4 +1,4 @@
-"""How things are said to a person: consoles, bars, and the table of where the time went."""
+"""Terminal output that verbs share: consoles, bars, plots, and the table of where the time went."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BAR = 24  # columns of a full bar
 
 
 def stderr() -> Console:
-    """For everything that is ours. Standard output belongs to the script, or to the JSON document."""
+    """The console for paceline's own output. Standard output belongs to the script, or to the JSON document."""
     return Console(stderr=True, highlight=False, markup=False)
 
 
 def time_table(step: Mapping[str, float]) -> Table:
-    """Where a step's time went."""
+    """The table of where a step's time went."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("where the time went")
     table.add_column("a step", justify="right")
@@ -37,14 +37,14 @@ def time_table(step: Mapping[str, float]) -> Table:
 
 
 def bar(width: float) -> str:
-    """So many columns, to an eighth of one."""
+    """A bar of this many columns, rounded to an eighth of a column."""
     eighths = round(width * 8)
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
 
 
 def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
-    """Draws charts into the record and returns the file. None if there is no chart, or, with a line about it, if
-    matplotlib is missing."""
+    """Draws charts into the record and returns the file. None if there is no chart, or if matplotlib is missing, which
+    prints a line."""
     from paceline.charts.svg import write_svg
 
     if not charts:
@@ -54,6 +54,6 @@ def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        stderr().print("No plot: it needs matplotlib. Type: pip install matplotlib", style="dim")
+        stderr().print("No plot: matplotlib is not installed. Type: pip install matplotlib", style="dim")
         return None
     return path

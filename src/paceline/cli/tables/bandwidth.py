@@ -13,15 +13,15 @@ from paceline.topology.links import in_words
 from paceline.trials.bandwidth.verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, spread
 from paceline.units import count, percent, seconds, size
 
-FEW = 6  # pairs that are listed; more are shown as a matrix
-ABREAST = 3  # ways of doing a collective that are shown side by side
-UNSTEADY = 0.5  # rounds further apart than this say more of the machine than of the backends
+FEW = 6  # largest number of pairs shown as a list; more are shown as a matrix
+ABREAST = 3  # implementations of a collective shown side by side
+UNSTEADY = 0.5  # relative difference between rounds above which the machine is too busy to compare backends
 
 
 def show(console: Console, verdict: Verdict) -> None:
-    """Everything that was measured, and what is wrong with it."""
+    """Prints all measurements, weak links and notes."""
     if verdict.interrupted:
-        console.print("interrupted: what follows had been measured until then", style="yellow")
+        console.print("interrupted: these are the measurements made before", style="yellow")
     if verdict.copies:
         names = Counter({copy.gpu: copy.name for copy in verdict.copies}.values())
         told = ", ".join(name if many == 1 else f"{many} × {name}" for name, many in names.items())
@@ -45,12 +45,12 @@ def show(console: Console, verdict: Verdict) -> None:
         limit = max(verdict.copy_limits, key=lambda each: each.bytes)
         console.print(
             f"\nCopying {size(limit.bytes)} on all workers at once: {gb(limit.gb_per_s)} GB/s together. "
-            "“of copy” is the\nshare of such a rate, at its own size, that the best of its line reaches."
+            "“of copy” is\nthe fastest rate in a row, divided by the copy rate at that size."
         )
     for flag in verdict.flags:
         console.print(
-            f"\n! {flag.what}: {gb(flag.gb_per_s)} GB/s, {percent(flag.share, digits=0)} of the {gb(flag.usual)} usual "
-            f"for it.\n→ look at {flag.look_at}",
+            f"\n! {flag.what}: {gb(flag.gb_per_s)} GB/s, {percent(flag.share, digits=0)} of the usual "
+            f"{gb(flag.usual)} GB/s.\n→ look at {flag.look_at}",
             style="yellow",
             soft_wrap=True,
         )
@@ -58,8 +58,8 @@ def show(console: Console, verdict: Verdict) -> None:
         console.print(f"\n{note}", style="yellow", soft_wrap=True)
     if spread(verdict) > UNSTEADY:
         console.print(
-            f"\nThe slowest round took {percent(spread(verdict), digits=0)} longer than the fastest: something else "
-            "keeps\nthis machine busy. Try again when it is quiet.",
+            f"\nThe slowest round took {percent(spread(verdict), digits=0)} longer than the fastest: other processes "
+            "keep\nthis machine busy. Measure again when the machine is idle.",
             style="yellow",
         )
 
@@ -78,7 +78,7 @@ def _table(*columns: str) -> Table:
 
 
 def copy_table(copies: list[CopyRate]) -> Table:
-    """To, from and within each GPU."""
+    """Copies to, from and within each GPU."""
     table = _table("GPU", "path", "memory", "GB/s", "low–high", "usual", "latency")
     for column in (1, 2):
         table.columns[column].justify = "left"
@@ -96,7 +96,7 @@ def copy_table(copies: list[CopyRate]) -> Table:
 
 
 def pair_table(pairs: list[PairRate]) -> Table:
-    """Between two of a kind."""
+    """Rates between two workers, or between two GPUs."""
     linked = any(pair.kind for pair in pairs)
     one_sided = pairs[0].between == "workers"
     table = _table("pair", "one way", "low–high", "both ways", "latency", *(("usual", "joined by") if linked else ()))
@@ -116,7 +116,7 @@ def pair_table(pairs: list[PairRate]) -> Table:
 
 
 def matrix_table(names: list[int], cells: Matrix, told: Callable[[float], str]) -> Table:
-    """From each (the row) to each."""
+    """Rates from each end (the row) to each other end (the column)."""
     table = _table("", *map(str, names))
     for name, line in zip(names, cells, strict=True):
         table.add_row(str(name), *("X" if math.isnan(cell) else told(cell) for cell in line))
@@ -124,14 +124,14 @@ def matrix_table(names: list[int], cells: Matrix, told: Callable[[float], str]) 
 
 
 def _side_by_side(found: list[CollectiveRate]) -> list[list[CollectiveRate]]:
-    """As many ways of doing it as a line has room for."""
+    """Groups the implementations of a collective, as many per group as fit side by side."""
     ways = list(dict.fromkeys((each.backend, each.algorithm) for each in found))
     groups = [ways[at : at + ABREAST] for at in range(0, len(ways), ABREAST)]
     return [[each for each in found if (each.backend, each.algorithm) in group] for group in groups]
 
 
 def op_table(found: list[CollectiveRate]) -> Table:
-    """One collective: a line a size, a pair of columns a way of doing it."""
+    """One collective: one row per message size, two columns per implementation."""
     ways = list(dict.fromkeys((each.backend, each.algorithm) for each in found))
     cells = {(each.bytes, each.backend, each.algorithm): each for each in found}
     table = _table("size")
@@ -161,7 +161,7 @@ def _way(backend: str) -> str:
 
 
 def gb(value: float) -> str:
-    """GB/s: three digits at most."""
+    """A rate in GB/s with at most three digits."""
     for least, digits in ((100, 0), (10, 1), (0.1, 2)):
         if value >= least:
             return f"{value:,.{digits}f}"

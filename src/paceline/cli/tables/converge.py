@@ -1,4 +1,4 @@
-"""What `paceline converge` shows a person."""
+"""The tables of `paceline converge`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE = 100  # columns
 
 
 def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
-    """The table and the answer; with `quiet` only what is wrong."""
+    """Prints the table and the conclusion; with `quiet`, only problems."""
     if not quiet:
         console.print()
         console.print(convergence_table(verdict, wide=console.width >= WIDE))
@@ -29,7 +29,7 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
 
 
 def _by_trouble(verdict: Verdict) -> dict[str, list[str]]:
-    """Techniques whose sharpness could not be measured, by the reason, which is often the same for all."""
+    """Techniques whose sharpness could not be measured, grouped by the reason, which is often the same for all."""
     found: dict[str, list[str]] = {}
     for row in verdict.rows:
         if row.sharpness is not None and row.sharpness.trouble:
@@ -38,7 +38,7 @@ def _by_trouble(verdict: Verdict) -> dict[str, list[str]]:
 
 
 def convergence_table(verdict: Verdict, *, wide: bool = True) -> Table:
-    """A line for each technique. With sharpness beside them, speeds and times need a wide terminal."""
+    """One row per technique. With sharpness, the columns for speed and time need a wide terminal."""
     sharp = any(row.sharpness for row in verdict.rows)
     speeds = wide or not sharp
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
@@ -61,19 +61,19 @@ def convergence_table(verdict: Verdict, *, wide: bool = True) -> Table:
 
 
 def curvature(sharp: Sharp | None) -> str:
-    """The largest eigenvalue; ≈ where the iteration had not settled."""
+    """The largest eigenvalue, marked ≈ if the iteration did not converge."""
     if sharp is None or sharp.eigenvalue is None:
         return "-"
     return f"{'' if sharp.settled else '≈ '}{sharp.eigenvalue:.3g}"
 
 
 def rise(sharp: Sharp | None) -> str:
-    """By how much the loss rises when the weights are moved."""
+    """The rise of the loss under perturbed weights."""
     return "-" if sharp is None or sharp.rise is None else f"{sharp.rise:+.2g}"
 
 
 def accuracy(row: Row) -> str:
-    """`71.2 ± 0.4 %`: the mean, and how far the seeds lie from it."""
+    """`71.2 ± 0.4 %`: the mean, and half the range over seeds."""
     found = row.accuracy
     if found.mean is None or found.low is None or found.high is None:
         return "-"
@@ -94,7 +94,7 @@ def note(row: Row, verdict: Verdict) -> str:
 
 
 def answer(verdict: Verdict) -> list[str]:
-    """What the table says, in a line or two."""
+    """The conclusion from the table, in a few lines."""
     rows = {row.technique: row for row in verdict.rows}
     alone, best = rows.get(ALONE), rows.get(verdict.chosen or "")
     if best is None or best.accuracy.mean is None:
@@ -105,13 +105,15 @@ def answer(verdict: Verdict) -> list[str]:
         lines[0] += f"; {abs(apart):.1f} points {'above' if apart >= 0 else 'below'} one worker"
     mods = [mod for mod in best.mods if not mod.startswith(("emulate=", "accumulate="))]
     if mods:
-        lines.append("With workers that are there: paceline run --batch scale " + " ".join(f"--mod {m}" for m in mods))
+        lines.append("On real workers, type: paceline run --batch scale " + " ".join(f"--mod {m}" for m in mods))
     radius = next((row.sharpness.radius for row in verdict.rows if row.sharpness), 0.0)
     if radius:
         lines.append(
-            "curvature: the largest eigenvalue of the loss's Hessian. moved: how much the loss rises when each tensor "
-            f"is moved by {radius * 100:.0f} % of its norm."
+            "curvature: the largest eigenvalue of the loss's Hessian. moved: the rise of the loss when each weight "
+            f"tensor is perturbed by {radius * 100:.0f} % of its norm."
         )
     if verdict.target is not None:
-        lines.append(f"target: {percent(verdict.target)}. Times are of this machine, not of {verdict.workers} workers.")
+        lines.append(
+            f"target: {percent(verdict.target)}. Times are measured on this machine, not on {verdict.workers} workers."
+        )
     return lines

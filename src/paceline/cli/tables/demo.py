@@ -1,4 +1,4 @@
-"""How `demo` shows what it found."""
+"""The tables of `paceline demo`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.units import count, rate
 
 
 def show_printed(console: Console, printed: Printed, workers: int) -> None:
-    """Both outputs side by side, and whether their numbers are the same."""
+    """Prints both outputs side by side, and whether their numbers are the same."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold cyan")
     for heading in ("plain python", count(workers, "worker")):
         table.add_column(heading)
@@ -30,7 +30,7 @@ def show_printed(console: Console, printed: Printed, workers: int) -> None:
     first = printed.first_difference
     console.print("same numbers: no", style="bold red")
     if first is None:
-        console.print("Nothing was printed that could be compared.")
+        console.print("The script printed no numbers to compare.")
     else:
         line = printed.lines[first - 1]
         console.print(
@@ -40,7 +40,7 @@ def show_printed(console: Console, printed: Printed, workers: int) -> None:
 
 
 def show_tuned(console: Console, verdict: Verdict, command: str | None) -> None:
-    """As it is → tuned, and how to keep it."""
+    """Prints the speed before and after tuning, and the command that keeps the mods."""
     final, baseline = verdict.final, verdict.baseline
     if final is None or baseline is None:
         return

@@ -1,4 +1,4 @@
-"""What the rules found, as a person reads it: most gain first, with what to type."""
+"""The list of findings: largest gain first, with what to type."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def show_findings(console: Console, found: list[Finding]) -> None:
-    """A list; nothing to say is said, too."""
+    """Prints the findings, or one line if there are none."""
     console.print()
     if not found:
-        console.print("The rules found nothing to mend.", style="bold")
+        console.print("No rule found anything to improve.", style="bold")
         return
-    console.print("what to do about it", style="bold")
+    console.print("what to improve", style="bold")
     for number, finding in enumerate(found, 1):
         console.print(
             Text(f"{number:3}. ").append(_gains(finding).ljust(16), "bold").append(finding.title), soft_wrap=True
@@ -28,6 +28,6 @@ def show_findings(console: Console, found: list[Finding]) -> None:
 
 
 def _gains(finding: Finding) -> str:
-    """Predicted, and beside it measured."""
+    """The predicted gain and, if there is one, the measured gain."""
     told = "—" if finding.predicted_gain is None else f"{finding.predicted_gain:.2f}×"
     return told if finding.measured_gain is None else f"{told} → {finding.measured_gain:.2f}×"

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a run, for a person and as a part of the JSON document."""
+"""The gradient noise scale of a run, as text and as part of the JSON document."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from paceline.units import percent
 
 
 def show_noise(console: Console, found: CriticalBatch | None, batch: float) -> None:
-    """The estimate, and what it says of the run's own batch."""
+    """Prints the estimate, and what it means for the run's own batch."""
     if found is None:
         console.print("noise scale: not measured", soft_wrap=True)
         return
     if math.isinf(found.batch):
         console.print(
-            f"noise scale: above {found.low:,.0f} samples: the gradient is lost in its noise "
-            f"(over {found.steps} measured steps)",
+            f"noise scale: above {found.low:,.0f} samples: noise dominates the gradient ({found.steps} measured steps)",
             soft_wrap=True,
         )
         return
     console.print(
         f"noise scale: {found.batch:,.0f} samples (95 %: {found.low:,.0f} – {_bound(found.high)}; {found.steps} "
-        f"measured steps, {found.first} to {found.last}). At this run's batch of {batch:,.0f} a step makes "
-        f"{percent(found.speed(batch), digits=0)} of the progress that any batch could, "
-        f"a sample {percent(found.efficiency(batch), digits=0)}.",
+        f"measured steps, {found.first} to {found.last}). At this run's batch of {batch:,.0f}, a step makes "
+        f"{percent(found.speed(batch), digits=0)} of the progress of an infinite batch, and a sample "
+        f"{percent(found.efficiency(batch), digits=0)} of the progress at the smallest batch.",
         soft_wrap=True,
     )
 
 
 def find_noise(record: Path) -> CriticalBatch | None:
-    """None where nothing could be measured: the run has said why."""
+    """None if nothing could be measured; a notice of the run gives the reason."""
     try:
         return critical_batch(record)
     except RecordError:
@@ -43,7 +42,7 @@ def find_noise(record: Path) -> CriticalBatch | None:
 
 
 def noise_document(found: CriticalBatch | None) -> dict[str, Any] | None:
-    """JSON has no sign for infinity: null."""
+    """The estimate for the JSON document. JSON has no infinity, which becomes null."""
     if found is None:
         return None
     numbers = {"batch": found.batch, "low": found.low, "high": found.high}

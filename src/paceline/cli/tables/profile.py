@@ -14,22 +14,22 @@ from paceline.units import count, percent, seconds
 if TYPE_CHECKING:
     from paceline.advise.profile import Profile
 
-FIGURES = 48  # columns that the figures beside a name take
+FIGURES = 48  # terminal columns for the numbers beside a name
 DEVICE = {
     "compute": "compute",
     "communication": "communication",
     "copy": "copies",
     "idle_input": "idle: waiting for input",
     "idle_peer": "idle: waiting for a peer",
-    "idle_synchronisation": "idle: after a wait of the host",
+    "idle_synchronisation": "idle: after the host waited",
     "idle_host": "idle: the host was late",
-    "idle_queue": "idle: launched, not begun",
+    "idle_queue": "idle: launched, not started",
 }
 
 
 def show(console: Console, told: Profile, *, top: int) -> None:
-    """Everything that a person gets to see."""
-    room = max(console.width - FIGURES, 24)  # of a name: templates of C++ are longer than any terminal
+    """Prints all tables."""
+    room = max(console.width - FIGURES, 24)  # columns for a name; names of C++ templates are often longer
     console.print()
     which = f"step {told.first}" if told.first == told.last else f"steps {told.first} to {told.last}"
     head = [

@@ -1,4 +1,4 @@
-"""How a scaling verdict is shown: how fast, where the time of a step goes, and whether the numbers stay."""
+"""The tables of `paceline scale`: throughput, where the time of a step goes, and the same-numbers check."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paceline.trials.scale import series as trials
 from paceline.trials.scale.why import CAUSES
 from paceline.units import count, percent, rate, seconds
 
-UNSTEADY = 0.2  # rounds further apart than this say more of the machine than of the script
+UNSTEADY = 0.2  # relative difference between rounds above which the machine is too busy to measure
 
 
 def show_verdict(console: Console, verdict: trials.Verdict) -> None:
-    """The tables and the same-numbers line."""
+    """Prints the tables and the same-numbers line."""
     console.print()
     if verdict.interrupted:
-        console.print("interrupted: what follows is of the trials that had ended", style="yellow")
+        console.print("interrupted: these are the results of the finished trials", style="yellow")
     if not verdict.points:
         console.print("No number of workers was measured to the end.", style="bold")
         return
@@ -40,8 +40,8 @@ def show_verdict(console: Console, verdict: trials.Verdict) -> None:
     console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
     if trials.spread(verdict) > UNSTEADY:
         console.print(
-            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: something else keeps this "
-            "machine busy. Try again when it is quiet, or with a larger --repeat.",
+            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: other processes keep this "
+            "machine busy. Measure again when the machine is idle, or with a larger --repeat.",
             style="yellow",
         )
     for failure in verdict.failures:
@@ -57,7 +57,7 @@ def _table() -> Table:
 
 
 def speed_table(verdict: trials.Verdict) -> Table:
-    """How fast, with the spread over rounds."""
+    """Throughput, speed-up and efficiency, with the spread over rounds."""
     table = _table()
     for name in ("workers", "samples/s", "low–high", "speed-up", "low–high", "efficiency", "view"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -75,7 +75,7 @@ def speed_table(verdict: trials.Verdict) -> Table:
 
 
 def why_table(verdict: trials.Verdict) -> Table:
-    """Where the time of a step goes, and below each number of workers what that takes of its efficiency."""
+    """Where the time of a step goes and, below each number of workers, the efficiency lost to each part."""
     table = _table()
     table.add_column("", no_wrap=True)
     for name in ("a step", *CAUSES):
@@ -91,7 +91,7 @@ def why_table(verdict: trials.Verdict) -> Table:
 
 
 def same_numbers_line(same: SameNumbers, base: int) -> str:
-    """yes, no, or why there is no answer."""
+    """The result of the same-numbers check: yes, no, or why it was not made."""
     if not same.checked:
         return f"same numbers: not checked: {same.why}."
     found = "beyond comparison" if same.max_difference is None else f"{same.max_difference:.1e}"
@@ -100,6 +100,6 @@ def same_numbers_line(same: SameNumbers, base: int) -> str:
         return f"{line} (limit {same.tolerance:.0e})"
     return (
         f"{line}\n  ({count(same.workers or 0, 'worker')} against {base}, step {same.step}; limit "
-        f"{same.tolerance:.0e}). Dropout draws anew on each worker; batch norm sees its\n"
-        "  slice of the batch unless --sync-bn is given."
+        f"{same.tolerance:.0e}). Each worker draws its own dropout; batch norm\n"
+        "  uses the worker's slice of the batch unless --sync-bn is given."
     )

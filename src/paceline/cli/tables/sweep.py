@@ -1,4 +1,4 @@
-"""A sweep's verdict, for a person: the table, the knee, and why it went no further."""
+"""The tables of `paceline sweep`: throughput by batch, the knee, and why the sweep ended."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from paceline.trials.core.result import Status
 from paceline.trials.sweep.search import Ceiling, Verdict
 from paceline.units import count, percent, rate, seconds, size
 
-UNSTEADY = 0.5  # blocks of steps further apart than this say more of the machine than of the batch
+UNSTEADY = 0.5  # relative difference between blocks of steps above which the machine is too busy to measure
 LOST = {
     Status.MEMORY: "out of memory",
-    Status.UNSUPPORTED: "cannot be made",
+    Status.UNSUPPORTED: "not possible",
     Status.TOO_SHORT: "too few steps",
 }
-READ_THE_LOG = "What the trial printed is in log.rank0.txt of its record: {failed}"
+READ_THE_LOG = "Read the trial's output, log.rank0.txt in its record: {failed}"
 ADVICE = {
-    Ceiling.MEMORY: "Begin with a smaller batch: --from 8",
-    Ceiling.TOO_SHORT: "Name a script that trains for longer: more epochs, or more data.",
-    Ceiling.UNSUPPORTED: "Batches are changed where a DataLoader of the script's makes them.",
+    Ceiling.MEMORY: "Start with a smaller batch: --from 8",
+    Ceiling.TOO_SHORT: "Let the script train longer: more epochs, or more data.",
+    Ceiling.UNSUPPORTED: "Make the script's batches with a DataLoader: a sweep can only change those.",
     Ceiling.FAILED: READ_THE_LOG,
     Ceiling.NOT_FINITE: READ_THE_LOG,
-    Ceiling.BUDGET: "Give it more time: --budget 5m",
+    Ceiling.BUDGET: "Give the sweep more time: --budget 5m",
 }
 
 
 def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
-    """The table, the knee, and why it went no further; what is wrong also when quiet."""
+    """Prints the table, the knee, and why the sweep ended. Problems are printed also when quiet."""
     if verdict.interrupted:
-        console.print("interrupted: what follows is of the trials that had ended", style="yellow")
+        console.print("interrupted: these are the results of the finished trials", style="yellow")
     if verdict.ceiling.broken or (verdict.knee is None and not verdict.interrupted):
         console.print(f"paceline: {complaint(verdict)}", style="red", soft_wrap=True)
         console.print(f"  {advice(verdict)}", soft_wrap=True)
@@ -45,17 +45,17 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
     unsteady = median(point.high / point.low - 1 for point in verdict.points if point.fits)
     if unsteady > UNSTEADY:
         console.print(
-            f"Steps of one batch differ by {percent(unsteady, digits=0)}: something else keeps this machine busy. Try "
-            "again when it is quiet, or with a larger --repeat.",
+            f"Steps of one batch differ by {percent(unsteady, digits=0)}: other processes keep this machine busy. "
+            "Measure again when the machine is idle, or with a larger --repeat.",
             style="yellow",
             soft_wrap=True,
         )
     if verdict.unfinished:
-        console.print("The budget was spent before the knee was closed in on.", style="yellow")
+        console.print("The budget ended before the search for the knee was complete.", style="yellow")
 
 
 def batch_table(verdict: Verdict) -> Table:
-    """How fast each batch is, and what it takes."""
+    """The throughput and the memory of each batch."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
     for name in ("batch", "samples/s", "low–high", "of best", "a step", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -79,7 +79,7 @@ def batch_table(verdict: Verdict) -> Table:
 
 
 def knee_line(verdict: Verdict) -> str:
-    """The answer."""
+    """The knee, compared with the best batch and with the script's own."""
     speeds = {point.batch: point.samples_per_s for point in verdict.points if point.fits}
     assert verdict.knee is not None
     assert verdict.best is not None
@@ -89,28 +89,29 @@ def knee_line(verdict: Verdict) -> str:
     if verdict.own is not None and verdict.knee != verdict.own:
         line += f" and {speeds[verdict.knee] / speeds[verdict.own]:.2f}× the script's own ({verdict.own:,})"
     if verdict.knee == min(speeds) and len(speeds) > 1:
-        line += "\nA smaller one may do as well: see with --from."
+        line += "\nA smaller batch may be as fast: try --from."
     elif verdict.keep:
-        line += f"\nTry it, with the learning rate to match: --mod {verdict.keep}"
+        line += f"\nTo use this batch, with a matching learning rate, add: --mod {verdict.keep}"
     return line
 
 
 def ceiling_line(verdict: Verdict) -> str:
-    """Why it went no further."""
+    """Why the sweep ended."""
     if verdict.ceiling is Ceiling.MEMORY:
         lost = min(point.batch for point in verdict.points if not point.fits)
         return f"ceiling: {verdict.largest:,} fits, {lost:,} does not: {verdict.why}"
     if verdict.ceiling is Ceiling.FLAT:
-        return f"ended: {verdict.why}. To see where memory ends: --to-the-end"
+        return f"ended: {verdict.why}. To find the largest batch that fits, add: --to-the-end"
     return f"ended: {verdict.why}." if verdict.why else "ended: interrupted."
 
 
 def complaint(verdict: Verdict) -> str:
-    """What went wrong, with the script's own traceback where it raised one."""
+    """What went wrong, with the script's own traceback if there is one."""
     if verdict.knee is not None:
         what = "the sweep ended early"
     else:
-        what = "its batch cannot be changed" if verdict.ceiling is Ceiling.UNSUPPORTED else "nothing was measured"
+        cannot_change = verdict.ceiling is Ceiling.UNSUPPORTED
+        what = "the script's batch cannot be changed" if cannot_change else "nothing was measured"
     return f"{what}: {verdict.details or verdict.why}"
 
 

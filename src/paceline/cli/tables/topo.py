@@ -1,4 +1,4 @@
-"""How a topology is shown on a terminal: the boxes of its NUMA nodes, the matrix, the choice, NCCL's paths."""
+"""The tables of `paceline topo`: boxes of NUMA nodes, the link matrix, the chosen GPUs, NCCL's paths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def show(
     log: NcclLog | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """All of it, from the whole to the parts."""
+    """Prints everything: the machine, the devices, the links, the choice, NCCL's paths."""
     console.print(_head(topology), style="bold", soft_wrap=True)
     for line in _processor_lines(topology):
         console.print(line, soft_wrap=True)
@@ -147,8 +147,8 @@ def _nic_table(nics: Sequence[Nic]) -> Table:
 
 
 def _matrix(console: Console, topology: Topology, used: dict[tuple[int, int], Use], idle: set[tuple[int, int]]) -> None:
-    """Printed line by line: a wide machine's rows are for the terminal to wrap, not to be cut. With NCCL's
-    paths in it, without the NICs, of which its log says nothing."""
+    """Prints line by line, so that the terminal wraps wide rows instead of cutting them. With NCCL's paths, leaves out
+    the NICs, because NCCL's log has no paths to them."""
     found = topology.kinds()
     labels = topology.labels()[: len(topology.devices) if used else None]
     cells: dict[tuple[str, str], Text] = {}
@@ -178,7 +178,7 @@ def _matrix(console: Console, topology: Topology, used: dict[tuple[int, int], Us
 
 
 def _legend(topology: Topology, there: set[str]) -> list[str]:
-    """The kinds that are there, and what the links of each usually carry."""
+    """The kinds of links in this machine, with the usual rate of each."""
     lines = []
     for name, meaning in kinds.LEGEND.items():
         members = {kind for kind in there if (kinds.nvlinks(kind) > 0 if name == "NV#" else kind == name)}
@@ -197,7 +197,7 @@ def _cell(kind: str, use: Use | None, idle: bool) -> Text:
 
 
 def _pair(a: str, b: str) -> tuple[int, int]:
-    """GPU labels as a pair of indices; (-1, -1) where one is no GPU."""
+    """GPU labels as a pair of indices; (-1, -1) if one label is not a GPU."""
     found = [re.fullmatch(r"GPU(\d+)", label) for label in (a, b)]
     numbers = sorted(int(each[1]) for each in found if each)
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (-1, -1)
@@ -249,7 +249,8 @@ def _trees(trees: Sequence[Tree]) -> dict[str, list[int]]:
 
 
 def _branch(rank: int, members: dict[int, Tree], seen: frozenset[int]) -> str:
-    """A log that was cut may lack a rank, or hold two groups' trees in one: never go round for ever."""
+    """One subtree as text. `seen` prevents an endless loop: a truncated log may lack a rank, or mix the trees of two
+    groups."""
     below = members[rank].down if rank in members and rank not in seen else ()
     inner = [_branch(each, members, seen | {rank}) for each in below]
     if not inner:
@@ -265,7 +266,7 @@ def _choice(console: Console, choice: DeviceChoice) -> None:
 
 
 def _table(rows: Sequence[dict[str, str]]) -> Table:
-    """Without the columns of which nothing is known."""
+    """A table without its empty columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     columns = [column for column in rows[0] if any(row[column] for row in rows)]
     for column in columns:

@@ -1,4 +1,4 @@
-"""How `tune` tells what it found."""
+"""The tables of `paceline tune`, and the command that keeps its mods."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paceline.trials.tune.patch import Patch
 from paceline.trials.tune.verdict import Problem, Reason, Row, Verdict
 from paceline.units import count, percent, rate
 
-MOST_LINES = 60  # of a patch that is shown; a longer one is in the record
+MOST_LINES = 60  # lines of a patch that are shown; the record has the whole patch
 ADVICE = {
-    Problem.BUDGET: "Give it more: --budget 15m. Or give the script less data: trials only need its first steps.",
-    Problem.NO_STEP: "Name the script that trains, and its arguments: paceline tune {script} --epochs 1",
+    Problem.BUDGET: "Allow more time: --budget 15m. Or give the script less data: trials need only the first steps.",
+    Problem.NO_STEP: "Name the script that trains, with its arguments: paceline tune {script} --epochs 1",
     Problem.TOO_SHORT: "Give the script more to do: more epochs, more data, or a smaller batch.",
-    Problem.LOSS: "Mend the script first: see at which step its loss breaks, with --steps and a smaller learning rate.",
-    Problem.FAILED: "See that it runs by itself first: paceline run {script}",
+    Problem.LOSS: "Fix the script: find the step where its loss breaks, with --steps and a smaller learning rate.",
+    Problem.FAILED: "Check that the script runs: paceline run {script}",
 }
 
 
 def command(settings: RunSettings, *options: str) -> str:
-    """What to type to run the script so, with the options that its trials had."""
+    """The `paceline run` command with the options of the trials."""
     plain = RunSettings(script=settings.script)
     typed = [
         word
@@ -40,7 +40,7 @@ def command(settings: RunSettings, *options: str) -> str:
 
 
 def spelled_out(settings: RunSettings, mods: Sequence[str]) -> str:
-    """The same with every mod."""
+    """The `paceline run` command with every mod written out."""
     applied, changes = settings_of(mods)
     workers = changes.get("workers", settings.workers)
     options = ["-n", str(workers)] if workers > 1 else []
@@ -48,19 +48,19 @@ def spelled_out(settings: RunSettings, mods: Sequence[str]) -> str:
 
 
 def advice(verdict: Verdict, script: str) -> str:
-    """What to do about a problem."""
+    """What the user can do about the verdict's problem."""
     return ADVICE[verdict.problem_code or Problem.FAILED].format(script=script)
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
-    """The table, and what it comes to."""
+    """Prints the table of mods and the notes."""
     console.print()
     if verdict.interrupted:
-        console.print("interrupted: nothing of what follows is confirmed yet", style="yellow")
+        console.print("interrupted: these results are not confirmed yet", style="yellow")
     if verdict.baseline is None:
         return
     console.print(
-        f"{count(verdict.trials, 'trial')} · as it is: {rate(verdict.baseline.samples_per_s)} samples/s, "
+        f"{count(verdict.trials, 'trial')} · as is: {rate(verdict.baseline.samples_per_s)} samples/s, "
         f"batch {verdict.baseline.batch:,}, noise of a trial {percent(verdict.noise)}",
         style="bold",
         soft_wrap=True,
@@ -78,20 +78,22 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     for note in verdict.notes:
         console.print(f"note: {note}.", style="yellow", soft_wrap=True)
     if verdict.cut_short:
-        console.print("The budget was over before all was tried: --budget 15m tries more.", style="yellow")
+        console.print("The budget ended before all mods were tried. To try more: --budget 15m", style="yellow")
 
 
 def show_final(console: Console, verdict: Verdict) -> None:
-    """The one line that people came for."""
+    """Prints the total gain of the kept mods."""
     final = verdict.final
     if final is None or verdict.baseline is None:
         return
     if not final.mods and any(row.code is Reason.NOT_CONFIRMED for row in verdict.mods):
-        console.print("nothing is claimed: what seemed to gain was not confirmed", style="bold", soft_wrap=True)
+        console.print(
+            "no confirmed gain: the last check did not repeat the measured gains", style="bold", soft_wrap=True
+        )
         return
     if not final.mods:
         console.print(
-            f"nothing to gain: no mod is faster than the noise of this machine ({percent(verdict.noise)} a trial)",
+            f"nothing to gain: no mod gains more than the noise of this machine ({percent(verdict.noise)} per trial)",
             style="bold",
             soft_wrap=True,
         )
@@ -105,15 +107,15 @@ def show_final(console: Console, verdict: Verdict) -> None:
     for mod in final.mods:
         if name_of(mod) == MORE:
             console.print(
-                f"{mod} changes the mathematics: fewer, larger steps, and the learning rate grows with the batch\n"
-                "  (with it for SGD, with its square root for Adam). See that the accuracy stays.",
+                f"{mod} changes the mathematics: fewer, larger steps, and a learning rate that grows with the batch\n"
+                "  (SGD: linearly; Adam: with the square root). Check that the accuracy stays.",
                 style="yellow",
                 soft_wrap=True,
             )
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A line a mod."""
+    """One row per mod."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold cyan")
     made.add_column("mod", no_wrap=True)
     for heading in ("before", "after", "gain", "loss diff."):
@@ -133,11 +135,11 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def show_patch(console: Console, patch: Patch, path: str) -> None:
-    """The lines that a person would write instead."""
+    """Prints the code that has the same effect as the mods: the patch, then the lines to add by hand."""
     if patch.diff:
         lines = patch.diff.splitlines()
         console.print()
-        console.print(f"Or write it into the script: {', '.join(patch.mods)}", style="bold", soft_wrap=True)
+        console.print(f"Or change the script: {', '.join(patch.mods)}", style="bold", soft_wrap=True)
         for line in lines[:MOST_LINES]:
             colour = "green" if line.startswith("+") else "red" if line.startswith("-") else ""
             console.print(line, style=colour, soft_wrap=True)

@@ -1,1 +1,1 @@
-"""`bandwidth`: what the links of a machine carry."""
+"""`bandwidth`: rates of a machine's links and collectives."""

@@ -13,7 +13,7 @@ COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluat
 
 
 def pairs(verdict: Verdict) -> list[Chart]:
-    """For each way of sending: one way, both ways, latency."""
+    """Three heat maps per transport: one way, both ways, latency."""
     found = []
     for (between, backend, direct), of_kind in groupby(sorted(verdict.pairs, key=_kind), key=_kind):
         names, one_way, both_ways, latency = matrices(list(of_kind))
@@ -22,7 +22,7 @@ def pairs(verdict: Verdict) -> list[Chart]:
         rate = "GB/s (10⁹ bytes), the median of the rounds."
         for title, caption, matrix, scale in (
             ("Bandwidth one way", f"One way: {rate}", one_way, 1.0),
-            ("Bandwidth both ways", f"Both ways at once, their sum: {rate}", both_ways, 1.0),
+            ("Bandwidth both ways", f"Sum of both directions at once: {rate}", both_ways, 1.0),
             ("Latency", "Latency: time of the smallest message, one way; median.", latency, 1e6),
         ):
             cells = [[None if math.isnan(value) else value * scale for value in row] for row in matrix]
@@ -50,7 +50,7 @@ def pairs(verdict: Verdict) -> list[Chart]:
 
 
 def collectives(verdict: Verdict) -> list[Chart]:
-    """A chart for each op, a line for each way of carrying it out."""
+    """One chart per collective, one line per implementation."""
     by_op = sorted(verdict.collectives, key=lambda each: each.op)
     ops = [(op, list(found)) for op, found in groupby(by_op, key=lambda each: each.op)]
     return [_curves(op, found, wide=len(ops) == 1) for op, found in ops]
@@ -70,7 +70,7 @@ def _curves(op: str, collectives: list[CollectiveRate], *, wide: bool) -> Chart:
         name=f"curve-{op}",
         title=op.replace("_", "-"),
         caption="busbw by message size, GB/s (10⁹ bytes), medians; bars: slowest and fastest round. busbw is algbw "
-        "times the factor by which a link carries more than the message, so that it can be compared with a link's "
+        "times the bytes that each link carries per byte of the message, so that busbw is comparable with a link's "
         "rate for any number of workers.",
         x=Axis(title="message", kind="log", ticks=[(t, size(t)) for t in sizes[:: max(1, len(sizes) // 8)]]),
         y=Axis(title="busbw, GB/s", kind="log"),
@@ -79,7 +79,7 @@ def _curves(op: str, collectives: list[CollectiveRate], *, wide: bool) -> Chart:
                 name=name,
                 x=[p.bytes for p in points],
                 y=[p.busbw for p in points],
-                # A slow round is a low rate.
+                # The slowest round has the lowest rate.
                 low=[p.busbw * p.seconds / p.high if p.high > 0 else p.busbw for p in points],
                 high=[p.busbw * p.seconds / p.low if p.low > 0 else p.busbw for p in points],
                 colour=COLOURS[number % len(COLOURS)],

@@ -1,8 +1,7 @@
-"""What `paceline bandwidth` runs: which workers measure what, where, and how it is read back. The verdict is made in
-`bandwidth_verdict`.
+"""The trials of `paceline bandwidth`: plans them, runs them, reads their measurements. `verdict` judges them.
 
-Two short runs at most, on one zygote: one worker alone for the GPUs, which it sees all of; then all workers for what
-goes on between them. Each leaves a record of its own, with a line for each thing that was measured.
+There are at most two short runs on one zygote. First one worker, which sees all GPUs, measures the GPUs; then all
+workers measure pairs and collectives. Each run has its own record, with one line per measurement.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SIZES = tuple(1024 * 4**step for step in range(10))  # 1 KiB … 256 MiB
 QUICK_SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20)
 LARGEST = 1 << 34
 _FACTOR = 4
-_COPIES_OF_A_SIZE = 8  # that a worker holds at once, at most
+_COPIES_OF_A_SIZE = 8  # most buffers of one message size that a worker holds at once
 _MOST_PER_CORE = 4
 
 
@@ -39,12 +38,12 @@ class Trial:
     name: str
     workers: int
     plan: MeasuringPlan
-    expected: int  # reports
+    expected: int  # number of measurements
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a trial gave; of one that failed or was interrupted, what it had measured until then."""
+    """The measurements of a trial. A failed or interrupted trial has those made before its end."""
 
     trial: Trial
     reports: list[Report]
@@ -64,12 +63,12 @@ def plan(
     parts: Sequence[str] = PARTS,
     quick: bool = False,
 ) -> list[Trial]:
-    """The trials, in their order. Nothing is made yet; `record` is where they will report."""
+    """The trials, in order. Writes nothing yet; `record` is the folder for their measurements."""
     chosen = tuple(sizes) or (QUICK_SIZES if quick else SIZES)
     rounds, seconds = (3, 0.2) if quick else (7, 0.6)
     trials = []
     if host.gpus and "devices" in parts:
-        # Large in quick trials, too: what fits into a GPU's cache says nothing of its memory.
+        # Large also in quick trials: a message that fits into a GPU's cache does not measure its memory.
         asked = MeasuringPlan(report=_report(record, "devices"), device_bytes=256 << 20, rounds=5 if quick else 11)
         trials.append(
             Trial(name="devices", workers=1, plan=asked, expected=expected(asked, 1, len(host.gpus))),
@@ -98,15 +97,15 @@ def carry_out(
     on_event: Callable[[Event], None],
     on_result: Callable[[Result], None],
 ) -> list[Result]:
-    """Runs the trials, each into a record of its own below `record`. One that fails does not keep the next from
-    being run; an interrupt ends it all."""
+    """Runs the trials, each with its own record below `record`. After a failed trial the next one still runs; an
+    interrupt ends the series."""
     results = []
     for trial in trials:
         folder = record / "trials" / trial.name
         make_folder(folder)
         asked = folder / "plan.json"
         write_file(asked, msgspec.json.format(msgspec.json.encode(trial.plan)))
-        os.close(create(trial.plan.report, append=True))  # the workers only add to it
+        os.close(create(trial.plan.report, append=True))  # the workers only append to an existing file
         outcome = launch(
             RunSettings(
                 script=PROGRAM,
@@ -120,7 +119,7 @@ def carry_out(
             record=folder,
             on_event=on_event,
             verb="bandwidth",
-            oversubscribe=True,  # whoever made the plan has asked
+            oversubscribe=True,  # `check` has refused too many workers
         )
         result = Result(
             trial=trial,
@@ -137,7 +136,7 @@ def carry_out(
 
 
 def read_reports(path: Path) -> list[Report]:
-    """What was measured so far. A torn last line is being written."""
+    """The measurements so far. Ignores a torn last line, which is still being written."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -147,16 +146,16 @@ def read_reports(path: Path) -> list[Report]:
 
 
 def usual_backends(host: Host, workers: int) -> tuple[str, ...]:
-    """Those that training on this machine could use."""
+    """The backends that training on this machine could use."""
     return ("memory", "gloo", "nccl") if 2 <= workers <= len(host.gpus) else ("memory", "gloo")
 
 
 def default_workers(host: Host) -> int:
-    """One for each GPU, so that NCCL can be measured; two at least: there is nothing between one worker."""
+    """One worker per GPU, so that NCCL can be measured; at least two, because one worker has no peer."""
     return max(2, min(len(host.gpus), host.usable_cores))
 
 
-# -- what was typed ----------------------------------------------------------------------------------------------------
+# -- checking and parsing options --------------------------------------------------------------------------------------
 
 
 def check(
@@ -169,38 +168,40 @@ def check(
     memory: int | None = None,
     oversubscribe: bool = False,
 ) -> None:
-    """UsageError where that cannot be measured here. `memory` is what is free, in bytes."""
+    """Raises UsageError if this machine cannot measure that. `memory`: free bytes."""
     if tuple(parts) == ("devices",):
         if not host.gpus:
             raise UsageError(f"--only devices: {host.name} has no GPU.", advice="Leave out --only devices.")
         return
     if workers < 2:
         raise UsageError(
-            f"-n {workers}: bandwidth is measured between workers, and that takes two.", advice="Type: -n 2"
+            f"-n {workers}: bandwidth is measured between workers, which needs at least 2.", advice="Type: -n 2"
         )
     cores = host.usable_cores
     if workers > cores and not oversubscribe and workers > 2:
         raise UsageError(
-            f"{workers} workers were asked for, and {host.name} has {cores} core{'s' * (cores != 1)}: workers that "
-            "share a core measure each other's waiting.",
-            advice=f"Ask for {max(2, cores)} at most, or insist: --oversubscribe",
+            f"-n {workers}: {host.name} has {cores} core{'s' * (cores != 1)}, and workers that share a core wait for "
+            "each other, which spoils the measurement.",
+            advice=f"Type -n {max(2, cores)} or less, or measure anyway: --oversubscribe",
         )
     if workers > (most := _MOST_PER_CORE * cores) and workers > 2:
-        raise UsageError(f"{workers} workers on {cores} cores would never end.", advice=f"Ask for {most} at most.")
+        raise UsageError(
+            f"-n {workers}: {workers} workers on {cores} cores would take too long.", advice=f"Type -n {most} or less."
+        )
     if "collectives" not in parts:
         return
     if "nccl" in backends and workers > len(host.gpus):
         raise UsageError(
-            f"--backends nccl: {workers} workers were asked for, and {host.name} has {len(host.gpus)} "
-            f"GPU{'s' * (len(host.gpus) != 1)}; NCCL needs one each.",
-            advice="Leave nccl out, or ask for fewer workers with -n.",
+            f"--backends nccl: NCCL needs one GPU per worker, and {host.name} has {len(host.gpus)} "
+            f"GPU{'s' * (len(host.gpus) != 1)} for {workers} workers.",
+            advice="Leave out nccl, or start fewer workers with -n.",
         )
     need = max(sizes, default=0) * workers * _COPIES_OF_A_SIZE
     if memory is not None and need > memory:
         raise UsageError(
-            f"{workers} workers with messages of {size(max(sizes))} need about {size(need)} of memory, and "
-            f"{size(memory)} are free.",
-            advice="Ask for smaller ones: --sizes 1K-16M",
+            f"--sizes: {workers} workers with messages of {size(max(sizes))} need about {size(need)} of memory, but "
+            f"only {size(memory)} are free.",
+            advice="Measure smaller messages: --sizes 1K-16M",
         )
 
 
@@ -209,12 +210,12 @@ def parse_names(text: str, option: str, known: Sequence[str]) -> tuple[str, ...]
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} {text}: there is no {name!r}.", advice=f"There are: {', '.join(known)}")
+            raise UsageError(f"{option} {text}: there is no {name!r}.", advice=f"Choose from: {', '.join(known)}")
     return tuple(name for name in known if name in names)
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """`1K,64K,4M` as bytes, each once, in order; `1K-256M` is every fourfold from the first to the last."""
+    """`1K,64K,4M` in bytes, each once, in order; `1K-256M` multiplies by 4 from the first to the last."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -234,8 +235,8 @@ def _parse_size(text: str, whole: str) -> int:
     found = parse_size(text) or 0
     if not 4 <= found <= LARGEST:
         raise UsageError(
-            f"--sizes {whole}: {text.strip()!r} is no size between 4 bytes and {LARGEST >> 30}G.",
-            advice="Type it like this: --sizes 1K,64K,4M, or --sizes 1K-256M for every fourfold.",
+            f"--sizes {whole}: {text.strip()!r} is not a size between 4 bytes and {LARGEST >> 30}G.",
+            advice="Type it like this: --sizes 1K,64K,4M, or a range in steps of 4×: --sizes 1K-256M",
         )
     return found
 

@@ -1,6 +1,6 @@
-"""The verdict on what was measured: rates out of seconds, and links that give less than their kind usually does.
+"""The verdict of `bandwidth`: turns measured seconds into rates, and flags links that are slow for their kind.
 
-Rates are GB/s (10⁹ bytes). A figure is the median of its rounds; `low` and `high` are its slowest and its fastest.
+Rates are GB/s (10⁹ bytes). A value is the median over rounds; `low` and `high` are the smallest and the largest round.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from paceline.topology.machine import Gpu, Topology
 
 Matrix: TypeAlias = list[list[float]]
 
-TOO_LITTLE = 0.7  # of what is usual for a link's kind: below that it is flagged
+TOO_LITTLE = 0.7  # fraction of the usual rate below which a link is flagged
 
 
 class CopyRate(msgspec.Struct, kw_only=True):
-    """To, from or within a GPU. Within it, every byte is read once and written once, and counted once."""
+    """The rate of copies to, from or within a GPU. A copy within a GPU counts each byte once, although the GPU reads
+    and writes it."""
 
     gpu: int
     name: str
@@ -33,11 +34,11 @@ class CopyRate(msgspec.Struct, kw_only=True):
     low: float
     high: float
     latency: float
-    usual: float | None = None  # GB/s; None: not known
+    usual: float | None = None  # GB/s; None: unknown
 
 
 class PairRate(msgspec.Struct, kw_only=True):
-    """From `a` to `b`. Both ways: the sum of the two directions, at the same time."""
+    """The rate from `a` to `b`. Both ways: the sum of both directions at the same time."""
 
     between: str
     a: int
@@ -50,12 +51,13 @@ class PairRate(msgspec.Struct, kw_only=True):
     high: float
     both_ways_gb_per_s: float
     latency: float
-    kind: str | None = None  # how the GPUs are joined
+    kind: str | None = None  # kind of the link between the GPUs
     usual: float | None = None
 
 
 class CollectiveRate(msgspec.Struct, kw_only=True):
-    """One collective of one size. `share`: of the rate at which every worker copies as many bytes at the same time."""
+    """One collective of one message size. `share`: its rate divided by the rate at which all workers copy as many bytes
+    at the same time."""
 
     op: str
     backend: str
@@ -63,7 +65,7 @@ class CollectiveRate(msgspec.Struct, kw_only=True):
     workers: int
     bytes: int
     seconds: float
-    low: float  # seconds, too
+    low: float  # seconds
     high: float
     algbw: float
     busbw: float
@@ -71,7 +73,7 @@ class CollectiveRate(msgspec.Struct, kw_only=True):
 
 
 class CopyLimit(msgspec.Struct, kw_only=True):
-    """All workers copying so many bytes each at the same time: GB/s of all of them together."""
+    """Total GB/s when each worker copies `bytes` at the same time."""
 
     workers: int
     bytes: int
@@ -79,7 +81,7 @@ class CopyLimit(msgspec.Struct, kw_only=True):
 
 
 class WeakLink(msgspec.Struct, kw_only=True):
-    """A link that gives too little."""
+    """A link that is slow for its kind."""
 
     what: str
     gb_per_s: float
@@ -89,7 +91,7 @@ class WeakLink(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What the measurements showed."""
+    """All rates, weak links, notes and failures."""
 
     workers: int
     copies: list[CopyRate]
@@ -103,7 +105,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 def busbw_factor(op: str, workers: int) -> float:
-    """By which algbw is multiplied, so that it can be held against a link's rate whatever the number of workers."""
+    """The factor from algbw to busbw, which is comparable with a link's rate for any number of workers."""
     if op == "all_reduce":
         return 2 * (workers - 1) / workers
     if op in ("all_gather", "reduce_scatter", "all_to_all"):
@@ -120,7 +122,7 @@ def judge(
     failures: Sequence[str] = (),
     interrupted: bool = False,
 ) -> Verdict:
-    """The verdict, on the whole plan or on the part before an interrupt."""
+    """The verdict on the reports, also on those before an interrupt."""
     found = list(reports)
     copies = [_copy(each, topology) for each in found if isinstance(each, Copy)]
     pairs = [_pair(each, topology) for each in found if isinstance(each, Pair)]
@@ -139,13 +141,13 @@ def judge(
 
 
 def spread(verdict: Verdict) -> float:
-    """How much longer the slowest round took than the fastest, of the usual collective."""
+    """How much longer the slowest round took than the fastest: the median over collectives, as a fraction."""
     return median([each.high / each.low - 1 for each in verdict.collectives if each.low > 0] or [0.0])
 
 
 def matrices(pairs: Sequence[PairRate]) -> tuple[list[int], Matrix, Matrix, Matrix]:
-    """The ends of these pairs; and from each to each the rate one way, both ways, and the latency; NaN where nothing
-    was measured."""
+    """The ends of these pairs, and three matrices from end to end: the rate one way, the rate both ways, the latency.
+    NaN marks a pair that was not measured."""
     names = sorted({end for pair in pairs for end in (pair.a, pair.b)})
     found: list[Matrix] = [[[math.nan] * len(names) for _ in names] for _ in range(3)]
     for pair in pairs:
@@ -189,7 +191,7 @@ def _pair(report: Pair, topology: Topology) -> PairRate:
     if report.between == "gpus":
         ends = [_gpu(topology, index, uuid) for index, uuid in zip((a, b), report.uuids, strict=True)]
         a, b = (index if gpu is None else gpu.index for index, gpu in zip((a, b), ends, strict=True))
-        kind, usual = _promised(topology, a, b, direct=report.direct)
+        kind, usual = _usual(topology, a, b, direct=report.direct)
     return PairRate(
         between=report.between,
         a=a,
@@ -207,13 +209,13 @@ def _pair(report: Pair, topology: Topology) -> PairRate:
     )
 
 
-def _promised(topology: Topology, a: int, b: int, *, direct: bool) -> tuple[str | None, float | None]:
+def _usual(topology: Topology, a: int, b: int, *, direct: bool) -> tuple[str | None, float | None]:
     link = topology.link(a, b)
     if link is None:
         return None, None
-    # Where the driver grants peer-to-peer access and torch has none, less than the link's rate is less.
     if direct or link.p2p is False:
         return link.kind, link.gb_per_s
+    # The link's rate assumes peer-to-peer access, but this copy went through the host, which is slower.
     slots = [(gpu.pcie_generation, gpu.pcie_width) for gpu in map(topology.gpu, (a, b)) if gpu is not None]
     if any(None in slot for slot in slots):
         return link.kind, None
@@ -240,7 +242,8 @@ def _collective(report: Collective) -> CollectiveRate:
 
 
 def _copy_limits(reports: Sequence[Collective]) -> list[CopyLimit]:
-    """By size. Every way of doing a collective of a size was timed beside the same copies: they count once."""
+    """The copy rate by message size. All implementations of a collective share the same timed copies, which count
+    once."""
     by_size: dict[tuple[int, int], dict[str, list[float]]] = {}
     for report in reports:
         by_size.setdefault((report.workers, report.bytes), {})[report.op] = report.copy
@@ -273,7 +276,7 @@ def _weak_copies(copies: Sequence[CopyRate], topology: Topology) -> Iterable[Wea
 def _weak_pairs(pairs: Sequence[PairRate]) -> Iterable[WeakLink]:
     direct = {(pair.a, pair.b) for pair in pairs if pair.between == "gpus" and pair.direct}
     for pair in pairs:
-        # The way through the host is what counts only where there is no other.
+        # The path through the host matters only for a pair without a direct path.
         if not pair.direct and (pair.a, pair.b) in direct:
             continue
         if pair.kind and pair.usual and pair.gb_per_s < TOO_LITTLE * pair.usual:
@@ -298,7 +301,7 @@ def _look_at(pair: PairRate) -> str:
 
 
 def _gpu(topology: Topology, ordinal: int, uuid: str) -> Gpu | None:
-    """A worker counts as CUDA does, and the driver by bus: the identifier is the same for both."""
+    """The GPU with this UUID, else with this index: CUDA and the driver number GPUs differently, but share UUIDs."""
     if uuid:
         same = [gpu for gpu in topology.devices if gpu.uuid == uuid]
         if same:

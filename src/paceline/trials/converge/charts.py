@@ -12,7 +12,7 @@ THICK, THIN = 2.5, 1.3
 
 
 def accuracy(verdict: Verdict) -> list[Chart]:
-    """A line for each technique, with all seeds as a band. None where no accuracy was read."""
+    """One line per technique, with a band over seeds. Empty if no accuracy was read."""
     series: list[Series] = []
     for number, row in enumerate(verdict.rows):
         columns = _columns(row)
@@ -40,7 +40,7 @@ def accuracy(verdict: Verdict) -> list[Chart]:
         Chart(
             name="accuracy",
             title=f"Accuracy, {verdict.workers} emulated workers",
-            caption="Mean over seeds; bands: lowest and highest seed. Thick: the chosen technique."
+            caption="Mean over seeds. Bands: lowest and highest seed. Thick: the chosen technique."
             + (" Dotted: the target." if verdict.target is not None else ""),
             x=Axis(title="epochs (readings of the accuracy)"),
             y=Axis(title="accuracy", share=True),
@@ -51,7 +51,7 @@ def accuracy(verdict: Verdict) -> list[Chart]:
 
 
 def loss_lines(verdict: Verdict) -> list[Chart]:
-    """The loss along straight lines through the weights. None where none was measured."""
+    """The loss along straight lines in weight space. Empty if none was measured."""
     series: list[Line] = []
     for number, row in enumerate(verdict.rows):
         known = [(place, loss) for place, loss in (row.sharpness.line if row.sharpness else []) if loss is not None]
@@ -72,10 +72,10 @@ def loss_lines(verdict: Verdict) -> list[Chart]:
         Chart(
             name="loss-lines",
             title="Loss between solutions",
-            caption="Loss of the last batches, along straight lines through the weights: from one worker's solution to "
-            "each technique's.",
+            caption="Loss on the last batches, along the straight line in weight space from the one-worker solution to "
+            "each technique's solution.",
             x=Axis(ticks=[(0.0, ALONE), (0.5, "half way"), (1.0, "technique")]),
-            # What lies between two solutions may be a mountain.
+            # The loss between two solutions may be many times that of either.
             y=Axis(title="loss", kind="log" if max(losses) > 10 * min(losses) > 0 else "linear"),
             series=series,
             marks=[Rule(axis="x", at=0.0), Rule(axis="x", at=1.0)],
@@ -84,7 +84,7 @@ def loss_lines(verdict: Verdict) -> list[Chart]:
 
 
 def _columns(row: Row) -> list[list[float]]:
-    """The seeds' accuracies at each epoch that all of them have told."""
+    """The accuracies of all seeds at each epoch that every seed reached."""
     length = min(map(len, row.curves), default=0)
     columns = [[value for curve in row.curves if (value := curve[epoch][1]) is not None] for epoch in range(length)]
     return [column for column in columns if column]

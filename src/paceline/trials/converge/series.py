@@ -1,8 +1,8 @@
-"""Accuracy of one worker, and of N emulated ones with each large-batch technique: same epochs, several seeds.
+"""The series of `converge`: accuracy of one worker, and of N emulated workers with each large-batch technique.
 
-A technique is mods; a trial is the whole script from one seed. All techniques are tried from one seed before the next
-seed is taken, so that a budget that ends early leaves a whole table. A loss that is no number is a result, not a
-failure.
+A technique is a set of mods; a trial runs the whole script from one seed, for the same number of epochs. All techniques
+run from one seed before the next seed starts, so that a budget that ends early still leaves a full table. A NaN or
+infinite loss is a result, not a failure.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from paceline.record.sharpness import RunSharpness
 ALONE, NAIVE = "one worker", "naive"
 TECHNIQUES = ("lr_scale", "warmup", "ghost_bn", "lars", "lamb", "auto")
 GHOST = 32
-WARM_UP = 6  # a sixth of all steps
+WARM_UP = 6  # the learning rate warms up over 1/6 of all steps
 
 
 class Trial(msgspec.Struct, kw_only=True):
     """One run of the script to its end."""
 
-    accuracy: float | None  # the last one that it told; None: none, or no number
+    accuracy: float | None  # the last accuracy; None: none was printed, or NaN
     curve: list[tuple[float | None, float | None]] = []  # seconds since the start, accuracy
     samples_per_s: float = 0.0
     steps: int = 0
     seconds: float = 0.0
-    diverged: int | None = None  # the first step whose loss is no number
+    diverged: int | None = None  # the first step whose loss is NaN or infinite
     trouble: str = ""  # why there is no result
     out_of_memory: bool = False
     unsupported: bool = False
-    unfinished: bool = False  # the budget was over
-    sharpness: RunSharpness | None = None  # where it was asked for
+    unfinished: bool = False  # the budget ended
+    sharpness: RunSharpness | None = None  # only with --sharpness
 
 
 class Spread(msgspec.Struct, kw_only=True):
-    """Accuracies over seeds. Those of runs that diverged without telling one count as nothing learned."""
+    """Accuracies over seeds. A run that diverged without an accuracy counts as 0."""
 
     mean: float | None
     low: float | None
@@ -50,49 +50,49 @@ class Spread(msgspec.Struct, kw_only=True):
 
 
 class Sharp(msgspec.Struct, kw_only=True):
-    """How sharp the solutions are: means over the seeds of which it could be measured."""
+    """Sharpness of the solutions: means over the seeds for which it was measured."""
 
-    eigenvalue: float | None  # the largest one of the loss's Hessian
+    eigenvalue: float | None  # the largest eigenvalue of the loss's Hessian
     settled: bool
     loss: float | None
-    rise: float | None  # of the loss, with each tensor moved by `radius` of its norm
+    rise: float | None  # of the loss, with each weight tensor perturbed by `radius` of its norm
     radius: float
-    line: list[tuple[float, float | None]]  # of the first seed: from one worker's solution (0) to this one (1)
+    line: list[tuple[float, float | None]]  # of the first seed: from the one-worker solution (0) to this solution (1)
     trouble: str = ""
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One line of the table. `diverged` and `epochs`, `time` are of the seeds' mean; null where not reached."""
+    """One row of the table. Epochs and seconds to the target are means over seeds; None if a seed missed the target."""
 
     workers: int
     technique: str
     mods: list[str]
     accuracy: Spread
     samples_per_s: float = 0.0
-    diverged: int | None = None  # the earliest step at which a seed's loss was no number
+    diverged: int | None = None  # the earliest step at which a seed's loss was NaN or infinite
     steps: int = 0
-    epochs_to_target: float | None = None  # readings of the accuracy until the target was reached, by all seeds
+    epochs_to_target: float | None = None  # accuracy readings until the target
     seconds_to_target: float | None = None
-    curves: list[list[tuple[float | None, float | None]]] = []  # of each seed
+    curves: list[list[tuple[float | None, float | None]]] = []  # one per seed
     trouble: str = ""
     sharpness: Sharp | None = None
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What the trials showed."""
+    """The table, and the chosen technique."""
 
     workers: int
     seeds: int
     target: float | None
     rows: list[Row]
-    chosen: str | None  # the best technique of N workers
+    chosen: str | None  # the technique with the best accuracy on N workers
     unfinished: bool = False
     interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Technique:
-    """A name, and the mods that it is on N emulated workers; these may ask for the steps of the whole run."""
+    """A name, and a function that gives the mods for N emulated workers and the number of steps of a run."""
 
     name: str
     mods: Callable[[int, int], tuple[str, ...]]  # workers, steps
@@ -116,7 +116,7 @@ _NAMES = {"warmup": "lr_scale + warmup"}
 
 
 def parse_techniques(text: str | None) -> list[Technique]:
-    """`lamb,auto,ghost_bn=16+lr_scale=8:sqrt`: names, or mods of one's own joined by +."""
+    """Parses `lamb,auto,ghost_bn=16+lr_scale=8:sqrt`: names of techniques, or the user's mods joined by +."""
     found = []
     for part in (text or ",".join(TECHNIQUES)).split(","):
         name = part.strip()
@@ -129,7 +129,7 @@ def parse_techniques(text: str | None) -> list[Technique]:
         except UsageError as error:
             raise UsageError(
                 f"--techniques {name}: {error.message}",
-                advice=f"Names are {', '.join(_KNOWN)}; others are mods, joined by +: ghost_bn=16+lr_scale=8:sqrt",
+                advice=f"Choose from {', '.join(_KNOWN)}; or join mods by +: ghost_bn=16+lr_scale=8:sqrt",
             ) from None
         found.append(Technique(" + ".join(mods), lambda workers, steps, mods=mods: mods))  # type: ignore[misc]
     return found
@@ -139,7 +139,7 @@ Measure = Callable[[str, tuple[str, ...], int], Trial]  # name, mods, seed
 
 
 class Converge:
-    """One series: `run` it, then `judge` it, also after an interrupt."""
+    """One series of trials. Call `run`, then `judge`, also after an interrupt."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Converge:
         self.trials: dict[str, list[Trial]] = {}
         self.mods: dict[str, tuple[str, ...]] = {ALONE: ()}
         self.unfinished = False
-        self._parts = 1  # micro-batches, where memory does not hold the batch
+        self._parts = 1  # micro-batches; more than 1 if the batch does not fit into memory
 
     def run(self) -> None:
         for seed in range(self.seeds):
@@ -194,8 +194,7 @@ class Converge:
 
 
 def judge(series: Converge, *, target: float | None, interrupted: bool = False) -> Verdict:
-    """The table of what was measured, be it all or the part before an interrupt. Without a target it is what one worker
-    reached."""
+    """The verdict on the trials so far, also after an interrupt. The default target is the accuracy of one worker."""
     alone = series.trials.get(ALONE, [])
     if target is None and alone:
         target = _spread(alone).mean

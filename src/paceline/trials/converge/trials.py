@@ -1,4 +1,4 @@
-"""One trial of `converge` on a real bench: the script to its end, and the accuracy that it told."""
+"""One trial of `converge` on a bench: runs the script to its end and reads its accuracy."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ FILE = "accuracy.json"  # in a trial's record
 
 
 class OnBench:
-    """Measures trials. Give `event` every event of the bench: it knows when a line was printed."""
+    """Measures trials. Pass every event of the bench to `event`, which notes when each line was printed."""
 
     def __init__(self, metric: re.Pattern[str] | None, bench: Bench | None = None) -> None:
         self.bench, self._metric = bench, metric
         self._lines: list[tuple[str, float | None]] = []
         self._rest, self._began = "", 0.0
-        self.found = False  # an accuracy, in any trial
+        self.found = False  # whether any trial gave an accuracy
 
     def event(self, event: Event) -> None:
         if not isinstance(event, Output):
@@ -49,7 +49,7 @@ class OnBench:
         if not measured.record:
             return Trial(accuracy=None, unfinished=True, trouble=measured.message)
         path = Path(measured.record) / FILE
-        if path.exists():  # a trial of the series that this one goes on with
+        if path.exists():  # this series was resumed, and the trial has run before
             trial = msgspec.json.decode(path.read_bytes(), type=Trial)
         else:
             trial = self._read(measured)
@@ -60,7 +60,7 @@ class OnBench:
         return trial
 
     def _sharpness(self, name: str, seed: int) -> SharpnessSettings | None:
-        """One worker's run leaves its solution in its record; the others draw a line from there to their own."""
+        """The one-worker run saves its weights in its record; other runs measure the loss on the line from there."""
         assert self.bench is not None
         asked, alone = self.bench.settings.sharpness, f"{ALONE.replace(' ', '')}.seed{seed}"
         if asked is None or name == alone:
@@ -75,7 +75,7 @@ class OnBench:
         failed = bool(run.outcome and run.outcome.exit_code)
         readings = self._readings(folder, run.started)
         last = readings[-1].value if readings else math.nan
-        # A script that ends by an error of its own because its loss was no number has told its result.
+        # A script that raises because its loss diverged has a result: it diverged.
         trouble = measured.message if failed and diverged is None else ""
         if measured.status is Status.TOO_SHORT and not steps:
             trouble = measured.message
@@ -96,7 +96,7 @@ class OnBench:
         assert self.bench is not None
         if self.bench.settings.sharpness is None or failed:
             return None
-        return read_sharpness(folder) or RunSharpness(trouble="not measured: the script did not come to its end")
+        return read_sharpness(folder) or RunSharpness(trouble="not measured: the script did not run to its end")
 
     def _readings(self, folder: Path, began: float) -> list[Reading]:
         logged = find_logged(read_logged(folder), began) if self._metric is None else []
@@ -111,24 +111,24 @@ class OnBench:
     def _nothing_found(self, measured: Measured) -> UsageError:
         said = "\n".join(f"    {line}" for line in last_lines(measured.record, 0)) or "    (nothing)"
         if self._metric is not None:
-            what = f"--metric {self._metric.pattern!r} matches nothing that the script printed."
+            what = f"--metric {self._metric.pattern!r} matches nothing in the script's output."
         else:
-            what = "No accuracy was found in what the script printed."
+            what = "The script's output has no accuracy."
         return UsageError(
             f"{what} Its last lines:\n{said}",
-            advice=r"Give a pattern whose first group is the number: --metric 'top1 ([\d.]+)', or log it in the "
-            "script: paceline.log(accuracy=…)",
+            advice=r"Give a pattern whose first group is the accuracy: --metric 'top1 ([\d.]+)', or log the accuracy "
+            "in the script: paceline.log(accuracy=…)",
         )
 
 
 def failure(bench: Bench, name: str) -> str:
-    """All that there is to read about a trial that failed."""
+    """The full error of a failed trial."""
     measured = bench.journal.trials.get(name)
     return details(measured) if measured is not None else ""
 
 
 def _speed(measured: Measured, steps: list[Step]) -> float:
-    """Of the settled steps; where there are too few of them, of all but the first."""
+    """Samples/s over the steady steps; if they are too few, over all steps but the first."""
     if measured.samples_per_s:
         return measured.samples_per_s
     rest = steps[1:] or steps

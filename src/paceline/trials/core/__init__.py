@@ -1,1 +1,1 @@
-"""What all series of trials share."""
+"""Code shared by all series of trials: the bench, the result of a trial, the summary of a run."""

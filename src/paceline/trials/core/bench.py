@@ -1,8 +1,8 @@
-"""The bench that trials are measured on: one script, one zygote, one record, one budget of time.
+"""The bench that measures trials: one script, one zygote, one record, one time budget.
 
-A trial is a run of its own, in a folder below the record's `trials/`, and a line in its `journal.jsonl`. A trial whose
-name the journal knows is not run again: that is how a series goes on after Ctrl-C. Which trials to make, and what they
-show, is the business of `sweep` and `tune`.
+A trial is a run with its own folder below the record's `trials/`, and a line in the record's `journal.jsonl`. A trial
+whose name is in the journal is not run again, so that a series can resume after Ctrl-C. `sweep`, `tune` and `converge`
+decide which trials to run, and judge them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from paceline.trials.core.result import Measured, Status, read_measured
 
 __all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "details", "folder_of"]
 
-GRACE = 2.0  # seconds that a trial may take beyond the budget …
-GRACE_SHARE = 0.05  # … or this share of it, if that is more
-LONGEST = 120  # letters of a trial's folder
+GRACE = 2.0  # seconds that a trial may run beyond the budget …
+GRACE_SHARE = 0.05  # … or this fraction of the budget, if that is more
+LONGEST = 120  # most letters in the name of a trial's folder
 
 
 class Budget:
-    """Seconds for a series of trials, from now on; None: endless."""
+    """Seconds for a series of trials, counted from now; None: no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
@@ -58,21 +58,21 @@ class Budget:
 
     @property
     def limit(self) -> float | None:
-        """How long a trial that starts now may run before it is stopped."""
+        """Seconds that a trial starting now may run before it is stopped."""
         if self.seconds is None:
             return None
         return max(0.0, self.left) + max(GRACE, GRACE_SHARE * self.seconds)
 
 
 class Journal:
-    """The trials of a record that have ended, in their order. Each is in the file when `add` returns."""
+    """The finished trials of a record, in order. When `add` returns, the trial is in the file."""
 
     def __init__(self, record: Path) -> None:
         self._path = record / "journal.jsonl"
         self.trials: dict[str, Measured] = {}
         try:
             text = self._path.read_bytes() if self._path.exists() else b""
-            # Only the last line has no newline behind it: that one was being written.
+            # A last line without a newline was being written when the series was killed.
             whole = text[: text.rfind(b"\n") + 1]
             if len(whole) < len(text):
                 write_file(self._path, whole)
@@ -95,7 +95,7 @@ class Journal:
 
 
 class Bench:
-    """Measures trials of one script, one after the other, from the main thread."""
+    """Measures trials of one script one after another. Use from the main thread."""
 
     def __init__(
         self,
@@ -115,9 +115,9 @@ class Bench:
         self._on_event, self._on_start, self._on_result = on_event, on_start, on_result
 
     def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured:
-        """One trial, or what the journal knows of it. `mods` take the place of the settings' own; `changes` are other
-        settings. Waits for its end, at most until the budget is over and a little longer. Raises Interrupted, and what
-        `launch` raises before a worker starts."""
+        """Runs one trial, or returns its result from the journal. `mods` replace the mods of the settings; `changes`
+        replace other settings. Waits until the trial ends, at most until shortly after the end of the budget. Raises
+        Interrupted, and the errors that `launch` raises before a worker starts."""
         known = self.journal.trials.get(name)
         if known is not None:
             self._on_result(known)
@@ -136,7 +136,7 @@ class Bench:
             record=folder,
             on_event=self._on_event,
             verb=self._verb,
-            oversubscribe=True,  # whoever made the bench has asked
+            oversubscribe=True,  # the verb has checked the number of workers
             limit=self.budget.limit,
         )
         if outcome.interrupted:
@@ -144,7 +144,7 @@ class Bench:
         measured = read_measured(name, settings, folder, outcome)
         measured.seconds = time.monotonic() - begun
         if outcome.kind is FailureKind.LATE and self.budget.over:
-            # Neither of these is in the journal: a series that is resumed runs them.
+            # Trials cut off by the budget stay out of the journal, so that a resumed series runs them.
             return self._not_measured(name, settings, "stopped: the budget is over", steps=measured.steps)
         self.journal.add(measured)
         self._on_result(measured)
@@ -164,13 +164,13 @@ class Bench:
 
 
 def details(measured: Measured) -> str:
-    """All that there is to read about a trial that failed: the traceback of its script, the last lines of its log."""
+    """The full error of a failed trial: the script's traceback, the last lines of its log."""
     outcome = read_run(Path(measured.record)).outcome if measured.record else None
     return outcome.message if outcome and outcome.message else measured.message
 
 
 def folder_of(name: str) -> str:
-    """A folder's name for a trial's: no separators, not too long, still unique."""
+    """The name of a trial's folder: no path separators, limited length, still unique."""
     plain = re.sub(r"[^A-Za-z0-9._=+:,-]", "-", name)
     if plain == name and len(name) <= LONGEST:
         return name

@@ -1,7 +1,7 @@
-"""What a trial gave: its speed over the settled steps, its memory, its losses; or why there is none.
+"""The result of a trial: throughput over the steady steps, memory and losses, or the reason why there is none.
 
-A failure is a result like any other: running out of memory is where a sweep ends, and a mod that does not fit is one
-that `tune` does not keep. Reads a trial's record; knows nothing of how trials are planned or shown.
+A failure is a valid result: running out of memory ends a sweep, and `tune` drops a mod that fails. This module only
+reads a trial's record; it neither plans nor shows trials.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ class Status(StrEnum):
     """How a trial ended."""
 
     OK = "ok"
-    MEMORY = "memory"  # ran out of it
+    MEMORY = "memory"  # the trial ran out of memory
     UNSUPPORTED = "unsupported"  # a mod refused the script
     TOO_SHORT = "too short"  # too few steps to measure, or none
-    NOT_FINITE = "not finite"  # the loss, from the first step on
+    NOT_FINITE = "not finite"  # the loss is NaN or infinite from the first step on
     FAILED = "failed"
-    BUDGET = "budget"  # was over: the trial was not run, or stopped
+    BUDGET = "budget"  # the budget ended: the trial was not run, or was stopped
     INTERRUPTED = "interrupted"
 
     @property
     def broken(self) -> bool:
-        """The script itself failed: nothing that another batch or mod would change."""
+        """The script itself failed, so that another batch or mod would fail too."""
         return self in (Status.FAILED, Status.NOT_FINITE)
 
 
-BLOCKS = 10  # that the settled steps are cut into: the median forgives the disturbed ones
-NEEDED = 5  # settled steps, below which there is no speed
+BLOCKS = 10  # blocks of steady steps; their median is robust against a few disturbed blocks
+NEEDED = 5  # fewest steady steps for a throughput
 
 _NO_MEMORY = (
     "out of memory",
     "outofmemory",
     "memoryerror",
     "bad_alloc",
-    "allocate memory",  # can't, cannot
+    "allocate memory",  # after "can't" or "cannot"
     "alloc_failed",  # cuBLAS, cuDNN
     "insufficient shared memory",
     "could not create a memory object",  # oneDNN
-    "is killed by signal: killed",  # a loader's process
-    "was killed by sigkill",  # by the kernel, unless somebody else did
+    "is killed by signal: killed",  # a process of a DataLoader
+    "was killed by sigkill",  # most often by the kernel, for lack of memory
 )
 _REFUSALS = ("UsageError", "ScriptError", "NotSplitError")
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """One trial. Where its status is not OK, `message` says why in one line, and no speed was measured."""
+    """The result of one trial. If the status is not OK, `message` gives the reason in one line, and there is no
+    throughput."""
 
     name: str  # unique in its record
     mods: list[str]
@@ -72,9 +73,9 @@ class Measured(msgspec.Struct, kw_only=True):
     batch: int = 0  # samples a step
     steps: int = 0
     warm_up: int = 0
-    memory: int = 0  # peak bytes of the worker that took most
-    losses: list[float | None] = []  # None: no number, or not finite
-    step: dict[str, float] = {}  # mean seconds of each part, over settled steps and workers
+    memory: int = 0  # peak bytes of the worker with the highest peak
+    losses: list[float | None] = []  # None: no loss, or not finite
+    step: dict[str, float] = {}  # mean seconds of each part, over steady steps and workers
     seconds: float = 0.0  # of the whole trial
     record: str = ""
 
@@ -84,7 +85,7 @@ class Measured(msgspec.Struct, kw_only=True):
 
 
 def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outcome) -> Measured:
-    """Reads the record of a trial that was asked for so and has ended so."""
+    """Reads the record of a trial that ran with these settings and ended with this outcome."""
     by_rank = [read_steps(folder, rank) for rank in range(settings.workers)]
     first = by_rank[0] if by_rank else []
     measured = Measured(
@@ -108,8 +109,8 @@ def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outco
     if len(steady[0]) < NEEDED or not rates:
         measured.status = Status.TOO_SHORT
         measured.message = (
-            f"the script ended after {len(first)} step{'s' * (len(first) > 1)}, {len(steady[0])} of them fit to be "
-            f"measured: {NEEDED} are needed"
+            f"the script ended after {len(first)} step{'s' * (len(first) > 1)}, {len(steady[0])} of them after "
+            f"warm-up: {NEEDED} are needed"
         )
         return measured
     measured.samples_per_s, measured.low, measured.high = median(rates), min(rates), max(rates)
@@ -118,8 +119,8 @@ def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outco
 
 
 def _block_rates(steps: Sequence[Step]) -> list[float]:
-    """Samples a second of each block of neighbouring steps. Within one they are added up, so that a smaller last batch
-    of an epoch counts for what it is."""
+    """Samples/s of each block of consecutive steps. Within a block, samples and seconds are summed, so that the smaller
+    last batch of an epoch has its proper weight."""
     blocks = min(BLOCKS, len(steps))
     edges = [len(steps) * k // blocks for k in range(blocks + 1)] if blocks else []
     parts = [steps[a:b] for a, b in pairwise(edges)]
@@ -147,7 +148,7 @@ def _status(outcome: Outcome, steps: Sequence[Step], folder: Path, modded: bool)
 
 def _ran_out_of_memory(outcome: Outcome, folder: Path) -> bool:
     said = outcome.cause
-    if not outcome.error:  # killed, or exited from deep below: what it wrote last says why
+    if not outcome.error:  # killed, or ended by native code: only the end of the log has the reason
         said += "\n".join(last_lines(folder, outcome.failed_rank or 0))
     said = said.lower()
     return any(sign in said for sign in _NO_MEMORY)

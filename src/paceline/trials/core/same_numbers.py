@@ -1,4 +1,4 @@
-"""Did the script print the same numbers? Compares loss series, step by step."""
+"""The same-numbers check: compares the losses of runs step by step."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ Losses = Sequence[float | None]
 
 
 class SameNumbers(msgspec.Struct, kw_only=True):
-    """`checked` is false where there was nothing to compare, and `why` says so. `max_difference` is relative,
-    and None where a series has a number where another has none (NaN, infinity, an end)."""
+    """The result of the check. `checked` is false if there was nothing to compare; `why` has the reason.
+    `max_difference` is relative; None if one series has a number at a step and another has none (NaN, infinity, the end
+    of the series)."""
 
     checked: bool
     same: bool | None = None
     max_difference: float | None = None
     tolerance: float = TOLERANCE
     steps: int = 0  # compared
-    workers: int | None = None  # where the largest difference was seen
+    workers: int | None = None  # the number of workers with the largest difference
     step: int | None = None
     why: str = ""
 
 
 def difference(a: float, b: float) -> float:
-    """Relative to the larger. Infinite where only one of them is a number."""
+    """The difference relative to the larger number. Infinite if only one of them is a finite number."""
     if math.isfinite(a) and math.isfinite(b):
         largest = max(abs(a), abs(b))
         return abs(a - b) / largest if largest > 1e-12 else 0.0
@@ -35,8 +36,8 @@ def difference(a: float, b: float) -> float:
 
 
 def largest_difference(a: Losses, b: Losses) -> tuple[float, int, int]:
-    """(the largest difference, the step at which it was, how many steps were compared). A series that ends
-    before the other differs from there on."""
+    """The largest difference, its step, and the number of compared steps. If one series ends earlier, the series differ
+    from that step on."""
     worst, at, compared = 0.0, 0, 0
     for step, (x, y) in enumerate(zip(a, b, strict=False), 1):
         if x is None and y is None:
@@ -51,9 +52,9 @@ def largest_difference(a: Losses, b: Losses) -> tuple[float, int, int]:
 
 
 def compare(base: Losses, others: Mapping[int, Sequence[Losses]]) -> SameNumbers:
-    """`base` is the loss series of the run to compare with, `others` the series of each number of workers."""
+    """Compares all series with `base`. `others` holds the series of each number of workers."""
     if not any(loss is not None for loss in base):
-        return SameNumbers(checked=False, why="no loss was seen: the script calls backward on no scalar")
+        return SameNumbers(checked=False, why="there is no loss: the script calls backward on no scalar")
     if not others:
         return SameNumbers(checked=False, why="there is only one number of workers")
     worst, at, who, compared = -1.0, 0, 0, 0

@@ -1,8 +1,6 @@
-"""What one run's record says of its speed: how many samples a second, where a step's time went, who was
-slowest.
+"""The summary of one run, read from its record: samples/s, where a step's time went, the slowest worker.
 
-Reads a record, knows nothing of how it is shown. `run` prints one of these; a trial of `scale` is one of
-these.
+`run` prints a summary at its end; `scale` makes one of each trial.
 """
 
 from __future__ import annotations
@@ -20,16 +18,16 @@ from paceline.record.settling import settle
 
 
 class Slowest(msgspec.Struct, kw_only=True):
-    """The worker that the others waited for. `behind`: seconds a step more than the median of the others,
-    counted before it enters a collective, since afterwards all look equally slow."""
+    """The worker that the other workers waited for. `behind`: seconds per step more than the median of the other
+    workers. Only time before a collective counts, because a collective makes all workers look equally slow."""
 
     rank: int
     behind: float
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """One run in numbers. `step` holds the mean seconds of each part of a step, and `total`; it and
-    `samples_per_s` leave the first steps out (`warm_up` many), `steps` and `samples` count all."""
+    """One run in numbers. `step` holds the mean seconds of each part of a step, and their `total`. `step` and
+    `samples_per_s` leave out the first `warm_up` steps; `steps` and `samples` count all."""
 
     workers: int
     view: str
@@ -49,33 +47,33 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 def warm_up(steps: Sequence[Step]) -> int:
-    """How many first steps are left out of the measurement: until their times have settled; a third of them where they
-    never do. Step 1 pays for the set-up before it, allocates, picks kernels and proves the slicing; the next ones fill
-    buckets in a new order; with --view auto the view is chosen after the third; a compiler takes as long as it does."""
+    """The number of warm-up steps to leave out: until step times are steady, or a third of the steps if they never are.
+    Step 1 includes the set-up, allocates memory, picks kernels and proves the slicing; the next steps fill buckets in a
+    new order; with --view auto, the view is chosen after step 3; compilation takes any number of steps."""
     found = settle([step.total - step.evaluation for step in steps])
     return len(steps) // 3 if found is None else found
 
 
 def rates(steps: Sequence[Step]) -> list[float]:
-    """Samples a second, step by step."""
+    """Samples/s of each step."""
     return [step.samples / step.total for step in steps if step.total > 0]
 
 
 def busy(steps: Sequence[Step]) -> float:
-    """Seconds a step that a worker spent on its own work, which is how long its peers had to wait for it.
+    """Seconds per step that a worker spent on its own work, during which its peers wait.
 
-    The median, so that one garbage collection or page fault does not name a worker.
+    The median over steps, so that one garbage collection or page fault does not mark a worker as slow.
     """
     return median(step.total - step.communication for step in split(steps))
 
 
 def split(steps: Sequence[Step]) -> Sequence[Step]:
-    """Those whose time was split into parts; all of them if none was."""
+    """The steps whose time was split into parts; all steps if none was."""
     return [step for step in steps if step.split] or steps
 
 
 def slowest(by_rank: Sequence[Sequence[Step]]) -> Slowest | None:
-    """The worker with most work of its own a step. None where there is nobody to compare it with."""
+    """The worker with the longest own work per step. None for a single worker."""
     own = {rank: busy(steps) for rank, steps in enumerate(by_rank) if steps}
     if len(own) < 2:
         return None
@@ -93,7 +91,7 @@ def mean_step(by_rank: Sequence[Sequence[Step]]) -> dict[str, float]:
 
 
 def summarize(folder: Path) -> Summary:
-    """Reads the record of a run that has ended (or was killed: then what it left counts)."""
+    """Reads the record of a finished or killed run."""
     run = read_run(folder)
     by_rank = [read_steps(folder, worker.rank) for worker in run.workers]
     first = by_rank[0] if by_rank else []

@@ -1,1 +1,1 @@
-"""The demo: what it runs, compares and concludes."""
+"""`demo`: the runs of the demo, their comparison, and the conclusions."""

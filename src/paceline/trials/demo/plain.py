@@ -1,4 +1,4 @@
-"""The demo's script: a copy of it in a folder of the user's, and a run of that copy by plain Python."""
+"""The demo's script: copies it into a folder of the user, and runs the copy with plain Python."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ NAME = "train.py"
 
 
 def copy_script(folder: Path) -> Path:
-    """Puts the script into the folder and returns its path. A file of that name that was changed is left alone."""
+    """Copies the script into the folder and returns its path. UsageError if a different file has that name."""
     target, shipped = folder / NAME, files("paceline.trials.demo").joinpath("script", NAME).read_bytes()
-    another = f"Name another folder: paceline demo --folder {folder}-2"
+    use_another = f"Name another folder: paceline demo --folder {folder}-2"
     try:
         if target.exists():
             if target.read_bytes() != shipped:
                 raise UsageError(
-                    f"--folder {folder}: {target} is not the demo's script, or was changed.", advice=another
+                    f"--folder {folder}: {target} is not the demo's script, or was changed.", advice=use_another
                 )
         else:
             folder.mkdir(parents=True, exist_ok=True)
             target.write_bytes(shipped)
     except OSError as error:
-        raise UsageError(f"--folder {folder}: {target} cannot be written: {error.strerror}.", advice=another) from error
+        raise UsageError(
+            f"--folder {folder}: {target} cannot be written: {error.strerror}.", advice=use_another
+        ) from error
     return target
 
 
 def run_plain(script: Path, *, on_line: Callable[[str], None] = lambda line: None) -> str:
-    """What `python script` prints on standard output; each line is passed on when it comes. PacelineError where the
-    script fails. An interrupt ends the script and comes through."""
+    """Runs `python script` and returns its standard output; calls `on_line` for each line as it is printed.
+    PacelineError if the script fails. A KeyboardInterrupt ends the script and is raised again."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, str(script)],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us: we end the script
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the script
         )
         lines = []
         try:
@@ -57,5 +59,5 @@ def run_plain(script: Path, *, on_line: Callable[[str], None] = lambda line: Non
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().splitlines()[-1:]
             why = (said or [f"exit code {process.returncode}"])[0]
-            raise PacelineError(f"python {script} failed: {why}", advice="See what is wrong here: paceline doctor")
+            raise PacelineError(f"python {script} failed: {why}", advice="To check this machine, type: paceline doctor")
     return "".join(lines)

@@ -1,4 +1,4 @@
-"""Do two runs of a script print the same numbers? Compares what they printed, line by line and number by number."""
+"""Compares the printed output of two runs of a script, line by line and number by number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?|\bnan\b|\bin
 
 
 class Line(msgspec.Struct, kw_only=True):
-    """One line as both runs printed it; None where only the other run has that line."""
+    """One line of both outputs; None if only the other output has that line."""
 
     plain: str | None
     workers: str | None
@@ -21,7 +21,7 @@ class Line(msgspec.Struct, kw_only=True):
 
 
 class Printed(msgspec.Struct, kw_only=True):
-    """Both texts, compared. `same` is false where nothing was printed: then nothing is shown to be the same.
+    """The comparison of both outputs. `same` is false if nothing was printed, because that proves nothing.
     `max_difference` is relative, over the numbers of lines whose words are equal."""
 
     same: bool
@@ -37,7 +37,7 @@ class Printed(msgspec.Struct, kw_only=True):
 
 
 def compare_printed(plain: str, workers: str) -> Printed:
-    """What `python script.py` printed, against the same script's output on workers."""
+    """Compares the output of `python script.py` with the same script's output on workers."""
     lines, numbers, worst = [], 0, 0.0
     for one, other in zip_longest(plain.splitlines(), workers.splitlines()):
         same = one is not None and other is not None and _NUMBER.split(one) == _NUMBER.split(other)

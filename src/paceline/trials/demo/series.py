@@ -1,6 +1,6 @@
 """The demo's measurements: the script plain, on one worker and on all workers; then a short search for mods.
 
-Each leaves a record like the verb that it stands for (`scale`, `tune`). The command line shows them.
+Both parts write a record like that of their verb (`scale`, `tune`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paceline.trials.scale.series import Result, Trial, carry_out, plan
 from paceline.trials.tune.candidates import candidates
 from paceline.trials.tune.search import Search
 
-TUNE = 60.0  # seconds
+TUNE = 60.0  # most seconds of the search
 LEAST_TUNE = 15.0  # seconds: a shorter search finds nothing
-RESERVE = 5.0  # seconds of the budget for a trial that ends late, and for writing
-ROUNDS = 2  # at most
-ENOUGH = 0.5  # seconds of settled steps that make a trial
-SLOW_TO_START = ("compile",)  # mods whose first steps take half of the time that there is
+RESERVE = 5.0  # seconds of the budget kept for a trial that ends late, and for writing
+ROUNDS = 2  # most rounds
+ENOUGH = 0.5  # seconds of steady steps after which a trial ends
+SLOW_TO_START = ("compile",)  # mods left out, because their first steps would take half of the search's time
 
 
 def run_both(
@@ -40,12 +40,12 @@ def run_both(
     on_start: Callable[[Trial], None],
     on_result: Callable[[Result], None],
 ) -> Printed:
-    """Runs the script by plain Python, then on one worker and on all of them, and compares what the first and the last
-    printed. This takes as long as it does; there is another round where the budget has time for it and for the search.
-    Raises Interrupted, and PacelineError where a run fails."""
+    """Runs the script with plain Python, on one worker and on all workers, and compares the output of the first and the
+    last. The first round ignores the budget; a second round runs if the budget leaves time for it and for the search.
+    Raises Interrupted, and PacelineError if a run fails."""
     plain = run_plain(Path(settings.script), on_line=on_line)
     write_file(record / "plain.txt", plain.encode())
-    said = bytearray()  # by all workers, in the first round
+    said = bytearray()  # output of the run on all workers, in the first round
 
     def starts(trial: Trial) -> None:
         on_start(trial)
@@ -62,7 +62,7 @@ def run_both(
         if result.interrupted:
             raise Interrupted(result.exit_code)
         if result.failure:
-            raise PacelineError(result.failure, advice="See what is wrong here: paceline doctor")
+            raise PacelineError(result.failure, advice="To check this machine, type: paceline doctor")
 
     trials = plan(settings, (1, settings.workers), rounds=ROUNDS, mode="strong")
     printed = Printed(same=False, numbers=0, max_difference=0.0, tolerance=0.0, lines=[])
@@ -78,7 +78,7 @@ def run_both(
 
 
 def search_for(bench: Bench, host: Host, *, tell: Callable[[str], None]) -> Search:
-    """The search of a short `tune`, not yet carried out."""
+    """A short `tune` search, not yet started."""
     tried = candidates(
         gpus=len(host.gpus),
         cores=host.usable_cores,
@@ -90,5 +90,5 @@ def search_for(bench: Bench, host: Host, *, tell: Callable[[str], None]) -> Sear
 
 
 def ran_out_of_time(search: Search, budget: Budget) -> bool:
-    """Whether a search that has a problem only lacked time: not even the script as it is was measured."""
+    """Whether a failed search only lacked time, so that not even the unmodified script was measured."""
     return search.guard is None and (search.failed is None or budget.over)

@@ -10,7 +10,7 @@ COLOURS = {"compute": "data", "communication": "communication", "imbalance": "ev
 
 
 def charts(verdict: Verdict) -> list[Chart]:
-    """None where nothing was measured."""
+    """Both charts; empty if nothing was measured."""
     if not verdict.points:
         return []
     return [_throughput(verdict), *([_efficiency(verdict)] if any(p.why for p in verdict.points) else [])]
@@ -44,7 +44,7 @@ def _throughput(verdict: Verdict) -> Chart:
                 x=p.workers,
                 y=p.samples_per_s,
                 text=f"{p.speedup:.2f}× · {p.efficiency:.0%}",
-                # Inside the frame.
+                # Keeps the text inside the frame.
                 side="below right" if p is not points[-1] or len(points) == 1 else "above left",
             )
             for p in points
@@ -68,8 +68,8 @@ def _efficiency(verdict: Verdict) -> Chart:
     return Chart(
         name="lost",
         title="Where the efficiency goes",
-        caption="Efficiency, and on top of it what each part of a step takes beyond its share of the base's. A bar is "
-        "higher than 100 % by what was gained elsewhere.",
+        caption="Efficiency, and above it the efficiency lost to each part of a step, compared with perfect scaling of "
+        "the base. A bar exceeds 100 % if other parts of the step gained time.",
         x=Axis(title="workers", kind="category"),
         y=Axis(title="of a step's time", zero=True, share=True),
         series=[

@@ -1,8 +1,8 @@
-"""How well a script scales: short runs at each number of workers, interleaved, and the verdict on them.
+"""The series of `scale`: short runs at each number of workers, interleaved, and the verdict on them.
 
-The trials go in rounds (1, 2, 4, 1, 2, 4, …), so that a machine that warms up or is disturbed for a while
-does so to every point alike. All run on one zygote and from one seed. A point's speed is the median over its
-rounds of the trial's median step; its spread is the slowest and the fastest round.
+The trials run in rounds (1, 2, 4, 1, 2, 4, …), so that a disturbance of the machine affects all points alike. All
+trials run on one zygote and from one seed. The throughput of a point is the median over rounds of the trial's median
+step; its spread is the slowest and the fastest round.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a trial gave. `failure` is empty where it ended well."""
+    """The result of a trial. `failure` is empty if the trial succeeded."""
 
     trial: Trial
     summary: Summary
     losses: Losses
     setting: ScaleSetting
-    parts: Parts | None = None  # of a typical step; None where no step was split into parts
+    parts: Parts | None = None  # of a typical step; None if no step was split into parts
     failure: str = ""
     interrupted: bool = False
     exit_code: int = 0
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """One number of workers. `low` and `high` are the slowest and the fastest round; the speed-up's are of
-    rounds paired with the same round of the base."""
+    """One number of workers. `low` and `high` are the slowest and the fastest round; those of the speed-up compare each
+    round with the same round of the base."""
 
     workers: int
     samples_per_s: float
@@ -63,15 +63,15 @@ class Point(msgspec.Struct, kw_only=True):
     speedup: float
     speedup_low: float
     speedup_high: float
-    efficiency: float  # speed-up by worker: 1.0 is perfect
+    efficiency: float  # speed-up per worker: 1.0 is perfect
     view: str
     step: dict[str, float]
     rounds: int
-    why: Why | None = None  # what its efficiency is lost to; None where its steps were not split into parts
+    why: Why | None = None  # causes of lost efficiency; None if the steps were not split into parts
 
 
 class TrialFailure(msgspec.Struct, kw_only=True):
-    """A trial that did not end well: its number of workers is measured no further."""
+    """A failed trial; its number of workers is not measured again."""
 
     workers: int
     round: int
@@ -80,10 +80,10 @@ class TrialFailure(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What the trials showed."""
+    """The points, the same-numbers check, and the failures."""
 
     mode: Mode
-    base: int  # the number of workers that the others are compared with
+    base: int  # the number of workers that all points are compared with
     rounds: int
     steps: int
     warm_up: int
@@ -94,7 +94,7 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 
 def plan(settings: RunSettings, workers: Sequence[int], *, rounds: int, mode: Mode) -> list[Trial]:
-    """The trials, in the order in which they are to be run: the smallest number of workers first."""
+    """The trials in the order to run them: in each round, the smallest number of workers first."""
     batch: Literal["keep", "scale"] = "scale" if mode == "weak" else "keep"
     return [
         Trial(workers=n, round=r, settings=dataclasses.replace(settings, workers=n, batch=batch))
@@ -112,8 +112,8 @@ def carry_out(
     on_start: Callable[[Trial], None],
     on_result: Callable[[Result], None],
 ) -> list[Result]:
-    """Runs the trials, each into a record of its own below `record`. A number of workers that fails is not
-    tried again; when the base fails there is nothing to compare with, and an interrupt ends it all."""
+    """Runs the trials, each with its own record below `record`. A number of workers that fails is not tried again. A
+    failure of the base ends the series, because there is nothing to compare with; so does an interrupt."""
     results: list[Result] = []
     failed: set[int] = set()
     for trial in trials:
@@ -127,14 +127,14 @@ def carry_out(
             record=folder,
             on_event=on_event,
             verb="scale",
-            oversubscribe=True,  # whoever made the plan has asked
+            oversubscribe=True,  # the verb has checked the numbers of workers
         )
         summary = summarize(folder)
         failure = outcome.message if outcome.exit_code else ""
         if not failure and not outcome.interrupted and summary.steps == 0:
             failure = "the script made no optimizer step: there is nothing to measure"
         if not failure and not outcome.interrupted and not summary.median_samples_per_s:
-            failure = "the script's steps have no samples that could be counted: there is no speed to compare"
+            failure = "the samples of the script's steps cannot be counted: there is no throughput to compare"
         workers = read_run(folder).workers
         by_rank = [read_steps(folder, worker.rank) for worker in workers]
         result = Result(
@@ -157,14 +157,13 @@ def carry_out(
 
 
 def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: bool) -> Verdict:
-    """The verdict on what was carried out, be it the whole plan or the part before an interrupt."""
+    """The verdict on the results, also on those before an interrupt."""
     good = [result for result in results if not result.failure and not result.interrupted]
     failures = [result for result in results if result.failure and not result.interrupted]
     by_workers: dict[int, list[Result]] = {}
     for result in good:
         by_workers.setdefault(result.trial.workers, []).append(result)
-    # A point that failed in a later round is still no point: half a measurement would be compared with whole
-    # ones.
+    # A number of workers that failed in a later round gives no point: its earlier rounds alone are not comparable.
     for result in failures:
         by_workers.pop(result.trial.workers, None)
     base = min(by_workers, default=min((r.trial.workers for r in results), default=1))
@@ -191,7 +190,7 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
 
 
 def spread(verdict: Verdict) -> float:
-    """How much faster the fastest round of a point was than its slowest, at the worst point."""
+    """The relative difference between the fastest and the slowest round of a point, at the worst point."""
     return max((p.high / p.low - 1 for p in verdict.points if p.low > 0), default=0.0)
 
 
@@ -240,15 +239,15 @@ def _setting(trial: Trial, workers: Sequence[WorkerInfo]) -> ScaleSetting:
 
 def _same_numbers(by_workers: dict[int, list[Result]], base: int, mode: Mode) -> SameNumbers:
     if mode == "weak":
-        return SameNumbers(checked=False, why="with --weak the batch grows with the workers, so the losses are others")
+        return SameNumbers(checked=False, why="with --weak the batch grows with the workers, so the losses differ")
     if base not in by_workers:
-        return SameNumbers(checked=False, why="no trial ended well")
+        return SameNumbers(checked=False, why="no trial succeeded")
     first, *repeats = (result.losses for result in by_workers[base])
     repeated = compare(first, {base: repeats}) if repeats else None
     if repeated and repeated.checked and not repeated.same:
         return SameNumbers(
             checked=False,
             max_difference=repeated.max_difference,
-            why=f"the script does not repeat itself: runs on {base} worker{'s' * (base > 1)} differ already",
+            why=f"the script is not deterministic: its own runs on {base} worker{'s' * (base > 1)} differ",
         )
     return compare(first, {n: [r.losses for r in rs] for n, rs in by_workers.items() if n != base})

@@ -1,12 +1,12 @@
-"""Why efficiency falls: the time of a step split into what its workers did and what they waited for.
+"""Explains lost efficiency: splits the time of a step into work, communication, imbalance and input.
 
-Pure arithmetic over the steps that workers recorded; knows nothing of how it is shown. In each step the worker that
-came last to the collectives waited least in them, and only because bytes had to move: that much is communication, for
-everybody. What the others waited longer is imbalance. It is taken from the waiting, not from the work, since a delay
-after a step's collectives makes the peers wait in the next step.
+Only arithmetic over recorded steps. In each step, the worker that enters the collectives last waits the least, and only
+for the bytes to move: this time counts as communication for every worker. Longer waits of other workers count as
+imbalance. Imbalance is derived from waiting times and not from work, because a delay after a step's collectives makes
+the peers wait in the next step.
 
-Against the base, each part should take so much of its time as each worker has of its samples: 1/N with the batch kept,
-all of it with a batch that grows. What it takes beyond that is lost. By this the losses add up to 1 - efficiency.
+With perfect scaling, a part takes its time at the base times the worker's share of the base's samples: 1/N if the batch
+is kept, 1 if the batch grows. Time beyond that is lost. So defined, the losses add up to 1 - efficiency.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from statistics import fmean, median
 import msgspec
 
 from paceline.record.schema import Step
-from paceline.units import seconds
+from paceline.units import count, seconds
 
 COMPUTE = ("forward", "backward", "optimizer", "other")
 CAUSES = ("compute", "communication", "imbalance", "input")
 PARTS = (*COMPUTE, "communication", "imbalance", "input")
-VISIBLE = 0.005  # of efficiency: half a point is the least that is spoken of
-STANDS_OUT = 0.75  # of the waiting is for one worker: it is the slow one
+VISIBLE = 0.005  # smallest loss of efficiency that is reported: half a point
+STANDS_OUT = 0.75  # a worker that causes at least this fraction of the waiting is named
 
 
 class Parts(msgspec.Struct, kw_only=True):
-    """Mean seconds of a worker in a typical step; the parts (`PARTS`) add up to `total`. `waited_for` is, for each
-    worker, the seconds a step that its peers waited because it came last."""
+    """Mean seconds of a worker in a typical step; the parts (`PARTS`) add up to `total`. `waited_for` holds, for each
+    worker, the seconds per step that its peers waited because this worker came last."""
 
     samples: float  # of the global batch
     total: float
@@ -43,8 +43,8 @@ class Parts(msgspec.Struct, kw_only=True):
 
 
 class ScaleSetting(msgspec.Struct, kw_only=True):
-    """What advice depends on. `threads` is what the launcher gave each worker, 0 where it computes on a GPU;
-    `shared_cores`: some have to share one."""
+    """The settings that advice depends on. `threads`: CPU threads per worker, 0 on a GPU. `shared_cores`: some workers
+    share a core."""
 
     workers: int
     threads: int = 0
@@ -53,10 +53,10 @@ class ScaleSetting(msgspec.Struct, kw_only=True):
 
 
 class Why(msgspec.Struct, kw_only=True):
-    """One number of workers explained. `seconds` of a step by cause, and `total`; `lost` of the efficiency by cause
-    (0.06 is six points; below zero is gained), which adds up to 1 - efficiency; `compute_lost` is the compute part of
-    it by phase. `waited_for` is the worker that the others mostly wait for, None where none stands out; `lateness` how
-    much later than the others it comes, seconds a step."""
+    """The lost efficiency of one number of workers. `seconds`: of a step by cause, and `total`. `lost`: efficiency lost
+    by cause (0.06 is six points; negative is gained), which adds up to 1 - efficiency. `compute_lost`: the compute part
+    of `lost`, by phase. `waited_for`: the rank that the other workers mostly wait for, None if no rank stands out.
+    `lateness`: seconds per step by which that rank comes later."""
 
     seconds: dict[str, float]
     lost: dict[str, float]
@@ -67,8 +67,8 @@ class Why(msgspec.Struct, kw_only=True):
 
 
 def take_apart(by_rank: Sequence[Sequence[Step]]) -> Parts | None:
-    """The parts of a run's typical steps: the middle half by their time, of those that every worker has split. Steps
-    with evaluation are left out where there are others. None where no step can be used."""
+    """The parts of a run's typical steps: the middle half by duration, of the steps that every worker split into parts.
+    Leaves out steps with evaluation if there are steps without. None if no step can be used."""
     numbered = [{step.step: step for step in steps} for steps in by_rank]
     common = sorted(set.intersection(*(set(steps) for steps in numbered))) if numbered else []
     together = [[steps[number] for steps in numbered] for number in common]
@@ -99,14 +99,14 @@ def _mean(typical: Sequence[Sequence[Step]]) -> Parts:
         "imbalance": mean("communication") - communication,
         "input": mean("data"),
     }
-    # What is left, so that the parts add up whatever a later version records beside them.
+    # The remainder, so that the parts add up even if a later version records more parts.
     other = total - sum(parts.values()) - sum(waiting.values())
     samples = median(ranks[0].samples for ranks in typical)
     return Parts(samples=samples, total=total, **parts, other=other, **waiting, waited_for=waited_for)
 
 
 def join(rounds: Sequence[Parts], samples_per_s: float) -> Parts:
-    """The parts of a point: the mean shares of its rounds, of the time that a step takes at the point's speed."""
+    """The parts of a point: the mean shares of its rounds, times the duration of a step at the point's throughput."""
     samples = median(parts.samples for parts in rounds)
     total = samples / samples_per_s
 
@@ -124,8 +124,8 @@ def join(rounds: Sequence[Parts], samples_per_s: float) -> Parts:
 
 
 def explain(parts: Parts, base: Parts, setting: ScaleSetting, base_setting: ScaleSetting, *, weak: bool = False) -> Why:
-    """What the efficiency of `parts` against `base` is lost to. Both are of `join`. `weak` only words the advice."""
-    # Samples of a worker, compared with the base's: the share of the base's time that would be perfect.
+    """Explains the efficiency lost between `base` and `parts`, both from `join`. `weak` changes only the advice."""
+    # A worker's samples relative to the base: with perfect scaling, times shrink to this share.
     ideal = (parts.samples / setting.workers) / (base.samples / base_setting.workers)
     by_part = {part: (getattr(parts, part) - getattr(base, part) * ideal) / parts.total for part in PARTS}
     compute_lost = {part: by_part[part] for part in COMPUTE}
@@ -145,7 +145,7 @@ def explain(parts: Parts, base: Parts, setting: ScaleSetting, base_setting: Scal
 
 
 def _sentence(why: Why, setting: ScaleSetting, base: ScaleSetting, *, weak: bool) -> str:
-    # A worker that comes late costs its own time, too, which the mean worker has as compute or input.
+    # A late worker also costs its own extra time, which the mean over workers shows as compute or input.
     late = {"imbalance": max(0.0, (why.lateness - why.seconds["imbalance"]) / why.seconds["total"])}
     by_size = sorted(why.lost, key=lambda cause: -why.lost[cause] - late.get(cause, 0.0))
     losses = [cause for cause in by_size if why.lost[cause] >= VISIBLE]
@@ -173,38 +173,37 @@ def _listed(words: Sequence[str]) -> str:
 def _advice(cause: str, why: Why, setting: ScaleSetting, base: ScaleSetting, *, weak: bool) -> str:
     if cause == "communication":
         return (
-            "bytes on their way that no work hides; try a larger batch, and `paceline bandwidth` to see what the "
-            "links give"
+            "transfers that do not overlap with compute; try a larger batch, and measure the links with "
+            "`paceline bandwidth`"
         )
     if cause == "imbalance":
         if why.waited_for is None:
-            return "now one worker comes last, now another; try a quieter machine, or batches of more even work"
+            return "a different worker is last in each step; try an idle machine, or batches with more even work"
         return (
-            f"worker {why.waited_for} comes {seconds(why.lateness)} a step later than the others; see what it "
-            "does, and what else runs on its cores"
+            f"rank {why.waited_for} is {seconds(why.lateness)} per step later than the other workers; check what rank "
+            f"{why.waited_for} does, and which other processes run on its cores"
         )
     if cause == "input":
         on = {mod.partition("=")[0] for mod in setting.mods}
         untried = [f"--mod {mod}" for mod in ("resident", "loader=2") if mod.partition("=")[0] not in on]
-        return f"the loader does not keep up; try {' or '.join(untried) or 'a dataset that does less for a sample'}"
+        return f"the loader is too slow; try {' or '.join(untried) or 'a dataset with less work per sample'}"
     if 0 < setting.threads < base.threads:
         return (
-            f"a worker has {setting.threads} thread{'s' * (setting.threads > 1)} where at {base.workers} it had "
-            f"{base.threads}; try more cores or GPUs rather than more workers"
+            f"each worker has {setting.threads} thread{'s' * (setting.threads > 1)} instead of {base.threads} with "
+            f"{count(base.workers, 'worker')}; use more cores or GPUs rather than more workers"
         )
     if setting.shared_cores:
-        return "there are more workers than cores; try fewer"
+        return "there are more workers than cores; try fewer workers"
     phase = max(why.compute_lost, key=lambda phase: why.compute_lost[phase])
     if weak:
         return (
-            f"most in {phase}, though a worker has as many samples as at {base.workers}; try fewer --threads, or see "
-            "what the workers share: cores, caches, memory"
+            f"most in {phase}, although each worker has as many samples as with {count(base.workers, 'worker')}; try "
+            "fewer --threads, or check what the workers share: cores, caches, memory"
         )
     if phase == "optimizer":
-        return "every worker updates every weight, whatever its samples; try --mod fused_optimizer or a larger batch"
+        return "every worker updates all weights; try --mod fused_optimizer or a larger batch"
     if phase == "other":
-        return "what the script does beside the model, every worker does; try to do less of it in each step"
+        return "every worker repeats the script's work outside the model; try less of that work per step"
     return (
-        f"most in {phase}: work that is the same for fewer samples, or cores and memory that are shared; try a larger "
-        "batch"
+        f"most in {phase}: work that does not shrink with the samples, or shared cores and memory; try a larger batch"
     )

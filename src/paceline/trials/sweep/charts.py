@@ -5,11 +5,11 @@ from __future__ import annotations
 from paceline.charts.chart import Axis, Chart, Line, Mark, Rule, Shade
 from paceline.trials.sweep.search import Verdict
 
-APART = 1.3  # labels of batches closer than this would overlap
+APART = 1.3  # smallest ratio of two batches whose labels do not overlap
 
 
 def charts(verdict: Verdict) -> list[Chart]:
-    """None where no batch was measured."""
+    """Both charts; empty if no batch was measured."""
     points = [point for point in verdict.points if point.fits]
     if not points:
         return []
@@ -49,7 +49,7 @@ def charts(verdict: Verdict) -> list[Chart]:
         Chart(
             name="memory",
             title="Memory by batch",
-            caption="Peak memory of the worker that took most.",
+            caption="Peak memory of the worker with the highest peak.",
             x=x,
             y=Axis(title="GiB", zero=True),
             series=[
@@ -66,7 +66,7 @@ def charts(verdict: Verdict) -> list[Chart]:
 
 
 def _apart(batches: list[int]) -> list[int]:
-    """Those whose labels do not lie on each other, the first ones first."""
+    """The batches whose labels do not overlap, chosen in order."""
     shown: list[int] = []
     for batch in batches:
         if batch > 0 and all(max(batch, other) / min(batch, other) >= APART for other in shown):

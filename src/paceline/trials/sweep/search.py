@@ -1,9 +1,10 @@
-"""Throughput against batch size: doubling up to a ceiling, then closing in on the knee.
+"""The search of `sweep`: doubles the batch up to a ceiling, then bisects to find the knee.
 
-The batch is doubled until it no longer fits, until two doublings in a row have gained nothing much (unless the end is
-asked for), or until the data, the script or what was asked ends it. The knee is the smallest batch within 5 % of the
-best; between it and the next smaller one it is bisected. Those that come near the best are then measured again, in
-rounds, so that a moment's disturbance does not pick the knee. Where memory was the ceiling, that is bisected first.
+The batch doubles until it no longer fits into memory, until two doublings in a row gain less than 5 % (unless
+--to-the-end is given), or until the data, the script or --to ends the sweep. If memory is the ceiling, a bisection
+first finds the largest batch that fits. The knee is the smallest batch within 5 % of the best; a bisection finds it
+between two doublings. Batches near the best are then measured again in rounds, so that a brief disturbance does not
+decide.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import msgspec
 from paceline.trials.core.bench import Bench, Budget, details
 from paceline.trials.core.result import Measured, Status
 
-CLOSE = 0.05  # the knee is so close to the best; a doubling that gains less is flat
-CONTENDS = 0.1  # batches so close to the best are measured again
-FLAT = 2  # doublings in a row
-FINE = 8  # bisecting ends at this part of the batch
-MOST_TRIALS = 8  # that bisecting may take
-SHORT = 0.9  # of the batch that was asked for: the data set has no more
+CLOSE = 0.05  # the knee is within this fraction of the best; a doubling that gains less is flat
+CONTENDS = 0.1  # batches within this fraction of the best are measured again
+FLAT = 2  # flat doublings in a row that end the sweep
+FINE = 8  # bisection ends at an interval of 1/8 of the batch
+MOST_TRIALS = 8  # most trials of a bisection
+SHORT = 0.9  # a batch below this fraction of the requested one: the dataset has no more samples
 
 
 class Ceiling(StrEnum):
-    """Why a sweep went no further: how its last trial ended, or what else ended it."""
+    """Why a sweep ended: the status of its last trial, or another reason."""
 
     MEMORY = Status.MEMORY
     UNSUPPORTED = Status.UNSUPPORTED
@@ -36,9 +37,9 @@ class Ceiling(StrEnum):
     FAILED = Status.FAILED
     BUDGET = Status.BUDGET
     FLAT = "flat"  # doublings gained nothing
-    DATA = "data"  # the data set has no more
-    TO = "to"  # --to
-    NONE = ""  # it was interrupted
+    DATA = "data"  # the dataset has no larger batch
+    TO = "to"  # --to was reached
+    NONE = ""  # the sweep was interrupted
 
     @property
     def broken(self) -> bool:
@@ -50,7 +51,7 @@ Measure = Callable[[int | None, int], Measured]  # samples a step (None: the scr
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """One batch. `batch` is samples a step; `memory` the peak of the worker that took most."""
+    """One batch. `batch`: samples per step. `memory`: peak bytes of the worker with the highest peak."""
 
     batch: int
     fits: bool
@@ -61,30 +62,30 @@ class Point(msgspec.Struct, kw_only=True):
     memory: int = 0
     step: dict[str, float] = {}
     rounds: int = 0
-    message: str = ""  # why it does not fit
+    message: str = ""  # why the batch does not fit
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """What the trials showed. `largest` is the largest batch that fitted."""
+    """The points, the knee, and why the sweep ended. `largest` is the largest batch that fits."""
 
     workers: int
     mods: list[str]
-    own: int | None  # the script's own batch; None where it was not measured
+    own: int | None  # the script's own batch; None if not measured
     points: list[Point]
     knee: int | None
     best: int | None
     largest: int | None
-    ceiling: Ceiling  # why it went no further; empty: it was interrupted
+    ceiling: Ceiling  # why the sweep ended
     why: str
     keep: str = ""  # the mod that sets the knee's batch
-    details: str = ""  # what the script said when it failed
-    failed: str = ""  # the record of the trial that ended it
-    unfinished: bool = False  # the budget was spent before the knee was closed in on, and measured again
+    details: str = ""  # the script's error, if it failed
+    failed: str = ""  # the record of the trial that ended the sweep
+    unfinished: bool = False  # the budget ended before the knee was bisected and measured again
     interrupted: bool = False
 
 
 class Sweep:
-    """One sweep: `run` it, then `judge` it, also after an interrupt."""
+    """One sweep. Call `run`, then `judge`, also after an interrupt."""
 
     def __init__(
         self,
@@ -98,12 +99,12 @@ class Sweep:
     ) -> None:
         self._measure, self._budget = measure, budget
         self._start, self._to, self._repeat, self._to_the_end = start, to, repeat, to_the_end
-        self.trials: dict[int, list[Measured]] = {}  # that ended well, by samples a step
-        self.lost: dict[int, Measured] = {}  # … and that did not, by what was asked for
+        self.trials: dict[int, list[Measured]] = {}  # successful trials, by samples per step
+        self.lost: dict[int, Measured] = {}  # failed trials, by requested samples per step
         self.own: int | None = None
         self.ceiling = Ceiling.NONE
         self.why = ""
-        self.last: Measured | None = None  # that ended it
+        self.last: Measured | None = None  # the trial that ended the sweep
         self.unfinished = False
 
     def run(self) -> None:
@@ -114,13 +115,13 @@ class Sweep:
             self._close_in_on_the_ceiling()
         self._close_in_on_the_knee()
         self._measure_again()
-        self._close_in_on_the_knee()  # which the rounds may have moved
+        self._close_in_on_the_knee()  # the repeated measurements may have moved the knee
 
     @property
     def speeds(self) -> dict[int, float]:
         return {size: median(m.samples_per_s for m in trials) for size, trials in sorted(self.trials.items())}
 
-    # -- the walk --------------------------------------------------------------------------------------------------
+    # -- doubling and bisecting ------------------------------------------------------------------------------------
 
     def _double(self) -> None:
         latest = self._measure(self._start, 1)
@@ -134,11 +135,12 @@ class Sweep:
         asked = self._start or size
         while not self._is_short(latest, asked) and not self._is_flat():
             if self._to is not None and size >= self._to:
-                self.ceiling, self.why = Ceiling.TO, f"{self._to:,} samples a step were the most that was asked for"
+                self.ceiling, self.why = Ceiling.TO, f"--to {self._to:,} samples per step was reached"
                 return
             asked = 2 * size if self._to is None else min(2 * size, self._to)
             if not self._budget.affords(2 * latest.seconds):
-                self.ceiling, self.why = Ceiling.BUDGET, f"the budget did not allow a trial of {asked:,} samples a step"
+                self.ceiling = Ceiling.BUDGET
+                self.why = f"the budget has no time for a trial of {asked:,} samples per step"
                 return
             latest, size = self._try(asked), asked
             if not latest.ok:
@@ -170,7 +172,7 @@ class Sweep:
                     self.trials[size].append(measured)
 
     def _bisect(self, low: int, high: int) -> bool:
-        """Measures the middle, where that tells more. Says whether it did."""
+        """Measures the middle, if the interval is wide enough. Returns whether it did."""
         if high - low <= max(1, high // FINE) or not self._affords(1.5 * self.trials[low][0].seconds):
             return False
         known = len(self.trials) + len(self.lost)
@@ -189,7 +191,7 @@ class Sweep:
             self.lost[size] = measured
         return measured
 
-    # -- where it ends ---------------------------------------------------------------------------------------------
+    # -- reasons to end --------------------------------------------------------------------------------------------
 
     def _is_flat(self) -> bool:
         if self._to_the_end:
@@ -205,7 +207,7 @@ class Sweep:
         if measured.batch >= SHORT * asked:
             return False
         self.ceiling = Ceiling.DATA
-        self.why = f"{asked:,} samples a step were asked for, and the script's data set gave {measured.batch:,}"
+        self.why = f"the script's dataset gave {measured.batch:,} of {asked:,} samples per step"
         return True
 
     def _end(self, measured: Measured) -> None:
@@ -228,7 +230,7 @@ def judge(
     ask: Callable[[int], str] = str,
     interrupted: bool = False,
 ) -> Verdict:
-    """The verdict on what was measured, be it all or the part before an interrupt. `ask` is how a size is asked for."""
+    """The verdict on the trials so far, also after an interrupt. `ask` turns a batch size into the value of the mod."""
     speeds = sweep.speeds
     points = [_point(sweep.trials[size]) for size in speeds]
     points += [
@@ -256,10 +258,10 @@ def judge(
 
 
 class OnBench:
-    """Measures on a real bench, by the mod `batch`, with the learning rate as it is.
+    """Measures on a bench, with the mod `batch` and an unchanged learning rate.
 
-    A script that sums the gradients of several batches takes more samples at a step than its loader gives at a time. So
-    after the first trial sizes are asked for in proportion to what that one took.
+    A script that accumulates gradients takes more samples per step than its loader's batch. So after the first trial,
+    sizes are requested in proportion to the samples per step of that trial.
     """
 
     def __init__(self, bench: Bench, start: int | None) -> None:
@@ -273,7 +275,7 @@ class OnBench:
         return self._take(self.value(size), round)
 
     def value(self, size: int) -> str:
-        """What the mod is asked for, after the first trial."""
+        """The value of the mod `batch` for this size, after the first trial."""
         assert self._first is not None
         times = size / self._first.batch
         if self._start is None:

@@ -1,7 +1,7 @@
-"""What `tune` tries: which mods, with which values, in which order.
+"""The candidates of `tune`: which mods to try, with which values, in which order.
 
-The order is that of promise: what often gains most, and what other mods only gain after, comes first. A mod that is not
-listed here is not tried by itself; `paceline run --mod` takes it all the same.
+Mods that often gain most, or that other mods need first, come first. A mod that is not listed here is never tried by
+`tune`; `paceline run --mod` accepts it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from paceline.errors import UsageError
 from paceline.mods import catalog
 from paceline.trials.tune.loss_guard import Promise
 
-MORE = "batch"  # the mod that changes the mathematics: tried only where it is allowed
+MORE = "batch"  # the mod that changes the mathematics: tried only with --allow
 WORKERS = "workers"
-LONG_START = 10.0  # seconds that a mod's first steps take: above it, every trial with it is long
+LONG_START = 10.0  # seconds: a mod whose first steps take longer makes every trial with it long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A mod to try, as people type it."""
+    """A mod to try, as typed after --mod."""
 
     mod: str
-    order: int  # of promise
-    seconds: float = 0.0  # that its first steps take, beyond those of the script as it is
-    doubles: bool = False  # `batch=x2`: where it gains, twice as much is tried
+    order: int  # position in the list: lower is tried earlier
+    seconds: float = 0.0  # extra time of its first steps, compared with the unmodified script
+    doubles: bool = False  # `batch=x2`: if it gains, the doubled value is tried too
 
     @property
     def name(self) -> str:
@@ -38,11 +38,11 @@ class Candidate:
         return dataclasses.replace(self, mod=f"{self.name}=x{2 * int(times)}{colon}{rule}")
 
     def gentler(self) -> Candidate | None:
-        """The same batch with a learning rate that grows less; None where it does already, or is no batch."""
+        """The same batch with a learning rate that grows less; None if it already does, or if this is no batch."""
         return None if ":" in self.mod or not self.doubles else dataclasses.replace(self, mod=f"{self.mod}:sqrt")
 
 
-# (mod, seconds of its start)
+# (mod, extra seconds of its first steps)
 _ON_CUDA = (
     ("cuda_graphs", 5.0),
     ("resident", 0.0),
@@ -68,7 +68,7 @@ _ON_CPU = (
     ("fused_optimizer", 0.0),
     ("loader={half}", 1.0),
 )
-# Inside the model they draw other random numbers than without, where it draws any (dropout).
+# With these mods, a model that draws random numbers (dropout) draws different ones.
 _DRAW = ("compile", "cuda_graphs", WORKERS)
 _STRICTEST_FIRST: tuple[Promise, ...] = ("same", "rounded", "other", "mathematics")
 
@@ -87,12 +87,12 @@ def candidates(
     only: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> list[Candidate]:
-    """What applies on a machine with so many GPUs and cores, to a run of so many workers with so many threads each.
-    `only` and `without` are names of mods, or mods with a value."""
+    """The candidates for a machine with these GPUs and cores, and a run on `workers` with `threads` each. `only` and
+    `without` are names of mods, or mods with a value."""
     listed = [*(_ON_CUDA if gpus else _ON_CPU)]
     if gpus > 1 and workers != gpus:
         listed.insert(0, (f"{WORKERS}={gpus}", 0.0))
-    if MORE in allow:  # before what takes long to start: nothing gains more where a GPU is idle
+    if MORE in allow:  # before mods with a long start: a larger batch gains most on an idle GPU
         quick = next((place for place, (_, seconds) in enumerate(listed) if seconds > LONG_START), len(listed))
         listed.insert(quick, (f"{MORE}=x2", 0.0))
     numbers = {"cores": str(cores), "half": str(max(1, cores // 2))}
@@ -107,16 +107,16 @@ def candidates(
     for asked in (*only, *without):
         if asked not in found and asked not in map(name_of, found):
             known_ones = ", ".join(dict.fromkeys(map(name_of, found)))
+            option = "--only" if asked in only else "--without"
             raise UsageError(
-                f"Asked for {asked} to be tried or left out, but it is not among what is tried here.",
-                advice=f"These are: {known_ones}",
+                f"{option} {asked}: tune does not try this mod on this machine.", advice=f"Choose from: {known_ones}"
             )
     picked = [c for c in found.values() if not only or c.mod in only or c.name in only]
     return [c for c in picked if c.mod not in without and c.name not in without]
 
 
 def together(mods: Sequence[str], candidate: str) -> tuple[str, ...]:
-    """The mods with one more. What it excludes, and another value of it, goes."""
+    """The mods plus the candidate, without the mods that the candidate excludes and without another value of it."""
     name = name_of(candidate)
     return (*(mod for mod in mods if name_of(mod) != name and not _exclude(mod, candidate)), candidate)
 
@@ -132,14 +132,14 @@ def _exclude(one: str, other: str) -> bool:
 
 
 def settings_of(mods: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """What a run is told: mods that its workers apply, and settings of the run itself (`workers=2`)."""
+    """Splits mods into those that the workers apply, and settings of the run itself (`workers=2`)."""
     workers = [int(mod.partition("=")[2]) for mod in mods if name_of(mod) == WORKERS]
     rest = tuple(mod for mod in mods if name_of(mod) != WORKERS)
     return rest, {WORKERS: workers[0]} if workers else {}
 
 
 def promise_of(mods: Iterable[str]) -> Promise:
-    """What mods together promise of the numbers: as much as the one that promises least."""
+    """The promise of a set of mods about the script's numbers: the weakest promise among them."""
     return max((_promise(name_of(mod)) for mod in mods), key=_STRICTEST_FIRST.index, default="same")
 
 
@@ -150,5 +150,5 @@ def _promise(name: str) -> Promise:
 
 
 def draws(mods: Iterable[str]) -> bool:
-    """Whether they may draw other random numbers inside the model."""
+    """Whether these mods may change the random numbers that the model draws."""
     return any(name_of(mod) in _DRAW for mod in mods)

@@ -1,4 +1,4 @@
-"""The chart of what `tune` found: samples a second before and after each mod, and with all kept mods together."""
+"""The chart of a `tune` verdict: samples/s before and after each mod, and with all kept mods together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOGETHER = "together"
 
 
 def charts(verdict: Verdict) -> list[Chart]:
-    """None where no mod was measured."""
+    """The chart; empty if no mod was measured."""
     rows = [
         (row.mod, row.before, row.after, row.gain, "after, kept" if row.kept else "after, not kept")
         for row in verdict.mods
@@ -37,7 +37,7 @@ def charts(verdict: Verdict) -> list[Chart]:
         Chart(
             name="gains",
             title="Before and after each mod",
-            # The gain is of pairs of trials: a little other than the ratio of two bars, which are means over time.
+            # The gain comes from pairs of trials, so it differs slightly from the ratio of two bars, which are means.
             caption="Mean samples/s without and with the mod, on the best set at that time. At each pair of bars: "
             "the gain, measured in pairs of trials.",
             x=Axis(title="samples/s", zero=True),

@@ -1,4 +1,4 @@
-"""What the profiler found of a script, as the place where `tune` begins."""
+"""Reads the findings of an earlier profile, so that `tune` tries their mods first."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from paceline.trials.tune.preset import whole_path
 
 
 def advised(script: str, *, module: bool, records: Path) -> tuple[list[str], Path | None]:
-    """The mods that the newest findings of this script ask for, most gain first, and the record that they are in."""
+    """The mods of this script's newest findings, largest gain first, and the record of these findings."""
     ours = whole_path(script, module=module)
     found = [path.parent for path in records.glob("*/findings.json") if _script_of(path.parent) == ours]
     if not found:
         return [], None
-    from paceline.advise import mods_of, read_findings  # a large library, for a small question
+    from paceline.advise import mods_of, read_findings  # imported late: slow to import
 
     newest = max(found, key=lambda folder: (folder / "findings.json").stat().st_mtime)
     return mods_of(read_findings(newest)), newest
 
 
 def put_first(tried: Sequence[Candidate], mods: Sequence[str]) -> list[Candidate]:
-    """The candidates, those that the mods name first and in their order; with the value that was found best, where
-    findings name one. A mod that is not among them is not tried."""
+    """The candidates, with those of `mods` first and in that order. If a mod names a value, the candidate gets that
+    value. A mod that is not among the candidates is not added."""
     by_name = {candidate.name: candidate for candidate in reversed(tried)}
     known = {candidate.mod for candidate in tried}
     first = [

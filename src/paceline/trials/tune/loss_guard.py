@@ -1,12 +1,12 @@
-"""Does a script still learn the same with its mods? Compares loss series. Pure: it runs nothing.
+"""The loss guard: compares the losses of a run with mods with those of the baseline. Runs nothing.
 
-The script is run as it is, twice from one seed and then from others. Runs from other seeds are equally good runs of the
-same script, so how far their losses lie apart says what a difference means here; two runs from one seed say what
-rounding alone does. A run with mods sees the same data in the same order, so its losses must stay much closer to the
-baseline's than another seed's do.
+The baseline is the unmodified script, run twice from one seed and then from other seeds. Runs from other seeds are
+equally good runs of the same script, so the distance between their losses is the scale for any difference; two runs
+from one seed show the effect of rounding alone. A run with mods sees the same data in the same order, so its losses
+must stay much closer to the baseline than those of another seed.
 
 A distance is the mean absolute difference of two smoothed series over their first steps, relative to the size of the
-losses. All distances that are compared are over the same number of steps.
+losses. Distances are only compared over the same number of steps.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ import msgspec
 from paceline.trials.core.same_numbers import difference
 
 Losses = Sequence[float | None]
-# What mods promise of the numbers: the same, the same to rounding, those of another precision, or those of a script
-# whose mathematics is another one (a larger batch), which may learn faster by step but not slower.
+# The promise of a mod about the script's numbers: the same, the same to rounding, those of another precision, or those
+# of different mathematics (a larger batch), whose loss may fall faster per step but not slower.
 Promise = Literal["same", "rounded", "other", "mathematics"]
 
-COMPARED = 60  # steps at most: later, rounding has grown into a difference of its own in many networks
-FEWEST = 5  # steps that say something
-WINDOW = 5  # steps that are smoothed over
-SHARE = 0.5  # of the distance between seeds that mods may make
-REPEATED = 2.0  # times the distance between equal runs, which mods may always make
-FLOOR = 1e-3  # a distance that is nobody's fault
-# Relative, at steps 1, 2 and 3, of mods that promise the same numbers: the second loss shows the first update, long
-# before a wrong one shows in the curve. What is rounding at first may grow from step to step.
+COMPARED = 60  # most steps to compare: later, rounding errors have grown large in many networks
+FEWEST = 5  # fewest losses for a comparison
+WINDOW = 5  # steps of the smoothing window
+SHARE = 0.5  # tolerance, as a fraction of the distance between seeds
+REPEATED = 2.0  # tolerance is at least this many times the distance between equal runs
+FLOOR = 1e-3  # smallest tolerance
+# Relative limits at steps 1, 2 and 3, for mods that promise the same numbers. The second loss shows a wrong first
+# update long before the curve does. The limits grow because rounding errors grow from step to step.
 FIRST = (1e-4, 1e-3, 1e-2)
 
 
 class Compared(msgspec.Struct, kw_only=True):
-    """What was found. `distance` is None where there was nothing to compare, or no number to give."""
+    """The result of a comparison. `distance` is None if there was nothing to compare, or no finite distance."""
 
     held: bool
     distance: float | None = None
     tolerance: float = 0.0
     first: float | None = None  # relative difference of the first loss
     steps: int = 0
-    why: str = ""  # empty where it held
+    why: str = ""  # the reason for a refusal
 
 
 class Standard(msgspec.Struct, kw_only=True):
-    """What there is to compare with, for the record."""
+    """The spread of the baseline's own runs, for the record."""
 
     steps: int
     repeated: float  # distance between equal runs
     seeds: float  # distance between runs from different seeds
-    parted: int | None = None  # the step at which equal runs differ by more than rounding; None: nowhere
-    parted_by: float = 0.0  # … by so much, relative
+    parted: int | None = None  # the step at which equal runs differ by more than rounding; None: no such step
+    parted_by: float = 0.0  # the relative difference at that step
     notes: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The baseline's losses: `repeats` from one seed (the first is what others are compared with), `seeds` from
-    others. None and NaN are steps without a number; only NaN and infinity are trouble."""
+    """The baseline's losses. `repeats`: runs from one seed; all runs are compared with the first. `seeds`: runs from
+    other seeds. None is a step without a loss; only NaN and infinity are problems."""
 
     repeats: Sequence[Losses]
     seeds: Sequence[Losses]
 
     @property
     def trouble(self) -> str:
-        """Why no run can be compared with this baseline, in words for a person; empty where one can."""
+        """Why no run can be compared with this baseline, as a message; empty if runs can be compared."""
         for step, loss in enumerate(self.repeats[0][:FEWEST], 1):
             if loss is not None and not math.isfinite(loss):
                 return f"the script's loss is {loss} at step {step}, without any mod"
@@ -81,41 +81,42 @@ class Guard:
 
     @property
     def blind(self) -> bool:
-        """No loss was seen: a script that calls backward on no scalar."""
+        """There is no loss: the script calls backward on no scalar."""
         return not any(_is_number(loss) for loss in self.repeats[0])
 
     @property
     def standard(self) -> Standard:
-        """How far the baseline's own runs lie apart."""
+        """The spread of the baseline's own runs."""
         if self.blind:
-            note = "no loss was seen, so that nothing is guarded: only mods that promise the same numbers are tried"
+            note = "the script has no loss to compare, so only mods that promise the same numbers are tried"
             return Standard(steps=0, repeated=0.0, seeds=0.0, notes=[note])
         at = self._steps(len(self.repeats[0]))
         told = Standard(steps=len(at), repeated=self._repeated(at), seeds=self._between(at))
         told.parted, told.parted_by = self._parted(at)
         if told.parted is not None:
             told.notes.append(
-                f"the script does not repeat itself: two runs from one seed differ by {_percent(told.parted_by)} at "
-                f"step {told.parted}. The guard can only compare within that spread"
+                f"the script is not deterministic: two runs from one seed differ by {_percent(told.parted_by)} at "
+                f"step {told.parted}. Smaller changes of the loss cannot be detected"
             )
         elif self.seeds and told.seeds <= FLOOR:
             told.notes.append(
-                f"another seed changes the script's losses by {told.seeds:.1e} only: mods are held to {FLOOR:.0e}"
+                f"another seed changes the script's losses by only {told.seeds:.1e}; mods may change them by "
+                f"{FLOOR:.0e}"
             )
         return told
 
     def compare(self, losses: Losses, promise: Promise, *, draws: bool = False) -> Compared:
-        """A run with mods that promise this much. `draws`: they may draw other random numbers inside the model, as
-        dropout under compile does, so that not even the first losses need be the same."""
+        """Compares a run with mods of this promise with the baseline. `draws`: the mods may change the random numbers
+        that the model draws (dropout under compile), so that even the first losses may differ."""
         if self.blind:
             held = promise in ("same", "rounded")
-            return Compared(held=held, why="" if held else "no loss was seen, so that it cannot be guarded")
+            return Compared(held=held, why="" if held else "the script has no loss to compare")
         at = self._steps(len(losses))
         broken = next((step for step in at if not _is_number(losses[step])), None)
         if broken is not None:
-            return Compared(held=False, steps=len(at), why=f"the loss is no number at step {broken + 1}")
+            return Compared(held=False, steps=len(at), why=f"the loss is not a finite number at step {broken + 1}")
         if len(at) < FEWEST:
-            return Compared(held=False, steps=len(at), why=f"only {len(at)} losses were seen")
+            return Compared(held=False, steps=len(at), why=f"there are only {len(at)} losses to compare")
         base = self.repeats[0]
         parted = self._parted(at)[0] is not None
         if promise == "mathematics":
@@ -128,7 +129,7 @@ class Guard:
             why = f"its losses are {_percent(distance)} {where} the baseline's; {_percent(tolerance)} is allowed"
         elif promise == "other" and not draws and not parted:
             if self._other_data(losses, at):
-                why = "its losses rise and fall at other steps than the baseline's: other data, or other updates"
+                why = "its losses rise and fall at other steps than the baseline's: the data or the updates differ"
         elif promise in ("same", "rounded") and not draws and not parted:
             for step, limit in zip(at, FIRST, strict=False):
                 if (apart := _apart(base, losses, step)) > limit:
@@ -138,26 +139,27 @@ class Guard:
         return Compared(held=not why, distance=distance, tolerance=tolerance, first=first, steps=len(at), why=why)
 
     def _steps(self, length: int) -> list[int]:
-        """The first steps of which all of the baseline's series have a loss, counted from 0."""
+        """The first steps at which all series of the baseline have a loss, counted from 0."""
         ours = (*self.repeats, *self.seeds)
         common = min(COMPARED, length, *map(len, ours))
         return [step for step in range(common) if all(_is_number(series[step]) for series in ours)]
 
     def _tolerance(self, at: Sequence[int], *, share: float = SHARE, parted: bool = False) -> float:
         repeated, between = self._repeated(at), self._between(at)
-        if parted:  # a run with mods is as free as one from another seed
+        if parted:  # equal runs differ anyway, so a run with mods may differ as much as another seed
             return max(FLOOR, REPEATED * repeated, REPEATED * between)
         return max(FLOOR, REPEATED * repeated, share * between)
 
     def _distance(self, one: Losses, other: Losses, at: Sequence[int], *, above: bool = False) -> float:
-        """How far the other series lies away from the first one; with `above`, only where it is larger."""
+        """The distance of two series; with `above`, only steps at which `other` is larger count."""
         apart = [b - a for a, b in zip(_smooth(one, at), _smooth(other, at), strict=True)]
         base = [loss for step in at if (loss := self.repeats[0][step]) is not None]
         scale = max(fmean(map(abs, base)), max(base) - min(base), 1e-12)
         return fmean(max(0.0, found) if above else abs(found) for found in apart) / scale
 
     def _other_data(self, losses: Losses, at: Sequence[int]) -> bool:
-        """Which step is above its neighbours and which below is decided by the batches, in any precision."""
+        """Whether the loss rises and falls at other steps than in the baseline: that depends on the batches, not on the
+        precision."""
         base, other = _rough(self.repeats[0], at), _rough(losses, at)
         apart = fmean(abs(a - b) for a, b in zip(base, other, strict=True))
         theirs = [fmean(abs(a - b) for a, b in zip(base, _rough(seed, at), strict=True)) for seed in self.seeds]
@@ -172,7 +174,8 @@ class Guard:
         return median(found) if found else 0.0
 
     def _parted(self, at: Sequence[int]) -> tuple[int | None, float]:
-        """Where equal runs differ by more than rounding: at the first steps, or as much as different seeds do."""
+        """The step at which equal runs differ by more than rounding, and by how much: at the first steps, or as much as
+        different seeds differ."""
         base, far = self.repeats[0], self._repeated(at) > max(FLOOR, SHARE * self._between(at))
         for other in self.repeats[1:]:
             apart = {step: _apart(base, other, step) for step in at}
@@ -192,13 +195,13 @@ def _apart(one: Losses, other: Losses, step: int) -> float:
 
 
 def _smooth(losses: Losses, at: Sequence[int]) -> list[float]:
-    """The mean of the last few: what a person's eye does with a loss curve."""
+    """The moving average of a loss series."""
     found = [loss for step in at if (loss := losses[step]) is not None]
     return [fmean(found[max(0, step - WINDOW + 1) : step + 1]) for step in range(len(found))]
 
 
 def _rough(losses: Losses, at: Sequence[int]) -> list[float]:
-    """What smoothing takes away."""
+    """The losses minus their moving average."""
     found = [loss for step in at if (loss := losses[step]) is not None]
     return [loss - smooth for loss, smooth in zip(found, _smooth(losses, at), strict=True)]
 

@@ -1,4 +1,4 @@
-"""What has been measured of each set of mods, and how much of a difference is noise. Pure: it runs nothing."""
+"""Measured throughput of each set of mods, and the noise of a measurement. Runs nothing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paceline.trials.core.result import Measured
 
 Mods = tuple[str, ...]
 
-LEAST = 0.02  # a gain that is less than this is none
-SURE = 2.0  # standard deviations …
-SURE_AT_LAST = 3.0  # … and of what is claimed: of many mods that do nothing, some seem to gain
-# Two or three repeated trials say little about noise: until there are more, they are weighed with a guess.
+LEAST = 0.02  # smallest relative gain that counts
+SURE = 2.0  # standard deviations that a gain must exceed …
+SURE_AT_LAST = 3.0  # … and in the last check: among many useless mods, some seem to gain by chance
+# Two or three repeated trials estimate noise badly, so they are averaged with a prior guess.
 GUESS, GUESS_WEIGHT = 0.02, 2
-SOON = 4  # trials later
+SOON = 4  # trials: repeats further apart do not count for the noise
 
 
 class Speeds:
-    """Trials by their set of mods, in the order in which they were made. The order of mods in a set is no matter."""
+    """Trials by set of mods, in the order they ran. The order of mods in a set does not matter."""
 
     def __init__(self) -> None:
         self._trials: dict[frozenset[str], list[Measured]] = {}
@@ -36,20 +36,19 @@ class Speeds:
         return self._trials.get(frozenset(mods), [])
 
     def speed(self, mods: Mods) -> float:
-        """Samples a second, by its latest trials: older ones were made on a machine that may have been another."""
+        """Samples/s of the latest trials; the machine's speed may have changed since older ones."""
         good = [trial.samples_per_s for trial in self.of(mods) if trial.ok]
         return mean(good[-2:]) if good else 0.0
 
     def cost(self, mods: Mods) -> float | None:
-        """Seconds that a trial takes: the last one's, since the first may have filled a cache. None: not known."""
+        """Seconds of the last trial of this set; the first may have filled a cache. None: no trial yet."""
         trials = self.of(mods)
         return trials[-1].seconds if trials else None
 
     @property
     def noise(self) -> float:
-        """The relative standard deviation of one trial: how far repeated trials of the same set lie apart, if they were
-        made soon after one another. Sets are compared in pairs, to which a machine that slowly gets slower is no
-        noise."""
+        """The relative standard deviation of one trial, from repeated trials of the same set soon after one another. A
+        slow drift of the machine does not count, because sets are compared in pairs."""
         squares, seen = GUESS_WEIGHT * GUESS**2, GUESS_WEIGHT
         for mods, trials in self._trials.items():
             good = [(when, one) for when, one in zip(self._when[mods], trials, strict=True) if one.ok]
@@ -60,18 +59,18 @@ class Speeds:
         return math.sqrt(squares / seen)
 
     def age(self, mods: Mods) -> int:
-        """How many trials ago a set was measured."""
+        """The number of trials since a set was measured."""
         return self.made - self._when.get(frozenset(mods), [0])[-1]
 
     def error(self, pairs: int) -> float:
-        """The standard deviation of a ratio of two sets that were measured in so many pairs."""
+        """The standard deviation of the ratio of two sets, measured in `pairs` pairs of trials."""
         return self.noise * math.sqrt(2 / pairs)
 
     def margin(self, pairs: int, *, last: bool = False) -> float:
-        """What a gain over so many pairs must exceed, to be no noise."""
+        """The gain that `pairs` pairs of trials must exceed to count as more than noise."""
         return max(LEAST, (SURE_AT_LAST if last else SURE) * self.error(pairs))
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """Of speeds and their ratios: the geometric one, for which twice and half cancel out."""
+    """The geometric mean, because speeds and ratios multiply: twice and half cancel out."""
     return math.exp(fmean(map(math.log, numbers)))

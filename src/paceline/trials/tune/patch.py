@@ -1,7 +1,6 @@
-"""The code that a person would add to keep mods by hand: a patch where a script can be changed safely, else the lines
-that the mod's own file gives.
+"""Writes mods into a script: as a patch if the script can be changed safely, else as lines to add by hand.
 
-Imports no torch: a mod's docstring is read, not imported.
+The lines come from the docstring of the mod's file, which is read and not imported, so that torch is not imported.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from paceline.trials.tune.rewrites import Script
 
 
 class ByHand(msgspec.Struct, kw_only=True):
-    """A mod that is not in the patch, and the lines that keep it."""
+    """A mod that is not in the patch, and the lines that replace it."""
 
     mod: str
     lines: str
 
 
 class Patch(msgspec.Struct, kw_only=True):
-    """`diff` is a unified one, for `patch -p0`; empty where nothing could be changed safely."""
+    """`diff` is a unified diff for `patch -p0`; empty if nothing could be changed safely."""
 
     diff: str = ""
-    source: str = ""  # the script with it
-    mods: list[str] = []  # that are in it
+    source: str = ""  # the patched script
+    mods: list[str] = []  # the mods in the patch
     by_hand: list[ByHand] = []
 
 
 def read(script: str, *, module: bool) -> tuple[str, str]:
-    """A script's path and its source, as Python would read it. Empty where it cannot be read."""
+    """A script's path and its source, decoded as Python does. Empty if the script cannot be read."""
     path = script
     try:
         if module:
@@ -51,8 +50,8 @@ def read(script: str, *, module: bool) -> tuple[str, str]:
 
 
 def write_patch(path: str, source: str, mods: Sequence[str], *, cuda: bool = False) -> Patch:
-    """The patch against a source for these mods, in their order, on a GPU or not. Each is put in only if what comes of
-    it compiles."""
+    """The patch of a source for these mods, in order, with or without a GPU. A mod is added only if the result
+    compiles."""
     found = Patch(source=source)
     for mod in mods:
         changed = _rewritten(found.source, mod, cuda=cuda)
@@ -68,7 +67,7 @@ def write_patch(path: str, source: str, mods: Sequence[str], *, cuda: bool = Fal
 
 
 def by_hand(mod: str) -> str:
-    """The lines that a mod's own file gives for it."""
+    """The lines under "By hand:" in the docstring of the mod's file."""
     spec = importlib.util.find_spec(f"paceline.mods.{name_of(mod)}")
     if spec is None or spec.origin is None:
         return ""
@@ -115,5 +114,5 @@ def _rewrite(mod: str, *, cuda: bool) -> Callable[[Script], str | None] | None:
 
 
 def _ended(line: str) -> str:
-    """A last line without a newline gets one, and says so, as `diff` does."""
+    """Adds a missing newline to the last line, with the note that `diff` prints."""
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -1,4 +1,4 @@
-"""A preset: what `tune` found for a script, kept in its record, and found again by `run --preset`."""
+"""A preset: the mods that `tune` found for a script. `tune` writes it into its record; `run --preset` reads it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from paceline.errors import RecordError, UsageError
 from paceline.record.folder import unwritable
 from paceline.record.private import write_file
 
-TUNED = "tuned"  # the name that stands for the newest one of a script
+TUNED = "tuned"  # stands for the newest preset of a script
 FILE = "preset.json"
 
 
 class Preset(msgspec.Struct, kw_only=True):
-    """Mods for one script. Without any: there was nothing to gain."""
+    """Mods for one script. No mods: there was nothing to gain."""
 
     schema: int = 1
-    script: str  # its whole path, or a module's name
+    script: str  # absolute path, or the name of a module
     module: bool = False
     mods: list[str]
-    workers: int | None = None  # None: as many as are asked for
+    workers: int | None = None  # None: the number that the user gives
     gain: float = 1.0
     made: float = 0.0  # unix time
 
 
 def whole_path(script: str, *, module: bool) -> str:
-    """What a script is known by, wherever it is named from. A module is known by its file."""
+    """The absolute path of a script, or of a module's file, so that any way to name it finds the same preset."""
     if module:
         try:
             spec = importlib.util.find_spec(script)
@@ -40,7 +40,7 @@ def whole_path(script: str, *, module: bool) -> str:
 
 
 def write_preset(record: Path, preset: Preset) -> Path:
-    """Into the record of the series that found it."""
+    """Writes the preset into the record of the series that found it, and returns its path."""
     path = record / FILE
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(preset)) + b"\n")
@@ -50,31 +50,32 @@ def write_preset(record: Path, preset: Preset) -> Path:
 
 
 def find_preset(asked: str, script: str, *, module: bool, records: Path) -> tuple[Preset, Path]:
-    """The preset that was asked for, and the record that it lies in: `tuned` is the newest of this script among the
-    records, anything else the path of a record. UsageError where there is none, or it is another script's."""
+    """The preset, and its record. `asked` is `tuned` for the script's newest preset in `records`, or the path of a
+    record. UsageError if there is none, or if the preset belongs to another script."""
     ours = whole_path(script, module=module)
     if asked != TUNED:
         path = Path(asked)
         preset = _read(path / FILE if path.is_dir() else path)
         if preset is None:
             raise UsageError(
-                f"Asked for --preset {asked}, but there is no {FILE}.",
+                f"--preset {asked}: there is no {FILE} in this folder.",
                 advice=f"Name a record of `paceline tune`, or make one: paceline tune {script}",
             )
         if preset.script != ours:
             mods = " ".join(f"--mod {mod}" for mod in preset.mods)
             raise UsageError(
-                f"Asked for --preset {asked}, but that was found for {preset.script}, not for {script}.",
-                advice=f"Find this script's own: paceline tune {script}" + (f"; or insist: {mods}" if mods else ""),
+                f"--preset {asked}: this preset belongs to {preset.script}, not to {script}.",
+                advice=f"Tune this script: paceline tune {script}"
+                + (f"; or use the mods anyway: {mods}" if mods else ""),
             )
         return preset, path if path.is_dir() else path.parent
     found = [(preset, path.parent) for path in records.glob(f"*/{FILE}") if (preset := _read(path)) is not None]
     own = [(preset, folder) for preset, folder in found if preset.script == ours]
     if not own:
-        others = f"; there are {len(found)} of other scripts" if found else ""
+        others = f", only {len(found)} of other scripts" if found else ""
         raise UsageError(
-            f"Asked for --preset {TUNED}, but no preset of {script} is in {records}{others}.",
-            advice=f"Find one: paceline tune {script}",
+            f"--preset {TUNED}: there is no preset of {script} in {records}{others}.",
+            advice=f"Make one: paceline tune {script}",
         )
     return max(own, key=lambda one: one[0].made)
 

@@ -1,7 +1,7 @@
-"""The proof of findings: each one's mod is run as a trial, and what it gains stands beside what was predicted.
+"""Proves findings: measures each finding's mod in a trial, to compare the measured gain with the predicted one.
 
-The script as it is is measured before, after every few trials, and at the end: a mod is compared with what was measured
-round it, since a machine changes while one looks. Findings that ask for the same mod share a trial.
+The unmodified script is measured at the start, after every few trials, and at the end. A mod is compared with the
+baselines before and after it, because the machine's speed may drift. Findings with the same mod share a trial.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from paceline.trials.core.result import Measured
 from paceline.trials.tune.candidates import name_of, settings_of, together
 from paceline.trials.tune.noise import mean
 
-SETTLED = 1.5  # seconds of settled steps of a trial
-STEPS = 400  # of a trial at most
-FRESH = 3  # trials of mods between two of the script as it is
-CLOSE = 1.5  # a prediction is good within this factor of what was measured
+SETTLED = 1.5  # seconds of steady steps after which a trial ends
+STEPS = 400  # most steps of a trial
+FRESH = 3  # trials of mods between two trials of the unmodified script
+CLOSE = 1.5  # a prediction within this factor of the measured gain is good
 
 
 class Measurer(Protocol):
-    """A bench: it measures a set of mods, and gives failures as results."""
+    """A bench, which measures a set of mods and returns failures as results."""
 
     def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured: ...
 
@@ -33,9 +33,9 @@ def prove(
     mods: tuple[str, ...] = (),
     tell: Callable[[str], None] = lambda text: None,
 ) -> bool:
-    """Fills in `measured_gain` and `proof` of each finding. `mods` are those that the profiled run had. False where the
-    script as it is could not be measured: then nothing is proven. An interrupt comes through, and leaves what was
-    measured until then."""
+    """Sets `measured_gain` and `proof` of each finding. `mods` are the mods of the profiled run. Returns False if the
+    unmodified script could not be measured, so that nothing is proven. An interrupt is raised again; findings measured
+    before it keep their result."""
     asked = list(dict.fromkeys(finding.mod for finding in found if finding.mod))
     for finding in found:
         if not finding.mod:
@@ -45,7 +45,7 @@ def prove(
     base = bench.measure("baseline.r1", mods=mods)
     if not base.ok:
         for finding in found:
-            finding.proof = finding.proof or f"not tried: the script as it is was not measured ({base.message})"
+            finding.proof = finding.proof or f"not tried: the unmodified script could not be measured ({base.message})"
         return False
     for start in range(0, len(asked), FRESH):
         group = asked[start : start + FRESH]
@@ -59,7 +59,7 @@ def prove(
 
 
 def error(finding: Finding) -> float | None:
-    """By which factor a prediction was off, 1.0 being exact; None where there is nothing to compare."""
+    """The factor by which a prediction was off, 1.0 being exact; None if there is nothing to compare."""
     if not finding.predicted_gain or not finding.measured_gain:
         return None
     ratio = finding.predicted_gain / finding.measured_gain
@@ -83,7 +83,7 @@ def _tell(found: Sequence[Finding], mod: str, trial: Measured, before: float, te
         finding.proof = (
             f"measured {before:,.4g} → {trial.samples_per_s:,.4g} samples/s"
             + ("" if off is None or off <= CLOSE else f"; the prediction was off by {off:.2g} ×")
-            + ("; other batches, other losses" if name_of(mod) == "batch" else "")
+            + ("; the batches and losses change" if name_of(mod) == "batch" else "")
         )
     gain = f"{trial.samples_per_s / before:.2f}×" if trial.ok else trial.message
     tell(f"{mod}: {gain}")

@@ -1,7 +1,7 @@
-"""How a mod is written into a script: one function a mod, from a source to another, or None where that is not safe.
+"""Rewrites a script to include a mod: one function per mod, which returns the new source, or None if that is not safe.
 
-Positions come from the script's syntax tree; nothing is guessed from text, and nothing is changed that is not needed.
-Who calls a rewrite checks that what it gives can be compiled.
+Positions come from the script's syntax tree, never from text patterns, and only the necessary text changes. The caller
+of a rewrite checks that the new source compiles.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-OPTIMIZERS = {"Adam", "AdamW", "SGD", "Adagrad"}  # that have a fused form
+OPTIMIZERS = {"Adam", "AdamW", "SGD", "Adagrad"}  # those with a fused implementation
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 
 
 class Script:
-    """A source and its tree. Positions are turned into places in the text here."""
+    """A source and its syntax tree. Converts tree positions into text offsets."""
 
     def __init__(self, source: str) -> None:
         self.source, self.tree = source, ast.parse(source)
@@ -25,21 +25,21 @@ class Script:
         self._above = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     def place(self, line: int, column: int) -> int:
-        """Columns of a tree count bytes."""
+        """The text offset of a tree position; columns of a tree count UTF-8 bytes."""
         return sum(map(len, self.lines[: line - 1])) + len(self.lines[line - 1].encode()[:column].decode())
 
     def text(self, node: ast.AST) -> str:
         return ast.get_source_segment(self.source, node) or ""
 
     def insert(self, *insertions: tuple[int, str]) -> str:
-        """With texts put in at places."""
+        """The source with texts inserted at these offsets."""
         source = self.source
         for place, text in sorted(insertions, reverse=True):
             source = source[:place] + text + source[place:]
         return source
 
     def new_line(self, statement: ast.stmt, *texts: str, before: bool = False) -> tuple[int, str]:
-        """Lines of their own after a statement (or before it), as far in as it is."""
+        """An insertion of separate lines after a statement (or before), with the same indentation."""
         indent = " " * statement.col_offset
         number = statement.lineno - 1 if before else (statement.end_lineno or statement.lineno)
         made = "".join(f"{indent}{text}{self.newline}" for text in texts)
@@ -47,14 +47,14 @@ class Script:
         return sum(map(len, self.lines[:number])), made if ends else self.newline + made
 
     def alone(self, statement: ast.stmt) -> bool:
-        """Whether it has its lines for itself: no `a = 1; b = 2`, no `if x: a = 1`."""
+        """Whether no other statement shares the lines of this one: no `a = 1; b = 2`, no `if x: a = 1`."""
         first, last = self.lines[statement.lineno - 1], self.lines[(statement.end_lineno or statement.lineno) - 1]
         before = first.encode()[: statement.col_offset].decode()
         after = last.encode()[statement.end_col_offset :].decode().strip()
         return before.strip() == "" and "\t" not in before and (not after or after.startswith("#"))
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
-        """A node, what it is in, and so on to the module."""
+        """A node and its ancestors, up to the module."""
         while True:
             yield node
             if node not in self._above:
@@ -62,18 +62,18 @@ class Script:
             node = self._above[node]
 
     def around(self, node: ast.AST) -> ast.stmt:
-        """The innermost statement that a node is in."""
+        """The innermost statement that contains a node."""
         return next(one for one in self.above(node) if isinstance(one, ast.stmt))
 
     def function(self, node: ast.AST) -> ast.AST:
-        """The innermost function that a node is in, or the module."""
+        """The innermost function that contains a node, or the module."""
         return next(one for one in self.above(node) if one is not node and isinstance(one, FUNCTIONS))
 
     def holds(self, outer: ast.AST, inner: ast.AST) -> bool:
         return any(one is outer for one in self.above(inner))
 
     def is_torch(self, function: ast.expr, module: str, names: set[str]) -> bool:
-        """Whether this is one of torch's, by the imports: `torch.optim.SGD`, `optim.SGD`, or `SGD`."""
+        """Whether this is one of torch's functions, judged by the imports: `torch.optim.SGD`, `optim.SGD`, or `SGD`."""
         if isinstance(function, ast.Attribute) and function.attr in names:
             return ast.unparse(function.value) in self._aliases(module)
         if isinstance(function, ast.Name):
@@ -86,7 +86,7 @@ class Script:
         return False
 
     def _aliases(self, module: str) -> set[str]:
-        """What the script calls a module."""
+        """The names under which the script imports a module."""
         found, (parent, _, last) = set(), module.rpartition(".")
         for node in self.imports:
             if isinstance(node, ast.Import):
@@ -107,7 +107,7 @@ class Script:
 
 
 def after_imports(*texts: str) -> Callable[[Script], str | None]:
-    """Lines after the first imports of the script, one of which must be torch's."""
+    """Adds lines after the script's first imports, which must include torch."""
 
     def rewrite(script: Script) -> str | None:
         imports: list[ast.stmt] = []
@@ -128,12 +128,12 @@ def after_imports(*texts: str) -> Callable[[Script], str | None]:
 
 
 def fused_optimizer(script: Script) -> str | None:
-    """`fused=True`, in every optimizer that can have it."""
+    """Adds `fused=True` to every optimizer that supports it."""
     return _keywords(script, script.calls("torch.optim", OPTIMIZERS), "fused=True", unless={"fused", "foreach"})
 
 
 def loader(processes: str, *, pinned: bool) -> Callable[[Script], str | None]:
-    """`num_workers`, and `pin_memory` where there is a GPU, in every DataLoader."""
+    """Adds `num_workers` to every DataLoader, and `pin_memory` for a GPU."""
 
     def rewrite(script: Script) -> str | None:
         calls = script.calls("torch.utils.data", {"DataLoader"})
@@ -156,7 +156,7 @@ def _keywords(script: Script, calls: list[ast.Call], text: str, *, unless: set[s
 
 
 def models(script: Script) -> list[tuple[str, ast.stmt]]:
-    """What is trained: names whose parameters optimizers are given, with the statement that makes the optimizer."""
+    """The trained models: names whose parameters an optimizer gets, each with the statement that makes it."""
     found: dict[str, ast.stmt] = {}
     for call in (call for call in script.all_calls() if _is_optimizer(script, call)):
         for inner in ast.walk(call):
@@ -172,8 +172,8 @@ def _is_optimizer(script: Script, call: ast.Call) -> bool:
 
 
 def on_model(*texts: str) -> Callable[[Script], str | None]:
-    """Lines after each model is made, in which {model} is its name; where it is made elsewhere, before its optimizer.
-    They must not assign to it: a name of a function's surroundings would become its own."""
+    """Adds lines after each model is made or, if it is made elsewhere, before its optimizer; {model} is its name. The
+    lines must not assign to the name, because an assignment would make an outer variable local."""
 
     def rewrite(script: Script) -> str | None:
         insertions = []
@@ -189,8 +189,9 @@ def on_model(*texts: str) -> Callable[[Script], str | None]:
 
 
 def _made(script: Script, name: str, optimizer: ast.stmt) -> tuple[ast.stmt, bool] | None:
-    """The assignment to a name that its optimizer sees, and False; or the statement of the function that the optimizer
-    is in, and True, where the name comes from outside. None where something else may happen to it in between."""
+    """The assignment whose value the optimizer sees, and False; or, if the name comes from outside the optimizer's
+    function, the statement of that function that makes the optimizer, and True. None if other code may change the name
+    in between."""
     block = _function_body(script, optimizer)
     outermost: ast.stmt | None = None
     while block:
@@ -215,7 +216,7 @@ def _function_body(script: Script, statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _stores(statement: ast.stmt, name: str) -> bool:
-    """Whether anything in it assigns to a name."""
+    """Whether any part of the statement assigns to a name."""
     return any(
         isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node) == name
         for node in ast.walk(statement)
@@ -227,7 +228,7 @@ def _targets(assignment: ast.Assign) -> list[str]:
 
 
 def precision(script: Script) -> str | None:
-    """Autocast round `output = model(inputs)`, where that is a line of its own, and the output as float32 after it."""
+    """Wraps each line `output = model(inputs)` in autocast, and converts the output to float32 afterwards."""
     names = {name for name, _ in models(script)}
     calls = [call for call in script.all_calls() if ast.unparse(call.func) in names]
     source, newline = script.source, script.newline
@@ -248,7 +249,7 @@ def precision(script: Script) -> str | None:
         if not simple or not _is_tensor(script, statement):
             if _learns(script, statement):
                 return None
-            continue  # evaluation stays as it is
+            continue  # leaves evaluation unchanged
         assert isinstance(statement, ast.Assign)
         indent, target = " " * statement.col_offset, ast.unparse(statement.targets[0])
         made = (
@@ -267,14 +268,14 @@ def precision(script: Script) -> str | None:
 
 
 def _learns(script: Script, statement: ast.stmt) -> bool:
-    """Whether gradients are computed in the same function, by a line below or one above."""
+    """Whether the same function computes gradients, before or after the statement."""
     return any(
         isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(script.function(statement))
     )
 
 
 def _is_tensor(script: Script, statement: ast.stmt) -> bool:
-    """Whether what is assigned is used as one tensor: handed to functions or asked for what tensors have."""
+    """Whether the assigned value is used as one tensor: passed to functions, or with attributes of a tensor."""
     assert isinstance(statement, ast.Assign)
     name = ast.unparse(statement.targets[0])
     used = False

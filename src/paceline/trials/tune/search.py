@@ -1,11 +1,14 @@
-"""`tune`: the search for the fastest set of mods, on any bench that measures.
+"""The search of `tune` for the fastest set of mods, on any bench.
 
-The script as it is first: twice from one seed, then from others, for the guard. Then each candidate alone, in order of
-promise. Then the best is put on, and what is left is tried again on top of it, since many a mod only gains after
-another has gone before. Nothing is kept before pairs of trials, best and candidate in turn, show a gain above the
-noise, or a trial leaves no doubt; what the guard refuses is out. At the end each kept mod is taken away once, and the
-whole is compared with the script as it is once more: only what that confirms is claimed. All within the budget, of
-which the last check's share is set aside.
+1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard.
+2. Measures each candidate alone, in the order of `candidates`.
+3. Adds the best candidate to the set, and measures the remaining ones on top of it, because some mods gain only after
+   another one. A mod is kept only if pairs of trials, with and without it in turn, show a gain above the noise, or if
+   one trial is decisive. A mod that the loss guard refuses is out.
+4. Removes each kept mod once, to see whether it is still needed.
+5. Compares the whole set with the baseline once more: only a gain confirmed by this last check is reported.
+
+The search ends within the budget, and reserves time for the last check.
 """
 
 from __future__ import annotations
@@ -22,16 +25,18 @@ from paceline.trials.tune.noise import LEAST, Mods, mean
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
 from paceline.trials.tune.verdict import Final, Problem, Reason, Row, Verdict
 
-LONG = 1 / 8  # of the budget: a first trial that would take longer than this is not made alone, but on top of the best
-MUCH = 1.3  # a gain that the mods after it do not make up for
-WORTH = 0.05  # that twice the batch must gain
-HELD_UP = 0.75  # of its speed before, next to the tuned one's: a script that something held up in the last check
-SEEDS = 2  # other ones that the baseline is run from
-LEAST_TRIALS = 8  # that say something: the baseline's, one candidate's, and the last check's
+LONG = (
+    1 / 8
+)  # of the budget: a candidate whose first trial takes longer is not tried alone, only on top of the best set
+MUCH = 1.3  # a mod with at least this gain is never removed: later mods do not make up for it
+WORTH = 0.05  # smallest relative gain for which the batch is doubled again
+HELD_UP = 0.75  # the last check is disturbed if the baseline slows down to this fraction, relative to the tuned script
+SEEDS = 2  # other seeds that the baseline runs from
+LEAST_TRIALS = 8  # fewest trials for a result: the baseline's, one candidate's, and the last check's
 
 
 class NothingToTune(Exception):
-    """The baseline cannot be measured, or is not worth comparing with. Its text says why, for a person."""
+    """The baseline cannot be measured, or cannot be compared with. The text is a message for the user."""
 
     def __init__(self, code: Problem, text: str) -> None:
         super().__init__(text)
@@ -40,17 +45,17 @@ class NothingToTune(Exception):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class CandidateStanding:
-    """What is known of a candidate while the search goes on."""
+    """The state of a candidate during the search."""
 
     candidate: Candidate
     row: Row
-    gain: float | None = None  # on the last set that it was tried on
-    fruitless: int = 0  # how often it was tried and showed nothing
+    gain: float | None = None  # on top of the last set that it was tried on
+    fruitless: int = 0  # number of trials without a gain
     out: bool = False  # refused, unsupported, or failed
 
 
 class Search:
-    """Carries the search out. Whatever ends it, `verdict` says what was found until then."""
+    """Runs the search. `verdict` gives the results so far, also after an interrupt."""
 
     def __init__(
         self,
@@ -73,17 +78,17 @@ class Search:
         self.final: Final | None = None
         self.problem, self.cut_short = "", False
         self.problem_code: Problem | None = None
-        self.failed: Measured | None = None  # the baseline's trial that could not be measured
+        self.failed: Measured | None = None  # the failed trial of the baseline
         self.trials = Trials(bench, {mod: one.candidate.seconds for mod, one in self.standings.items()})
         self.speeds = self.trials.speeds
         self.notes: list[str] = []
-        self._tried: set[tuple[str, frozenset[str]]] = set()  # a candidate, and what it was tried on
-        self._doubtful: list[CandidateStanding] = []  # on the best: may gain, may be noise
+        self._tried: set[tuple[str, frozenset[str]]] = set()  # a candidate, and the set that it was tried on
+        self._doubtful: list[CandidateStanding] = []  # gains on top of the best set that may be noise
 
     # -- the plan --------------------------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        """All of it. An interrupt comes through."""
+        """Runs the whole search. An interrupt is raised to the caller."""
         try:
             self._measure_baseline()
         except NothingToTune as error:
@@ -101,13 +106,13 @@ class Search:
 
     def _measure_baseline(self) -> None:
         first = self._baseline("baseline.r1")
-        # The first one may have waited for torch to be imported: what a trial costs is known after the second.
+        # The first trial may include the import of torch, so the second one tells how long a trial takes.
         again = self._baseline("baseline.r2") if self.bench.budget.left > first.seconds else first
         if self.bench.budget.left < (LEAST_TRIALS - 2) * again.seconds:
             raise NothingToTune(
                 Problem.BUDGET,
-                f"the budget is too short: a trial of this script takes {again.seconds:.1f} s, and {LEAST_TRIALS} of "
-                "them are the least that say something",
+                f"the budget is too short: a trial of this script takes {again.seconds:.1f} s, and a search needs at "
+                f"least {LEAST_TRIALS} trials",
             )
         losses = [trial.losses for trial in (first, again)]
         self.guard = Guard(losses, [])
@@ -131,7 +136,7 @@ class Search:
         return measured
 
     def _begin(self) -> None:
-        """With the mods that were asked for, where they hold."""
+        """Starts from the user's mods, unless a trial with them fails or the loss guard refuses it."""
         if not self.start:
             return
         measured = self.trials.measure(self.start, best=AS_IT_IS)
@@ -168,11 +173,11 @@ class Search:
                 standing = self._climb(standing)
                 if (standing.gain or 1.0) > 1 + max(self.speeds.margin(1), WORTH * standing.candidate.doubles):
                     self._confirm(standing)
-                else:  # pairs that show so little are many: later, if nothing better comes
+                else:  # confirming such a small gain takes many pairs: only if no better candidate is left
                     self._doubtful.append(standing)
 
     def _next(self) -> CandidateStanding | None:
-        """The next to try on top of the best, or to try once more; None: nothing is left."""
+        """The next candidate to try on top of the best set, or to try again; None: no candidate is left."""
         on = frozenset(self.best)
         left = [one for one in self._open() if (one.candidate.mod, on) not in self._tried]
         if left:
@@ -180,9 +185,9 @@ class Search:
         return max(self._doubtful, key=lambda one: one.gain or 1.0, default=None)
 
     def _rank(self, standing: CandidateStanding) -> tuple[int, float, int]:
-        """What showed a gain comes first, then what was not tried yet, then the others by their promise; what was tried
-        twice in vain, last. What takes long to start makes every later trial long, and waits for those that promise
-        more even if it gained."""
+        """The sort key of a candidate: those with a gain first, then those not tried yet, then the rest in the order of
+        `candidates`; those that failed to gain twice, last. A mod with a long start makes every later trial long, so it
+        comes after more promising mods even if it gained."""
         candidate, gain, quick = standing.candidate, standing.gain or 1.0, standing.candidate.seconds < LONG_START
         if quick and gain > 1 + self.speeds.margin(1):
             return (0, -gain, candidate.order)
@@ -193,7 +198,7 @@ class Search:
     # -- a candidate -----------------------------------------------------------------------------------------------
 
     def _screen(self, standing: CandidateStanding) -> bool:
-        """One trial on top of the best, unless there is one. Says whether it is worth a confirmation."""
+        """Runs one trial on top of the best set, unless there is one. Returns whether the gain is worth confirming."""
         new = self._with(standing)
         known = self.speeds.of(new)
         if not known:
@@ -204,7 +209,7 @@ class Search:
         if not measured.ok:
             row.before, row.after, row.gain = before, None, None
             row.settle(Reason.FAILED, _failure(measured))
-            standing.out = measured.status is not Status.MEMORY  # which another set may have more of
+            standing.out = measured.status is not Status.MEMORY  # another set may leave enough memory
             return False
         compared = self._compared(new, measured)
         gain = self.speeds.speed(new) / before
@@ -213,7 +218,7 @@ class Search:
             row.settle(Reason.REFUSED, _refusal(compared))
             standing.out = True
             gentler = standing.candidate.gentler()
-            if gentler is not None:  # as if it had been tried here: it is as fast as this one
+            if gentler is not None:  # counts as tried once, because it is exactly as fast as this one
                 self.standings.setdefault(gentler.mod, CandidateStanding(gentler, Row(mod=gentler.mod), fruitless=1))
             return False
         standing.gain = gain
@@ -221,11 +226,11 @@ class Search:
             standing.fruitless += 1
             row.settle(Reason.NO_GAIN, _no_gain(gain, self.speeds.margin(1)))
             return False
-        row.settle(Reason.NOT_CONFIRMED, "not confirmed: the budget was over")
+        row.settle(Reason.NOT_CONFIRMED, "not confirmed: the budget ended")
         return True
 
     def _climb(self, standing: CandidateStanding) -> CandidateStanding:
-        """From `batch=x2` upward, as long as twice as much gains; by the gentler rule where the other is refused."""
+        """Doubles `batch=x2` as long as that gains. If the guard refuses a batch, tries its gentler learning rate."""
         while standing.candidate.doubles:
             doubled = standing.candidate.doubled()
             following = CandidateStanding(doubled, Row(mod=doubled.mod))
@@ -239,7 +244,7 @@ class Search:
                 fine = self._screen(following)
             if not fine or (following.gain or 0.0) < reached * (1 + least):
                 if following.row.code is Reason.NOT_CONFIRMED:
-                    following.gain = (following.gain or reached) / reached  # on what is about to be put on
+                    following.gain = (following.gain or reached) / reached  # relative to the batch about to be kept
                     following.row.settle(Reason.NO_GAIN, _no_gain(following.gain, least))
                     following.fruitless = 1
                 break
@@ -249,11 +254,11 @@ class Search:
         return standing
 
     def _confirm(self, standing: CandidateStanding) -> None:
-        """Best and candidate in turn, until it is clear which is faster."""
+        """Measures the best set and the candidate in turn, until it is clear which is faster."""
         old, new = self.best, self._with(standing)
         ratios, row = self.trials.pairs(old, new, best=old), standing.row
         if not ratios:
-            row.settle(Reason.FAILED, "failed when it was repeated")
+            row.settle(Reason.FAILED, "failed in a repeated trial")
             standing.out = True
             return
         gain, margin = mean(ratios), max(self.speeds.margin(len(ratios)), WORTH * standing.candidate.doubles)
@@ -266,14 +271,14 @@ class Search:
         for mod in set(old) - set(new):
             replaced = self.standings[mod]
             replaced.row.settle(Reason.OUTDONE, f"{row.mod} gains more")
-            replaced.out = replaced.candidate.doubles  # a smaller batch than one that is worth it
+            replaced.out = replaced.candidate.doubles  # a larger batch gains more
         self.best = new
-        self._doubtful.clear()  # those are tried again, on this one
+        self._doubtful.clear()  # they are tried again on top of the new set
         self.on_kept(f"{row.mod}: {gain:.2f}×")
 
     def _prune(self) -> None:
-        """Takes each kept mod away once: one that the others make up for is not worth its lines. Not those that gained
-        much: time for them is better spent on the last check."""
+        """Removes each kept mod once, and drops it if the rest is as fast without it. Skips mods with a large gain, to
+        save time for the last check."""
         gains = {mod: self.standings[mod].row.gain or 1.0 for mod in self.best[:-1]}
         for mod in sorted((mod for mod, gain in gains.items() if gain < MUCH), key=lambda mod: gains[mod]):
             if len(self.best) < 2:
@@ -282,12 +287,12 @@ class Search:
             ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
             if ratios and mean(ratios) < 1 + LEAST / 2:
                 row = self.standings[mod].row
-                row.settle(Reason.REDUNDANT, "nothing is lost without it, next to the others")
+                row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
                 row.gain, row.before, row.after = mean(ratios), self.speeds.speed(less), self.speeds.speed(self.best)
                 self.best = less
 
     def _confirm_the_whole(self) -> None:
-        """Against the script as it is. What is not faster for sure is not claimed."""
+        """The last check: compares the kept mods with the baseline. Reports no gain that is not above the noise."""
         if not self.best:
             plain = self.speeds.speed(AS_IT_IS)
             self.final = Final(mods=[], samples_per_s=plain, gain=1.0, gain_low=1.0, gain_high=1.0, pairs=0)
@@ -309,8 +314,8 @@ class Search:
         held_up = (now / plain) / (self.speeds.speed(self.best) / tuned)
         if held_up < HELD_UP:
             self._note(
-                f"the script as it is gave {now:,.0f} samples/s in the last check, but {plain:,.0f} before: "
-                "the gain is told against the latter"
+                f"the unmodified script ran at {now:,.0f} samples/s in the last check, but at {plain:,.0f} before: "
+                "the gain is computed with the earlier speed"
             )
             ratios = [ratio * held_up for ratio in ratios]
         self.final = Final(
@@ -324,7 +329,7 @@ class Search:
             loss_difference=self._compared(self.best, last).distance,
         )
 
-    # -- odds and ends ---------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> list[CandidateStanding]:
         return [one for mod, one in self.standings.items() if not one.out and mod not in self.best]
@@ -341,11 +346,11 @@ class Search:
         self.on_note(text)
 
     def verdict(self, *, interrupted: bool = False) -> Verdict:
-        """What was found until now."""
+        """The verdict on the search so far."""
         rows = sorted(self.standings.values(), key=lambda one: (not one.row.kept, -(one.row.gain or 0.0)))
         for standing in rows:
             if standing.row.code is Reason.NOT_TRIED and self.cut_short:
-                standing.row.reason = "not tried: the budget was over"
+                standing.row.reason = "not tried: the budget ended"
         return Verdict(
             baseline=verdicts.speed(self.speeds.of(AS_IT_IS)),
             mods=[standing.row for standing in rows],
@@ -364,19 +369,19 @@ class Search:
 
 
 def _failure(measured: Measured) -> str:
-    """Why a trial gave no speed, in few words."""
+    """Why a trial has no throughput, in a few words."""
     return "out of memory" if measured.status is Status.MEMORY else f"{measured.status}: {measured.message}"
 
 
 def _problem(measured: Measured) -> Problem:
-    """What kind of trouble the script as it is has."""
+    """The kind of problem that the baseline's trial shows."""
     if measured.status in (Status.TOO_SHORT, Status.BUDGET):
         return Problem.NO_STEP if not measured.steps else Problem(measured.status)
     return Problem.LOSS if measured.status is Status.NOT_FINITE else Problem.FAILED
 
 
 def _refusal(compared: Compared) -> str:
-    return f"refused, since the loss is not kept: {compared.why}"
+    return f"refused: the loss changes: {compared.why}"
 
 
 def _no_gain(gain: float, margin: float) -> str:

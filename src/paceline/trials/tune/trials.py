@@ -1,4 +1,4 @@
-"""The trials of a search: in pairs, by name, and within the budget. Which ones to make is `tune`'s business."""
+"""The trials of a `tune` search: runs them in pairs and within the budget. `search` decides which trials to run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paceline.trials.tune.candidates import settings_of
 from paceline.trials.tune.noise import LEAST, Mods, Speeds, mean
 
 MOST_PAIRS = 3
-DECISIVE = 3.0  # margins, above which one pair is enough
-STALE, UNSTEADY = 4, 0.03  # trials after which a speed is measured anew, on a machine whose noise is more than this
+DECISIVE = 3.0  # margins above which one pair is enough
+STALE, UNSTEADY = 4, 0.03  # a speed is measured again after this many trials, if the noise exceeds this fraction
 AS_IT_IS: Mods = ()
 
 
 class TimeLeft(Protocol):
-    """The part of a budget that a search looks at."""
+    """The part of a budget that a search uses."""
 
     @property
     def left(self) -> float: ...
@@ -25,7 +25,7 @@ class TimeLeft(Protocol):
 
 
 class Measures(Protocol):
-    """A bench: it measures a set of mods, and gives failures as results."""
+    """A bench, which measures a set of mods and returns failures as results."""
 
     @property
     def budget(self) -> TimeLeft: ...
@@ -33,30 +33,30 @@ class Measures(Protocol):
 
 
 class NoTime(Exception):
-    """The budget does not reach for the next trial."""
+    """The budget has no time for the next trial."""
 
 
 class Trials:
-    """What was measured, and what measuring costs. `starts` says how many seconds a mod's first steps take beyond those
-    of the script as it is."""
+    """The trials so far, and the expected duration of the next. `starts`: extra seconds of a mod's first steps,
+    compared with the baseline."""
 
     def __init__(self, bench: Measures, starts: Mapping[str, float]) -> None:
         self.bench, self.speeds = bench, Speeds()
         self._starts = starts
 
     def baseline(self, name: str, **changes: Any) -> Measured:
-        """The script as it is, whatever the budget says."""
+        """Measures the unmodified script, regardless of the budget."""
         return self._made(AS_IT_IS, self.bench.measure(name, mods=AS_IT_IS, **changes))
 
     def measure(self, mods: Mods, *, best: Mods, last: bool = False) -> Measured:
-        """One more trial of a set, if the budget reaches for it and for the last check after it, which is of `best` or,
-        should it be kept, of this one. `last`: this is the last check."""
+        """Runs one more trial of a set. Raises NoTime unless the budget has time for this trial and for the last check
+        of `best`, or of this set in case it is kept. `last`: this trial belongs to the last check."""
         check = 0.0 if last else max(self._last_check(best), self._last_check(mods) if self.speeds.of(mods) else 0.0)
         if self.cost(mods) + check > self.bench.budget.left:
             raise NoTime
         applied, changes = settings_of(mods)
         repeats = sum(1 for trial in self.speeds.of(mods) if ".seed" not in trial.name)
-        # Sets are the same in any order: so are their names, which the journal knows them by.
+        # Sorted, because the order of mods does not matter and the journal finds a trial by its name.
         name = f"{'+'.join(sorted(mods)) or 'baseline'}.r{repeats + 1}"
         measured = self.bench.measure(name, mods=applied, **changes)
         if measured.status is Status.BUDGET:
@@ -64,14 +64,14 @@ class Trials:
         return self._made(mods, measured)
 
     def refresh(self, mods: Mods) -> None:
-        """Measures a set once more if that was long ago and the machine is not steady: what comes next is compared with
-        it."""
+        """Measures a set again if its last trial was long ago and the machine is noisy, because the next trials are
+        compared with it."""
         if self.speeds.age(mods) >= STALE and self.speeds.noise > UNSTEADY:
             self.measure(mods, best=mods)
 
     def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS, last: bool = False) -> list[float]:
-        """How much faster the new set is, pair by pair, until it is clear; none where a trial failed. The last check,
-        which decides what is claimed, takes one pair more."""
+        """The speed ratios of the new set to the old one, pair by pair, until the result is clear. Empty if a trial
+        failed. The last check takes one more pair."""
         seen = None if last else self._seen(old, new)
         if seen is not None:
             return [seen]
@@ -81,7 +81,7 @@ class Trials:
                 before = self.measure(old, best=best, last=last)
                 after = self.measure(new, best=best, last=last)
             except NoTime:
-                # One pair that leaves no doubt is better than none.
+                # One decisive pair is better than none.
                 if ratios and mean(ratios) > 1 + DECISIVE * self.speeds.margin(1, last=last):
                     return ratios
                 raise
@@ -89,7 +89,7 @@ class Trials:
                 return []
             ratios.append(after.samples_per_s / before.samples_per_s)
             gain, pairs = mean(ratios), len(ratios)
-            sure = pairs - last  # pairs, of which one leaves no doubt or two agree
+            sure = pairs - last  # one decisive pair is enough, or two that agree
             if sure and gain > 1 + (DECISIVE if sure == 1 else 1) * self.speeds.margin(pairs, last=last):
                 break
             if gain + self.speeds.error(pairs) < 1 + LEAST:
@@ -97,8 +97,8 @@ class Trials:
         return ratios
 
     def _seen(self, old: Mods, new: Mods) -> float | None:
-        """How much faster the new set was in a trial that leaves no doubt already: soon after two of the old one, and
-        far faster than either. What disturbs a machine makes trials slower."""
+        """The speed ratio from existing trials, if they are decisive: the new set ran soon after two trials of the old
+        set, and far faster than both. That is safe, because disturbances only make trials slower."""
         before, after = self.speeds.of(old)[-2:], self.speeds.of(new)[-1:]
         soon = max(self.speeds.age(old), self.speeds.age(new)) <= STALE + 1
         if not soon or len(before) < 2 or any(not trial.ok for trial in (*before, *after)):
@@ -108,7 +108,7 @@ class Trials:
         return gain if sure else None
 
     def cost(self, mods: Mods) -> float:
-        """Seconds that a trial of this set is expected to take."""
+        """Expected seconds of a trial of this set."""
         known = self.speeds.cost(mods)
         if known is not None:
             return known
@@ -116,8 +116,8 @@ class Trials:
         return max([plain, *(self.speeds.cost((mod,)) or plain + self._starts.get(mod, 0.0) for mod in mods)])
 
     def _last_check(self, mods: Mods) -> float:
-        """Seconds to set aside for the comparison of this set with the script as it is: one pair where its gain leaves
-        no doubt, else two."""
+        """Seconds to reserve for the last check of this set against the baseline: one pair if the gain is decisive,
+        else two."""
         gain = self.speeds.speed(mods) / self.speeds.speed(AS_IT_IS)
         sure = gain > 1 + 2 * DECISIVE * self.speeds.margin(1, last=True)
         return (1 if sure else 2) * (self.cost(AS_IT_IS) + self.cost(mods))

@@ -1,4 +1,4 @@
-"""What `tune` found: a row for each mod, and what all that were kept give together."""
+"""The verdict of `tune`: one row per mod, and the total gain of the kept mods."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from paceline.trials.tune.loss_guard import Standard
 
 
 class Reason(StrEnum):
-    """Why a mod was kept, or not."""
+    """Why a mod was kept or not."""
 
     NOT_TRIED = "not tried"
-    ASKED_FOR = "asked for"  # kept: with --mod
+    ASKED_FOR = "asked for"  # kept: given with --mod
     GAINS = "gains"  # kept
-    FAILED = "failed"  # a trial with it gave no speed
+    FAILED = "failed"  # a trial with the mod failed
     REFUSED = "refused"  # by the loss guard
     NO_GAIN = "no gain"
-    NOT_CONFIRMED = "not confirmed"  # it seemed to gain
+    NOT_CONFIRMED = "not confirmed"  # a first gain was not repeated
     OUTDONE = "outdone"  # by another value of the same mod, or by a mod that excludes it
-    REDUNDANT = "redundant"  # next to the others
+    REDUNDANT = "redundant"  # no gain on top of the other kept mods
 
 
 class Problem(StrEnum):
     """Why nothing could be tuned."""
 
-    BUDGET = "budget"  # too short for the trials that say something
+    BUDGET = "budget"  # too short for the fewest trials
     NO_STEP = "no step"  # the script made no optimizer step
     TOO_SHORT = "too short"  # too few steps
-    LOSS = "loss"  # the script's own is not a finite number
-    FAILED = "failed"  # the script, as it is
+    LOSS = "loss"  # the loss of the unmodified script is not a finite number
+    FAILED = "failed"  # the unmodified script failed
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One mod. Speeds are samples a second: `before` is the best set that it was tried on, `after` is with it. `gain`
-    is their ratio. All three are None where it gave no speed, and `loss_difference` where there was no loss."""
+    """One mod. `before`: samples/s of the set that the mod was tried on; `after`: with the mod; `gain`: their ratio.
+    All three are None if the trial failed. `loss_difference` is None if there was no loss."""
 
     mod: str
     before: float | None = None
@@ -45,17 +45,17 @@ class Row(msgspec.Struct, kw_only=True):
     loss_difference: float | None = None
     kept: bool = False
     code: Reason = Reason.NOT_TRIED
-    reason: str = "not tried"  # the same as a sentence
+    reason: str = "not tried"  # `code` in words
     on: list[str] = []  # the mods that it was tried with
 
     def settle(self, code: Reason, reason: str) -> None:
-        """Kept or not, and why."""
+        """Sets whether the mod is kept, and why."""
         self.kept = code in (Reason.ASKED_FOR, Reason.GAINS)
         self.code, self.reason = code, reason
 
 
 class Speed(msgspec.Struct, kw_only=True):
-    """How fast a set of mods is: over its trials, the mean and the slowest and the fastest."""
+    """The throughput of a set of mods: the mean, the slowest and the fastest of its trials."""
 
     samples_per_s: float
     low: float
@@ -67,7 +67,8 @@ class Speed(msgspec.Struct, kw_only=True):
 
 
 class Final(msgspec.Struct, kw_only=True):
-    """The kept mods against the script as it is, in pairs of trials at the very end. `gain` is a ratio: 1.0 is none."""
+    """The kept mods compared with the unmodified script, in pairs of trials at the end. `gain` is a ratio: 1.0 is no
+    gain."""
 
     mods: list[str]
     samples_per_s: float
@@ -80,8 +81,8 @@ class Final(msgspec.Struct, kw_only=True):
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """All of it. `problem` says why nothing could be done; without one, `final` without mods says that there is nothing
-    to gain. `final` is None, too, where it was interrupted: nothing is claimed that was not confirmed."""
+    """The results of a search. `problem` says why nothing could be tuned. Without a problem, a `final` without mods
+    means that there is nothing to gain. `final` is also None after an interrupt, because no gain was confirmed."""
 
     baseline: Speed | None = None
     mods: list[Row] = []
@@ -92,14 +93,14 @@ class Verdict(msgspec.Struct, kw_only=True):
     budget: float | None = None
     spent: float = 0.0
     trials: int = 0
-    cut_short: bool = False  # by the budget: something was left to try
+    cut_short: bool = False  # the budget ended before all candidates were tried
     problem: str = ""
     problem_code: Problem | None = None
     interrupted: bool = False
 
 
 def speed(trials: list[Measured]) -> Speed | None:
-    """Of trials of one set; None where none ended well."""
+    """The throughput over the trials of one set; None if none succeeded."""
     good = [trial for trial in trials if trial.ok]
     if not good:
         return None
