@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pool import Pools
 
 WITH_WORKERS = ("comm", "script", "strategies")
-WITH_LAUNCHERS = ("acceptance", "launch", "profile")
+WITH_ZYGOTES = ("acceptance", "launch")
 
 # The same examples on every machine; a busy machine is slow, which is no fault. `make test-all` tries many more.
 for name, examples in (("default", 20), ("large", 100)):
@@ -35,15 +35,16 @@ settings.load_profile("default")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests are spread over cores (`-n`): those that start launchers stay in one process, those on the pool of
-    workers in another, so that neither are made twice. All others run beside them, file by file."""
+    """Where tests are spread over cores (`-n`): those on the pool of workers stay in one process, and so do the
+    acceptance tests and those of the launcher, each on a zygote of their own. All others run beside them, file by
+    file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRoom(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             room = file.split("/")[1]
-            return "launchers" if room in WITH_LAUNCHERS else "workers" if room in WITH_WORKERS else file
+            return "workers" if room in WITH_WORKERS else room if room in WITH_ZYGOTES else file
 
     return ByRoom(config, log)
 

@@ -206,13 +206,13 @@ def test_the_launcher_itself_does_without_torch() -> None:
 
 @pytest.mark.parametrize("workers", [0, -1])
 def test_no_workers_is_refused(play: Play, workers: int) -> None:
-    with pytest.raises(UsageError, match=f"{workers} workers") as caught:
+    with pytest.raises(UsageError, match=f"-n {workers}: ") as caught:
         play("", workers=workers)
     assert "-n 1" in caught.value.advice
 
 
 def test_too_many_workers_are_asked_back(play: Play) -> None:
-    with pytest.raises(UsageError, match="1000 workers") as caught:
+    with pytest.raises(UsageError, match="-n 1000: ") as caught:
         play("", workers=1000)
     assert "--oversubscribe" in caught.value.advice
 
