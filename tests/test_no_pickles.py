@@ -10,7 +10,7 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 READS_CODE = re.compile(
     r"\bpickle\.(load|loads|Unpickler)\b|\bmarshal\.loads?\b|\bshelve\b|\bdill\b|recv_pyobj|\bConnection\b.*\.recv\(\)"
-    r"|\ball_gather_object\b|\bbroadcast_object_list\b|\btorch\.load\((?!.*weights_only=True)|\beval\(|\byaml\.load\("
+    r"|\ball_gather_object\b|\bbroadcast_object_list\b|\btorch\.load\((?!.*weights_only=True)|(?<!\.)\beval\(|\byaml\.load\("
 )
 MAY = {
     # Shared memory that only workers of the run hold (comm/memory/handover.py); a batch may hold anything.
@@ -26,7 +26,7 @@ def test_only_these_files_read_what_may_run_code() -> None:
     found = set()
     for path in SOURCE.rglob("*.py"):
         for line in path.read_text().splitlines():
-            if READS_CODE.search(line.partition("#")[0]) and "module.eval(" not in line:
+            if READS_CODE.search(line.partition("#")[0]):
                 found.add(str(path.relative_to(SOURCE)))
     assert found == MAY
 

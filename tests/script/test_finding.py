@@ -141,6 +141,15 @@ def test_nothing_else_of_torch_is_patched(pool: Any) -> None:
         assert not any(others)
 
 
+def test_a_module_that_is_a_part_of_another_has_one_name() -> None:
+    """Whichever of them comes first: the set of the modules that were called has another order on each worker."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with staged(lone_group()) as stage:
+        for roots in ([model, model[1]], [model[1], model]):
+            stage.roots = roots  # type: ignore[assignment]
+            assert stage.views.path_of(model[1]) == "1"
+
+
 def test_one_worker_does_not_pay_for_what_is_between_workers() -> None:
     between = [(torch.autograd, "grad"), (torch.Tensor, "item"), (F, "cross_entropy")]
     before = [getattr(owner, name) for owner, name in between]

@@ -209,11 +209,9 @@ class Views:
         for name, value in vars(__main__).items():
             if value is module:
                 return name
-        for root in self.stage.roots:
-            for name, child in root.named_modules():
-                if child is module:
-                    return name
-        return None
+        # The roots' order differs between workers, and a root that is part of another has two names.
+        names = {name for root in self.stage.roots for name, child in root.named_modules() if child is module and name}
+        return min(names, key=lambda name: (len(name), name), default=None)
 
     @contextmanager
     def _split_for_norms(self, split: Split) -> Iterator[None]:

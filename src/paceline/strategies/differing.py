@@ -125,15 +125,15 @@ class Differing:
         mine = [[name, str(tuple(t.shape)), str(t.dtype), *_bits(t)] for name, t in weights]
         first, *others = self.group.gather_objects(mine, "the weights that differ")
         for rank, other in enumerate(others, 1):
-            if [row[:3] for row in other] != [row[:3] for row in first]:
+            if [row[1:3] for row in other] != [row[1:3] for row in first]:
                 pairs = [*zip(first, other, strict=False)]
-                one, two = next(((a, b) for a, b in pairs if a[:3] != b[:3]), (first[-1:], other[-1:]))
+                one, two = next(((a, b) for a, b in pairs if a[1:3] != b[1:3]), (first[-1:], other[-1:]))
                 raise PartedError(
                     f"The workers hold different models: worker 0 has {' '.join(map(str, one[:3]))}, worker {rank} "
                     f"{' '.join(map(str, two[:3]))}.",
                     advice=WEIGHTS_ADVICE,
                 )
-        return [named for i, named in enumerate(weights) if any(other[i] != first[i] for other in others)]
+        return [named for i, named in enumerate(weights) if any(other[i][1:] != first[i][1:] for other in others)]
 
     def _distance(self, name: str, tensor: torch.Tensor, usual: float) -> tuple[float, str]:
         """The largest relative difference from rank 0's values, and a text about the first element that differs."""

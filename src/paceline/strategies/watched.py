@@ -124,8 +124,8 @@ class Look:
 
 
 def layout(weights: list[tuple[str, torch.Tensor]]) -> int:
-    """A checksum of the names, shapes and types."""
-    return zlib.crc32(repr([(name, _shape(tensor), tensor.dtype) for name, tensor in weights]).encode())
+    """A checksum of the shapes and types. Not of the names, which are for people."""
+    return zlib.crc32(repr([(_shape(tensor), tensor.dtype) for _, tensor in weights]).encode())
 
 
 def arguments(given: Any) -> tuple[list[Argument], str]:
