@@ -21,10 +21,10 @@ demo: $(STAMP)
 	$(BIN)/paceline demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile large
+	$(BIN)/python -m pytest -n 3 -m '' --hypothesis-profile large
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -46,6 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             room = file.split("/")[1]
             return "workers" if room in WITH_WORKERS else room if room in WITH_ZYGOTES else file
 
+    config.option.loadscopereorder = False  # the acceptance tests come first, and take longest
     return ByRoom(config, log)
 
 
@@ -55,6 +56,8 @@ def pytest_collection_finish() -> None:
         from paceline.launch.worker.process import settle_mathematics
 
         settle_mathematics()
+        if "PYTEST_XDIST_WORKER" in os.environ:  # several test processes share the cores
+            sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -84,6 +84,7 @@ def test_the_table_of_all_techniques(tmp_path: Path, converge: Any) -> None:
         assert word in done.stderr
 
 
+@pytest.mark.slow
 def test_how_sharp_the_solutions_are(tmp_path: Path, converge: Any) -> None:
     done = converge("--workers", "4", "--seeds", "1", "--techniques", "lamb", "--sharpness", "--json")
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ def typed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=390, check=False)
 
 
+@pytest.mark.slow
 def test_plain_python_and_workers_print_the_same_numbers(tmp_path):
     done = typed(tmp_path, *DEMO, "--budget", "1s", "--json")
     assert done.returncode == 0, done.stderr

@@ -145,6 +145,7 @@ def test_a_worker_killed_in_mid_epoch_stops_the_run(type_it: TypeIt) -> None:
     assert command.steps(0)
 
 
+@pytest.mark.slow
 def test_a_worker_that_raises_stops_the_run(type_it: TypeIt) -> None:
     command = type_it(
         "-n", "2", "train.py", fault="if step == 5 and os.environ['RANK'] == '1': raise ValueError('bad luck')"
@@ -158,6 +159,7 @@ def test_a_worker_that_raises_stops_the_run(type_it: TypeIt) -> None:
     assert out == ""
 
 
+@pytest.mark.slow
 def test_every_worker_raising_is_shown_once(type_it: TypeIt) -> None:
     code, out, err = type_it("-n", "2", "train.py", fault="if step == 5: raise ValueError('bad luck')").end()
     assert code == 1
@@ -165,6 +167,7 @@ def test_every_worker_raising_is_shown_once(type_it: TypeIt) -> None:
     assert "Worker 0 on " in err
 
 
+@pytest.mark.slow
 def test_an_exit_code_is_passed_on(type_it: TypeIt) -> None:
     code, _, err = type_it("-n", "2", "train.py", fault="if step == 5: sys.exit(3)").end()
     assert code == 3
@@ -189,7 +192,7 @@ def test_a_worker_in_an_endless_loop_is_named_with_its_line(type_it: TypeIt) -> 
 WRITES = "open('checkpoint.txt', 'a').close()"  # on ranks above 0 into a scratch folder
 
 
-@pytest.mark.parametrize("loaders", [0, 1])
+@pytest.mark.parametrize("loaders", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_workers_end_when_the_launcher_is_killed(type_it: TypeIt, tmp_path: Path, loaders: int) -> None:
     command = type_it("-n", "2", "train.py", loaders=loaders, fault=WRITES)
     command.until_in_mid_epoch()
@@ -202,6 +205,7 @@ def test_workers_end_when_the_launcher_is_killed(type_it: TypeIt, tmp_path: Path
     assert not list(tmp_path.glob("*pl-*"))
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_removed_by_the_next(type_it: TypeIt, tmp_path: Path) -> None:
     command = type_it("-n", "2", "train.py", fault=WRITES)
     run = command.until_in_mid_epoch()
@@ -241,6 +245,7 @@ if "paceline.launch.zygote.process" in sys.orig_argv:
 """
 
 
+@pytest.mark.slow
 def test_a_worker_frozen_at_its_fork_is_named_and_ends_the_run(type_it: TypeIt, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(FREEZE)
@@ -254,7 +259,9 @@ def test_a_worker_frozen_at_its_fork_is_named_and_ends_the_run(type_it: TypeIt, 
     assert "Worker 1 on " in err[err.index("--stall-abort") - 200 :]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_stops_a_series_and_leaves_a_record(type_it: TypeIt, number: int, code: int) -> None:
     command = type_it("-n", "2", "--steps", "1000000", "train.py", verb="scale")
     command.until(lambda: command.records.exists() and any(command.records.glob("*/trials/*/steps.rank1.jsonl")))
@@ -265,6 +272,7 @@ def test_a_signal_stops_a_series_and_leaves_a_record(type_it: TypeIt, number: in
     assert (outcome.interrupted, outcome.exit_code) == (True, code)
 
 
+@pytest.mark.slow
 def test_the_forking_process_killed_ends_the_run(type_it: TypeIt) -> None:
     command = type_it("-n", "2", "train.py")
     run = command.until_in_mid_epoch()
@@ -275,7 +283,9 @@ def test_the_forking_process_killed_ends_the_run(type_it: TypeIt) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_stops_every_worker_and_leaves_a_record(type_it: TypeIt, number: int, code: int) -> None:
     command = type_it("-n", "2", "train.py", loaders=1)
     command.until_in_mid_epoch()

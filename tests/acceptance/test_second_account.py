@@ -38,7 +38,7 @@ def another_account() -> int:
         pytest.skip("this host has no account `nobody`")
 
 
-@pytest.mark.parametrize("backend", ["auto", "gloo"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_run_under_attack_prints_the_same_numbers_and_lets_nobody_in(tmp_path: Path, backend: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     command = [sys.executable, "-m", "paceline", "run", "-n", "2", "--backend", backend, "train.py"]

@@ -83,6 +83,7 @@ def on(hosts: list[tuple[str, str]], script: Path, compression: str) -> list[str
     return said[0][0].split()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # four processes that import torch on few cores, twice
 @pytest.mark.skipif(not can_make_namespaces(), reason="network namespaces need root and ip")
 def test_mirrored_over_two_hosts_prints_the_same_numbers_and_sums_by_hosts(tmp_path: Path) -> None:
