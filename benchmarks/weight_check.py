@@ -8,6 +8,9 @@ So one run alternates blocks of steps without a look and blocks with a look in e
 then scaled to six looks in 200 steps. The work is also counted (32-bit words read in a look, bytes added to a
 backward), and a look is timed separately, in CPU or GPU seconds. A look sends no extra message
 (tests/strategies/test_agreement.py). Aim: 0.5 % of a step, on average over 200 steps.
+
+Figures: two CPU cores, 0.13 to 0.23 %. One H200, measured with an earlier form that looked ten times in 200 steps and
+launched more kernels: CNN 1.33 % (0.67 ms a look), GPT 0.74 % (1.3 ms a look).
 """
 
 from __future__ import annotations
