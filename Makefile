@@ -21,7 +21,7 @@ demo: $(STAMP)
 	$(BIN)/paceline demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 3 -m '' --hypothesis-profile large

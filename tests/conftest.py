@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -51,7 +52,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Tests' own numbers are computed in this process, by several threads."""
+    """Tests' own numbers are computed in this process, by several threads. What was imported stays: a thousand tests
+    collect garbage, or fork processes that do, and need not walk through it each time."""
+    gc.collect()
+    gc.freeze()
     if "torch" in sys.modules:
         from paceline.launch.worker.process import settle_mathematics
 

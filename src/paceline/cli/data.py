@@ -57,7 +57,7 @@ MaxBytes = Annotated[
         show_default="1GiB; 256MiB for a decoded image",
     ),
 ]
-MaxPicture = Annotated[
+MaxImage = Annotated[
     str | None,
     typer.Option(
         "--max-bytes",
@@ -71,13 +71,13 @@ MaxPicture = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Registers the verb."""
     data = typer.Typer(
-        cls=program("paceline data pack pictures/train", "paceline data check pictures/train-packed"),
+        cls=program("paceline data pack images/train", "paceline data check images/train-packed"),
         help="Packs images and datasets into TFRecord files, and checks such files.",
         no_args_is_help=True,
     )
     data.command(
         "pack",
-        cls=verb("paceline data pack pictures/train --out packed", "paceline data pack mysets.py:train --shards 32"),
+        cls=verb("paceline data pack images/train --out packed", "paceline data pack mysets.py:train --shards 32"),
     )(pack)
     data.command("check", cls=verb("paceline data check packed --decode"))(check)
     app.add_typer(data, name="data")
@@ -90,7 +90,7 @@ def pack(
     shards: Shards = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
-    max_bytes: MaxPicture = None,
+    max_bytes: MaxImage = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -110,12 +110,12 @@ def pack(
         if is_dataset:
             packed = pack_format.pack_samples(_find(what), home, **how)
         else:
-            packed = pack_format.pack_pictures(what, home, max_bytes=limit, **how)
+            packed = pack_format.pack_images(what, home, max_bytes=limit, **how)
     if json:
         session.print_document(msgspec.to_builtins(packed))
     elif not quiet:
         classes = f", {len(packed.classes)} classes" if packed.classes else ""
-        decoder = "data.decode_example" if packed.kind == "pictures" else "data.decode_sample"
+        decoder = "data.decode_example" if packed.kind == "images" else "data.decode_sample"
         print(f"{packed.records} records{classes} in {len(packed.files)} files, {size(packed.bytes)}: {home}")
         print(f'read them: data.files("{home}/*.tfrecord").records().map({decoder})')
 

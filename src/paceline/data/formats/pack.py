@@ -33,14 +33,14 @@ class Packed(msgspec.Struct, kw_only=True):
     """The files that were written."""
 
     folder: str
-    kind: str  # "pictures": images as Examples; "samples": as data.encode_sample writes them
+    kind: str  # "images": images as Examples; "samples": as data.encode_sample writes them
     files: list[str]
     records: int
     bytes: int
     classes: list[str] = []
 
 
-def pack_pictures(
+def pack_images(
     folder: str,
     out: str,
     *,
@@ -68,7 +68,7 @@ def pack_pictures(
 
     count = shards or files_for(len(found), total)
     written = _write(record, len(found), out, count, shuffle, seed, said)
-    return _tell(Packed(folder=out, kind="pictures", classes=classes, **written))
+    return _tell(Packed(folder=out, kind="images", classes=classes, **written))
 
 
 def _size_of(path: str, max_bytes: int) -> int:
