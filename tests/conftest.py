@@ -16,6 +16,9 @@ from shm import shared_memory
 
 if TYPE_CHECKING:
     from pool import Pools
+    from typist import Typist
+
+    from paceline.launch import Zygote
 
 WITH_WORKERS = ("comm", "script", "strategies")
 WITH_ZYGOTES = ("acceptance", "launch")
@@ -72,6 +75,25 @@ def pool() -> Iterator[Pools]:
     pools = Pools()
     yield pools
     pools.close()
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """One for all scripts that are really launched: importing torch costs more than most of them."""
+    import warm_zygote
+
+    with warm_zygote.started() as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
+    """`typist.type(folder, verb, …)`: a command line, with real workers."""
+    from typist import Typist
+
+    it = Typist(tmp_path_factory.mktemp("typed"))
+    yield it
+    it.close()
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from shm import shared_memory
+from typist import Typist
 
 from paceline.record import read_run, read_steps
 from paceline.record.schema import Run
@@ -174,6 +175,7 @@ def test_an_exit_code_is_passed_on(type_it: TypeIt) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow  # tests/launch/test_stall.py looks at the report; this at how it is shown
 def test_a_worker_in_an_endless_loop_is_named_with_its_line(type_it: TypeIt) -> None:
     fault = "while step == 5 and os.environ['RANK'] == '1': sum(range(1000))"
     command = type_it("-n", "2", "--stall-warning", "2", "train.py", fault=fault)
@@ -259,9 +261,8 @@ def test_a_worker_frozen_at_its_fork_is_named_and_ends_the_run(type_it: TypeIt, 
     assert "Worker 1 on " in err[err.index("--stall-abort") - 200 :]
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+@pytest.mark.slow  # test_verbs.py stops a series by Ctrl-C
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_a_series_and_leaves_a_record(type_it: TypeIt, number: int, code: int) -> None:
     command = type_it("-n", "2", "--steps", "1000000", "train.py", verb="scale")
     command.until(lambda: command.records.exists() and any(command.records.glob("*/trials/*/steps.rank1.jsonl")))
@@ -316,7 +317,8 @@ def test_an_interrupt_before_the_workers_start_ends_it_all_the_same(type_it: Typ
     assert command.end()[0] == 130
 
 
-def test_what_cannot_be_run_is_said_at_once(type_it: TypeIt, tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_said_at_once(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(fault="pass", loaders=0))
     (tmp_path / "file").touch()
     for arguments, said, advice in [
         (("-n", "2", "nowhere.py"), "'nowhere.py' cannot be run", "path of a Python file"),
@@ -325,17 +327,17 @@ def test_what_cannot_be_run_is_said_at_once(type_it: TypeIt, tmp_path: Path) -> 
         (("-n", "2", "--record", "file", "train.py"), "cannot be written", "--record"),
         (("-n", "2", "--record", "/proc/here", "train.py"), "cannot be written", "--record"),
     ]:
-        command = type_it(*arguments)
-        code, out, err = command.end()
-        assert code not in (0, 130), arguments
-        assert said in err
-        assert advice in err
-        assert "Traceback" not in err
-        assert out == ""
-        assert not command.records.exists()
+        typed = typist.type(tmp_path, "run", *arguments)
+        assert typed.returncode not in (0, 130), arguments
+        assert said in typed.stderr
+        assert advice in typed.stderr
+        assert "Traceback" not in typed.stderr
+        assert typed.stdout == ""
+        assert not (tmp_path / "paceline-runs").exists()
 
 
-def test_a_disk_that_is_full_or_fills_up_is_an_error(type_it: TypeIt, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_or_fills_up_is_an_error(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(fault="print('x' * 5000)", loaders=0))
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", small], capture_output=True)
@@ -343,11 +345,11 @@ def test_a_disk_that_is_full_or_fills_up_is_an_error(type_it: TypeIt, tmp_path: 
         pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
     try:
         # Room to begin with, but not for long.
-        code, _, err = type_it("-n", "2", "--record", "small", "train.py", fault="print('x' * 5000)").end()
-        assert code == 1
-        assert "No space left" in err
-        assert "--record" in err
-        assert "bug in paceline" not in err
+        typed = typist.type(tmp_path, "run", "-n", "2", "--record", "small", "train.py")
+        assert typed.returncode == 1
+        assert "No space left" in typed.stderr
+        assert "--record" in typed.stderr
+        assert "bug in paceline" not in typed.stderr
         # No room at all.
         try:
             with open(small / "filler", "wb", buffering=0) as file:
@@ -355,9 +357,9 @@ def test_a_disk_that_is_full_or_fills_up_is_an_error(type_it: TypeIt, tmp_path: 
                     pass
         except OSError:
             pass
-        code, _, err = type_it("-n", "2", "--record", "small", "train.py").end()
-        assert code == 1
-        assert "No space left" in err
-        assert "Traceback" not in err
+        typed = typist.type(tmp_path, "run", "-n", "2", "--record", "small", "train.py")
+        assert typed.returncode == 1
+        assert "No space left" in typed.stderr
+        assert "Traceback" not in typed.stderr
     finally:
         subprocess.run(["umount", "-l", small], check=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,25 +84,6 @@ class PlainPython:
         self._server.stdin.close()
         self._server.wait(60)
         self._server.stdout.close()
-
-
-@contextmanager
-def started_zygote(*arguments: str) -> Iterator[Zygote]:
-    ours, its = socket.socketpair()
-    with its:
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / "warm_zygote.py"), str(its.fileno()), *arguments],
-            pass_fds=[its.fileno()],
-            start_new_session=True,
-        )
-    with Zygote(process, ours) as it:
-        yield it
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    with started_zygote() as it:
-        yield it
 
 
 @pytest.fixture(scope="session")

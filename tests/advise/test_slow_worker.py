@@ -63,12 +63,6 @@ for x, y in DataLoader(Data(), batch_size=8):
 """
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start() as zygote:
-        yield zygote
-
-
 def find(
     zygote: Zygote, folder: Path, cause: str, *, steps: int = 16, since: int = 0, clock: str = CLOCK
 ) -> Finding | None:

@@ -247,18 +247,11 @@ def test_a_gpu_that_torch_cannot_use(measured, paceline_, monkeypatch):
 
 # -- real workers ------------------------------------------------------------------------------------------------------
 
-COMMAND = [sys.executable, "-m", "paceline", "bandwidth", "-n", "2", "--only", "pairs,collectives", "--quick"]
+COMMAND = ["bandwidth", "-n", "2", "--only", "pairs,collectives", "--quick"]
 
 
-def test_two_workers_and_two_sizes(tmp_path):
-    done = subprocess.run(
-        [*COMMAND, "--sizes", "1K,256K", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+def test_two_workers_and_two_sizes(typist, tmp_path):
+    done = typist.type(tmp_path, *COMMAND, "--sizes", "1K,256K", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {(pair["a"], pair["b"], pair["backend"]) for pair in document["pairs"]} == {
@@ -278,9 +271,14 @@ def test_two_workers_and_two_sizes(tmp_path):
     assert not list(trial.glob("steps.rank*.jsonl"))  # no training script, so nobody looks for its steps
 
 
+@pytest.mark.slow  # acceptance/test_verbs.py stops another series; an interrupted trial is played above
 def test_ctrl_c_leaves_no_worker_and_a_readable_record(tmp_path):
     process = subprocess.Popen(
-        [*COMMAND, "--sizes", "1K,16M"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-m", "paceline", *COMMAND, "--sizes", "1K,16M"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
     )
     try:
         report = "paceline-runs/*/trials/workers/measurements.jsonl"

@@ -20,7 +20,10 @@ from paceline.comm.group import Group
     [
         "import torch.distributed as dist; import paceline",
         "import paceline; import torch; from torch import distributed as dist",
-        "import paceline, importlib; importlib.reload(paceline); import torch.distributed as dist",
+        pytest.param(
+            "import paceline, importlib; importlib.reload(paceline); import torch.distributed as dist",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_either_may_be_imported_first(lines: str) -> None:

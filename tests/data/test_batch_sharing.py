@@ -78,8 +78,10 @@ def loops_of(group: Any, kind: Any, worth: bool = True) -> Any:
         return seen, last
 
 
-@pytest.mark.parametrize("kind", ["threads", "processes"])
-@pytest.mark.parametrize("workers", [2, 5])
+@pytest.mark.parametrize(
+    ("workers", "kind"),
+    [(2, "threads"), (2, "processes"), (5, "threads"), pytest.param(5, "processes", marks=pytest.mark.slow)],
+)
 def test_every_worker_sees_the_batches_of_one_and_makes_its_own_rows(pool: Any, workers: int, kind: Any) -> None:
     alone, whole = loops_of(lone_group(), kind)
     found = pool(workers).run(loops_of, kind)

@@ -34,15 +34,22 @@ assert any(name.startswith("paceline-") for name in names), names
 """
 
 
+STAGES = [
+    "map(busy).prefetch(4)",
+    "map(busy, kind='threads', parallel=2).batch(8)",
+    "map(busy, kind='threads', parallel=2).batch(8).prefetch(2)",
+]
+ENDINGS = ["", "sys.exit(0)", "kept = loop, lambda: stream"]
+
+
 @pytest.mark.parametrize(
-    "stages",
+    ("stages", "ending"),
     [
-        "map(busy).prefetch(4)",
-        "map(busy, kind='threads', parallel=2).batch(8)",
-        "map(busy, kind='threads', parallel=2).batch(8).prefetch(2)",
+        pytest.param(stages, ending, marks=[] if number == other else [pytest.mark.slow])
+        for number, stages in enumerate(STAGES)
+        for other, ending in enumerate(ENDINGS)
     ],
 )
-@pytest.mark.parametrize("ending", ["", "sys.exit(0)", "kept = loop, lambda: stream"])
 def test_no_thread_is_left(stages: str, ending: str) -> None:
     script = textwrap.dedent(SCRIPT).format(stages=stages, ending=ending)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""One zygote for all tests of the launcher, and a check that each test leaves nothing behind."""
+"""Scripts that are given as text, and a check that each test leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from shm import shared_memory
 
 from paceline.launch import Event, Zygote, launch
 from paceline.settings import RunSettings
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start() as zygote:
-        yield zygote
 
 
 @pytest.fixture(autouse=True)

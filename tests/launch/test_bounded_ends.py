@@ -58,7 +58,7 @@ class Stop:
                 os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_frozen_zygote_is_woken_to_end_the_run(own_zygote: Zygote, tmp_path: Path, number: int) -> None:
     stop = Stop(own_zygote, number)
     outcome = play(own_zygote, tmp_path, stop)
@@ -67,7 +67,9 @@ def test_a_frozen_zygote_is_woken_to_end_the_run(own_zygote: Zygote, tmp_path: P
     assert not [pid for pid in stop.below if state_of(pid)]
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize(
+    "numbers", [pytest.param((signal.SIGTERM,), marks=pytest.mark.slow), (signal.SIGINT, signal.SIGINT)]
+)
 def test_a_zygote_that_never_answers_is_done_without(
     own_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]
 ) -> None:

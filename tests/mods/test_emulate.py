@@ -56,8 +56,9 @@ def trained(group: Group, mods: list[str], batch: str = "keep", how: str = "SGD"
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("workers", [2, 8])
-@pytest.mark.parametrize("how", ["SGD", "Adam"])
+@pytest.mark.parametrize(
+    ("workers", "how"), [(2, "SGD"), (2, "Adam"), (8, "SGD"), pytest.param(8, "Adam", marks=pytest.mark.slow)]
+)
 def test_real_workers_and_emulated_ones_give_the_same_losses(pool: Any, workers: int, how: str) -> None:
     real = pool(workers).run(trained, [], "scale", how)
     losses, sizes, _ = trained(lone_group(), [f"emulate={workers}"], how=how)

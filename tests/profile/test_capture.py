@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
+from typist import Typist
 
 from paceline.record.samples import read_samples
 from paceline.tables.records import read_record
 from paceline.tables.trace.steps import breakdown, windows
 from paceline.tables.waits import waits
 
+Profile = Callable[..., tuple[subprocess.CompletedProcess[str], Path]]
 SCRIPT = """
 import time, torch
 from torch import nn
@@ -35,20 +37,23 @@ print("made", step, "loss", last)
 """
 
 
-def run(folder: Path, *options: str, steps: int = 60) -> tuple[subprocess.CompletedProcess[str], Path]:
-    (folder / "train.py").write_text(SCRIPT.format(steps=steps))
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "profile", *options, "train.py"],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=200,
-    )
-    return done, next(iter((folder / "paceline-runs").iterdir()))
+@pytest.fixture
+def profile(typist: Typist, tmp_path: Path) -> Profile:
+    """`profile(option, …, steps=60)`: what was said of a script that makes so many steps, and the record."""
+
+    def profile(*options: str, steps: int = 60, **replaced: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+        text = SCRIPT.format(steps=steps)
+        for old, new in replaced.items():
+            text = text.replace(old, new)
+        (tmp_path / "train.py").write_text(text)
+        done = typist.type(tmp_path, "profile", *options, "train.py")
+        return done, next(iter((tmp_path / "paceline-runs").iterdir()))
+
+    return profile
 
 
-def test_two_workers_trace_the_same_steps_after_the_warm_up(tmp_path):
-    done, record = run(tmp_path, "-n", "2", "--steps", "3", "--tensorboard", "board")
+def test_two_workers_trace_the_same_steps_after_the_warm_up(profile: Profile, tmp_path: Path) -> None:
+    done, record = profile("-n", "2", "--steps", "3", "--tensorboard", "board")
     assert done.returncode == 0, done.stderr
     assert "made" not in done.stdout  # stopped after the trace
     assert "USDT" not in done.stderr
@@ -84,8 +89,8 @@ def test_two_workers_trace_the_same_steps_after_the_warm_up(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_script_goes_on_when_asked_and_ends_well_in_mid_trace(tmp_path):
-    done, record = run(tmp_path, "-n", "1", "--steps", "40", "--warm-up", "10", "--whole-run", "--stack", steps=16)
+def test_the_script_goes_on_when_asked_and_ends_well_in_mid_trace(profile: Profile) -> None:
+    done, record = profile("-n", "1", "--steps", "40", "--warm-up", "10", "--whole-run", "--stack", steps=16)
     assert done.returncode == 0, done.stderr
     assert "made 16" in done.stdout
     [trace] = read_record(record).traces
@@ -93,20 +98,16 @@ def test_the_script_goes_on_when_asked_and_ends_well_in_mid_trace(tmp_path):
     assert trace.has_stack
 
 
-def test_a_script_that_ends_too_soon_is_told_so(tmp_path):
-    done, record = run(tmp_path, "-n", "1", steps=3)
+def test_a_script_that_ends_too_soon_is_told_so(profile: Profile) -> None:
+    done, record = profile("-n", "1", steps=3)
     assert done.returncode == 2
     assert "ended after 3 steps" in done.stderr
     assert "--warm-up" in done.stderr
     assert not list(record.glob("trace*"))
 
 
-def test_a_script_that_fails_while_it_is_traced_says_so_and_keeps_the_trace(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT.format(steps=20).replace("last =", "assert step < 9; last ="))
-    line = [sys.executable, "-m", "paceline", "profile", "-n", "1", "--warm-up", "4", "--json", "train.py"]
-    done = subprocess.run(
-        [*line[:-1], "--steps", "9", line[-1]], capture_output=True, text=True, cwd=tmp_path, timeout=200
-    )
+def test_a_script_that_fails_while_it_is_traced_says_so_and_keeps_the_trace(profile: Profile) -> None:
+    done, _ = profile("-n", "1", "--warm-up", "4", "--json", "--steps", "9", steps=20, last="assert step < 9; last")
     told = json.loads(done.stdout)
     assert done.returncode == told["exit_code"] == 1
     assert told["error"]["type"] == "ScriptFailed"

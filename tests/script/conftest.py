@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +12,6 @@ import pytest
 from paceline.launch import Event, Notice, Output, Stall, Zygote, launch
 from paceline.record.schema import Outcome
 from paceline.settings import RunSettings
-
-WARM_ZYGOTE = Path(__file__).parents[1] / "acceptance" / "warm_zygote.py"
 
 
 @dataclass
@@ -39,19 +34,8 @@ class Played:
         return self
 
 
-@pytest.fixture(scope="session")
-def warm_zygote() -> Iterator[Zygote]:
-    ours, its = socket.socketpair()
-    with its:
-        process = subprocess.Popen(
-            [sys.executable, str(WARM_ZYGOTE), str(its.fileno())], pass_fds=[its.fileno()], start_new_session=True
-        )
-    with Zygote(process, ours) as zygote:
-        yield zygote
-
-
 @pytest.fixture
-def play(warm_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
+def play(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
     """`play(text, workers=2, **settings)` runs a script as `paceline run` does."""
 
     def play(text: str, workers: int = 2, **settings: object) -> Played:
@@ -62,7 +46,7 @@ def play(warm_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         script.write_text(textwrap.dedent(text))
         events: list[Event] = []
         run = RunSettings(script=str(script), workers=workers, threads=1, **settings)  # type: ignore[arg-type]
-        outcome = launch(run, zygote=warm_zygote, record=tmp_path / "record", on_event=events.append)
+        outcome = launch(run, zygote=zygote, record=tmp_path / "record", on_event=events.append)
         printed = b"".join(e.data for e in events if isinstance(e, Output) and e.stream == "stdout").decode()
         return Played(
             folder,

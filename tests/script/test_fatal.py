@@ -77,8 +77,10 @@ def _script(fault: str, handler: str, *, model: str = LINEAR, condition: str = "
 @pytest.mark.parametrize(
     ("fault", "handler"),
     [
-        *(("left", handler) for handler in HANDLERS),
-        *((fault, handler) for fault in ("killed", "another batch", "another loss") for handler in HANDLERS[::2]),
+        # In the default run each once, and every handler.
+        pytest.param(fault, handler, marks=[] if number % 3 == kind else [pytest.mark.slow])
+        for number, fault in enumerate(FAULTS)
+        for kind, handler in enumerate(HANDLERS)
     ],
 )
 def test_a_failure_of_the_run_cannot_be_caught(play: Play, fault: str, handler: str) -> None:
@@ -93,7 +95,7 @@ def test_a_failure_of_the_run_cannot_be_caught(play: Play, fault: str, handler: 
         assert "caught" not in played.printed
 
 
-@pytest.mark.parametrize("handler", HANDLERS)
+@pytest.mark.parametrize("handler", [*(pytest.param(h, marks=pytest.mark.slow) for h in HANDLERS[:2]), HANDLERS[2]])
 def test_a_refusal_cannot_be_caught(play: Play, handler: str) -> None:
     played = play(_script("pass", handler, model=MIXES))
     assert played.outcome.exit_code == 1

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +16,7 @@ from staged import lone_group, staged
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import paceline as pl
+import paceline
 from paceline.comm.group import Group
 from paceline.script.seams import api, instrument
 from paceline.script.seams.stage import Stage
@@ -57,27 +55,24 @@ def compare(found: Any, expected: Any) -> None:
 # -- asked for in a script ---------------------------------------------------------------------------------------------
 
 
+def distributed_alone() -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    model = nn.Linear(2, 1)
+    given = model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(torch.randn(4, 2), batch_size=2)
+    found = paceline.Mirrored().distribute(*given)
+    assert all(a is b for a, b in zip(found, given, strict=True))
+    assert paceline.Mirrored().distribute(model) is model
+    for x in given[2]:
+        model(x).sum().backward()
+        given[1].step()
+
+
 def test_alone_it_changes_nothing() -> None:
-    code = """
-        import torch, paceline as pl
-        torch.manual_seed(0)
-        model = torch.nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = torch.utils.data.DataLoader(torch.randn(4, 2), batch_size=2)
-        given = model, optimizer, loader
-        found = pl.Mirrored().distribute(*given)
-        assert all(a is b for a, b in zip(found, given, strict=True))
-        assert pl.Mirrored().distribute(model) is model
-        for x in loader:
-            model(x).sum().backward()
-            optimizer.step()
-        print("fine")
-    """
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.stdout == "fine\n", done.stderr
+    process = multiprocessing.get_context("fork").Process(target=distributed_alone)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def trained(distribute: Callable[..., Any]) -> list[torch.Tensor]:
@@ -106,7 +101,7 @@ def under_torchrun(group: Group, port: int) -> list[torch.Tensor]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    return trained(pl.Mirrored().distribute)
+    return trained(paceline.Mirrored().distribute)
 
 
 def free_port() -> int:
@@ -125,7 +120,7 @@ def under_paceline(group: Group) -> tuple[bool, list[torch.Tensor]]:
     """Everything is distributed already: asking for it again changes nothing."""
     with staged(group, view="batch") as stage:
         api.take_stage(stage)
-        numbers = trained(pl.Mirrored().distribute)
+        numbers = trained(paceline.Mirrored().distribute)
         return api._stage is stage, numbers
 
 
@@ -145,8 +140,8 @@ def distributed_one_by_one(group: Group) -> list[bool]:
     lose = instrument.find(stage)
     api.take_stage(stage)
     try:
-        pl.Mirrored().distribute(first)
-        pl.Mirrored().distribute(second, torch.optim.SGD(second.parameters(), lr=0.1))
+        paceline.Mirrored().distribute(first)
+        paceline.Mirrored().distribute(second, torch.optim.SGD(second.parameters(), lr=0.1))
         for module in (first, second, other):
             module(rows(4))
         return [module in stage.roots for module in (first, second, other)]

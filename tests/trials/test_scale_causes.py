@@ -67,12 +67,6 @@ for x, y in DataLoader(Data(), batch_size=8):
 """
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    with Zygote.start() as zygote:
-        yield zygote
-
-
 CASES = [*((cause, "strong") for cause in CAUSES), ("communication", "weak")]
 
 

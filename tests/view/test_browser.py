@@ -32,19 +32,14 @@ FLAGS = [
 ]
 SWEEP, TUNE = "2026-11-15T11-20-13-sweep-train", "2026-11-15T11-48-55-tune-train"
 SCALE, BANDWIDTH = "2026-11-15T11-02-47-train", "2026-11-15T12-30-20-bandwidth"
-OF_A_RUN = (
-    *("run", "iterations", "ranks", "timeline", "ops", "op-types", "kernels", "waits", "memory", "devices", "topology"),
-    "logs",
-)
+OF_A_RUN = ("ranks", "timeline", "ops", "op-types", "kernels", "waits", "memory", "devices", "topology", "logs")
 INVALID = """() => [...document.querySelectorAll('.chart')].map(figureOf).flatMap(
     (figure) => Plotly.validate(painted(figure.data), painted(figure.layout)) ?? []).map((fault) => fault.msg)"""
-ADDRESSES = [
-    "/",
+ADDRESSES = [  # and those that a test of their own opens and checks
     "/machine",
     *(f"/{page}/{TRAIN}" for page in OF_A_RUN),
     f"/ops/{TRAIN}?by=shapes",
-    f"/compare?run={TRAIN}&run={OTHER}",
-    *(f"/results/{name}" for name in (SCALE, SWEEP, TUNE)),
+    *(f"/results/{name}" for name in (SWEEP, TUNE)),
     f"/communication/{BANDWIDTH}",
     f"/run/{SCALE}/trials/round1-workers2",
 ]
@@ -83,6 +78,19 @@ class Visit:
         )
         return self.page
 
+    def check(self) -> None:
+        """That the page is whole, valid and no wider than a screen, or a phone."""
+        page = self.page
+        assert page.locator("h1").count() == 1
+        assert page.locator(".note.bad").count() == 0
+        assert page.evaluate("window.hacked") is None
+        assert page.evaluate(INVALID) == [], "plotly.js does not know an attribute or a value"
+        fits = "document.documentElement.scrollWidth <= innerWidth"
+        assert page.evaluate(fits)
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate(fits), "too wide for a phone"
+        page.set_viewport_size({"width": 1280, "height": 800})
+
 
 @pytest.fixture(scope="module")
 def context(browser, served) -> Iterator[Any]:
@@ -113,15 +121,8 @@ def visit(only_page) -> Iterator[Visit]:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_every_page_loads_without_a_complaint(visit, address):
-    page = visit.open(address)
-    assert page.locator("h1").count() == 1
-    assert page.locator(".note.bad").count() == 0
-    assert page.evaluate("window.hacked") is None
-    assert page.evaluate(INVALID) == [], "plotly.js does not know an attribute or a value"
-    fits = "document.documentElement.scrollWidth <= innerWidth"
-    assert page.evaluate(fits)
-    page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate(fits), "too wide for a phone"
+    visit.open(address)
+    visit.check()
 
 
 def test_every_kind_of_series_and_mark_is_drawn(visit):
@@ -142,6 +143,7 @@ def test_every_kind_of_series_and_mark_is_drawn(visit):
         marks=[Label(x=2, y=1, text="at two and one"), Rule(axis="y", at=2, name="rule"), Shade(start=1, end=2)],
     )
     page = visit.open(f"/results/{SCALE}")
+    visit.check()
     place = page.evaluate_handle(
         """async (figure) => {
             const card = document.querySelector('.chart');
@@ -181,6 +183,7 @@ def test_the_page_that_the_browser_is_started_with_leads_to_the_records(browser,
 
 def test_a_table_is_sorted_and_filtered_in_place(visit):
     page = visit.open("/")
+    visit.check()
     first = page.locator("#grid-runs tbody tr:visible td:nth-child(2)").first
     page.get_by_role("link", name="samples/s").click()
     assert first.inner_text() == OTHER
@@ -195,6 +198,7 @@ def test_a_table_is_sorted_and_filtered_in_place(visit):
 
 def test_a_long_table_is_sorted_and_filtered_over_all_of_its_rows(visit):
     page = visit.open(f"/iterations/{TRAIN}")
+    visit.check()
     grid = page.locator("#grid-iterations")
     assert grid.locator("tbody tr").count() == 500
     grid.get_by_role("link", name="step", exact=True).click()
@@ -207,6 +211,7 @@ def test_a_long_table_is_sorted_and_filtered_over_all_of_its_rows(visit):
 
 def test_a_finding_leads_to_its_evidence(visit):
     page = visit.open(f"/run/{TRAIN}")
+    visit.check()
     page.locator(".finding", has_text="float32").get_by_role("link", name=re.compile("evidence")).click()
     page.wait_for_url(f"**/ops/{TRAIN}")
     assert page.locator("#grid-ops tbody tr").count() > 5
@@ -238,6 +243,7 @@ def test_two_runs_are_compared(visit):
     button.click()
     page.wait_for_url("**/compare?**")
     assert "B against A" in page.locator(".tiles").inner_text()
+    visit.check()
 
 
 def test_light_and_dark(visit):

@@ -1,20 +1,40 @@
-"""The zygote, with what torch imports late already imported: `python warm_zygote.py FD [FOLDER]`.
+"""The zygote, with what torch imports late already imported: `started()`, or `python warm_zygote.py FD [FOLDER]`.
 
 The first optimizer of a process imports torch._dynamo, which takes longer than most scripts here. With FOLDER, each
 worker leaves there which branches of script/ and strategies/ it took: see `choose`.
 """
 
+from __future__ import annotations
+
 import os
+import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch._dynamo  # noqa: F401
+if TYPE_CHECKING:
+    from paceline.launch import Zygote
 
-from paceline import script, strategies
-from paceline.launch.zygote.process import main
+
+@contextmanager
+def started(*arguments: str, kind: type[Zygote] | None = None) -> Iterator[Zygote]:
+    from paceline.launch import Zygote
+
+    ours, its = socket.socketpair()
+    with its:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(its.fileno()), *arguments], pass_fds=[its.fileno()], start_new_session=True
+        )
+    with (kind or Zygote)(process, ours) as zygote:
+        yield zygote
 
 
 def cover(folder: str) -> None:
     import coverage
+
+    from paceline import script, strategies
 
     rooms = [os.path.join(room.__path__[0], "*") for room in (script, strategies)]
     leave = os._exit
@@ -36,6 +56,10 @@ def cover(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401
+
+    from paceline.launch.zygote.process import main
+
     if len(sys.argv) > 2:
         cover(sys.argv.pop())
     main()

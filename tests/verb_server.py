@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
-from pathlib import Path
+
+import warm_zygote
 
 from paceline.cli.app import command_line
 from paceline.launch import Zygote
@@ -50,11 +49,7 @@ def typed(order: dict[str, object], zygote: Zygote) -> int:
 
 
 if __name__ == "__main__":
-    ours, its = socket.socketpair()
-    with its:
-        command = [sys.executable, str(Path(__file__).parent / "warm_zygote.py"), str(its.fileno())]
-        process = subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True)
-    zygote = Lent(process, ours)
-    zygote.receive()  # until it has imported torch
-    serve(zygote)
-    Zygote.close(zygote)
+    with warm_zygote.started(kind=Lent) as zygote:
+        zygote.receive()  # until it has imported torch
+        serve(zygote)
+        Zygote.close(zygote)

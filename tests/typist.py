@@ -1,16 +1,11 @@
-"""What the acceptance tests share: somebody who types verbs."""
+"""Somebody who types verbs."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-
-HERE = Path(__file__).parent
 
 
 class Typist:
@@ -19,7 +14,10 @@ class Typist:
     def __init__(self, folder: Path) -> None:
         self._folder, self._typed = folder, 0
         self._server = subprocess.Popen(
-            [sys.executable, str(HERE / "verb_server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(Path(__file__).with_name("verb_server.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def type(self, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,10 +34,3 @@ class Typist:
         self._server.stdin.close()
         self._server.wait(60)
         self._server.stdout.close()
-
-
-@pytest.fixture(scope="session")
-def typist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typist]:
-    it = Typist(tmp_path_factory.mktemp("typed"))
-    yield it
-    it.close()
