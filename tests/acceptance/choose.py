@@ -21,11 +21,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-import coverage  # noqa: E402
-import warm_zygote  # noqa: E402
-from test_same_numbers import CHOSEN, Case, cases, settings_of  # noqa: E402
+import coverage
+import warm_zygote
+from test_same_numbers import CHOSEN, Case, cases, settings_of
 
-from paceline.launch import Zygote, launch  # noqa: E402
+from paceline.launch import Zygote, launch
 
 Branch = tuple[str, int, int]
 

@@ -4,7 +4,6 @@ On a played clock, which a busy machine cannot disturb; and once with real time,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
