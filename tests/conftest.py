@@ -80,9 +80,9 @@ def pool() -> Iterator[Pools]:
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """One for all scripts that are really launched: importing torch costs more than most of them."""
-    import warm_zygote
+    from paceline.launch import Zygote
 
-    with warm_zygote.started() as it:
+    with Zygote.start() as it:
         yield it
 
 

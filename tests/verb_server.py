@@ -11,8 +11,6 @@ import json
 import os
 import sys
 
-import warm_zygote
-
 from paceline.cli.app import command_line
 from paceline.launch import Zygote
 
@@ -49,7 +47,7 @@ def typed(order: dict[str, object], zygote: Zygote) -> int:
 
 
 if __name__ == "__main__":
-    with warm_zygote.started(kind=Lent) as zygote:
-        zygote.receive()  # until it has imported torch
-        serve(zygote)
-        Zygote.close(zygote)
+    zygote = Lent.start()
+    zygote.receive()  # until it has imported torch
+    serve(zygote)
+    Zygote.close(zygote)

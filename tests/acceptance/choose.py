@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
-
 import coverage
-import warm_zygote
+import covered_zygote
 from test_same_numbers import CHOSEN, Case, cases, settings_of
 
 from paceline.launch import Zygote, launch
@@ -35,7 +32,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="Number of cases to look at (default: all).")
     limit = parser.parse_args().limit
     found: dict[str, tuple[set[Branch], float]] = {}
-    with tempfile.TemporaryDirectory() as folder, warm_zygote.started(folder) as zygote:
+    with tempfile.TemporaryDirectory() as folder, covered_zygote.started(folder) as zygote:
         wanted = [case for number, case in enumerate(cases()) if is_candidate(number, case)][:limit]
         for number, case in enumerate(wanted, 1):
             found[case.name] = branches(zygote, case, Path(folder))

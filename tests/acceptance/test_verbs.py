@@ -59,10 +59,13 @@ def paceline_(folder, typist) -> Callable[..., subprocess.CompletedProcess[str]]
     return partial(typist.type, folder)
 
 
-def plain_python(folder: Path, *arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=True
-    ).stdout
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What plain Python prints in three epochs."""
+    script = tmp_path_factory.mktemp("plain") / "train.py"
+    script.write_text(TRAIN)
+    line = [sys.executable, str(script), "--epochs", "3"]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 def the_record(folder: Path) -> Path:
@@ -81,10 +84,10 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-def test_run_prints_what_python_prints(folder, paceline_):
+def test_run_prints_what_python_prints(folder, paceline_, plain):
     done = paceline_("run", "-n", "2", "train.py", "--epochs", "3")
     assert done.returncode == 0, done.stderr
-    assert numbers(done.stdout) == pytest.approx(numbers(plain_python(folder, "train.py", "--epochs", "3")), rel=1e-4)
+    assert numbers(done.stdout) == pytest.approx(numbers(plain), rel=1e-4)
     assert "2 workers · 21 steps" in done.stderr
     assert "slowest worker: rank" in done.stderr
     assert f"record: {the_record(folder).relative_to(folder)}" in done.stderr
@@ -130,7 +133,7 @@ def test_a_missing_script_is_said_at_once_and_leaves_nothing(folder, paceline_):
     assert not (folder / "paceline-runs").exists()
 
 
-def test_on_a_terminal_the_scripts_lines_stay_whole(folder):
+def test_on_a_terminal_the_scripts_lines_stay_whole(folder, plain):
     """Standard output and error are one terminal; after the live line is gone the script's lines are there."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
@@ -155,9 +158,7 @@ def test_on_a_terminal_the_scripts_lines_stay_whole(folder):
     # What is left of each line after the last time it was erased.
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line.split("\x1b[2K")[-1]).strip() for line in seen.decode().split("\n")]
     assert "2 workers, no step yet" in seen.decode()
-    assert [line for line in lines if line.startswith("epoch")] == plain_python(
-        folder, "train.py", "--epochs", "3"
-    ).splitlines()
+    assert [line for line in lines if line.startswith("epoch")] == plain.splitlines()
 
 
 def test_scale(folder, paceline_):

@@ -41,11 +41,8 @@ print("made", step, "loss", last)
 def profile(typist: Typist, tmp_path: Path) -> Profile:
     """`profile(option, …, steps=60)`: what was said of a script that makes so many steps, and the record."""
 
-    def profile(*options: str, steps: int = 60, **replaced: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-        text = SCRIPT.format(steps=steps)
-        for old, new in replaced.items():
-            text = text.replace(old, new)
-        (tmp_path / "train.py").write_text(text)
+    def profile(*options: str, steps: int = 60, last: str = "last =") -> tuple[subprocess.CompletedProcess[str], Path]:
+        (tmp_path / "train.py").write_text(SCRIPT.format(steps=steps).replace("last =", last))
         done = typist.type(tmp_path, "profile", *options, "train.py")
         return done, next(iter((tmp_path / "paceline-runs").iterdir()))
 
@@ -107,7 +104,7 @@ def test_a_script_that_ends_too_soon_is_told_so(profile: Profile) -> None:
 
 
 def test_a_script_that_fails_while_it_is_traced_says_so_and_keeps_the_trace(profile: Profile) -> None:
-    done, _ = profile("-n", "1", "--warm-up", "4", "--json", "--steps", "9", steps=20, last="assert step < 9; last")
+    done, _ = profile("-n", "1", "--warm-up", "4", "--json", "--steps", "9", steps=20, last="assert step < 9; last =")
     told = json.loads(done.stdout)
     assert done.returncode == told["exit_code"] == 1
     assert told["error"]["type"] == "ScriptFailed"

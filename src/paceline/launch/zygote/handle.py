@@ -29,7 +29,7 @@ class Zygote:
         self.ready: messages.Ready | None = None
 
     @classmethod
-    def start(cls) -> Zygote:
+    def start(cls) -> Self:
         """Returns at once. The zygote keeps the launcher's standard input for rank 0, and ends when the launcher ends,
         even by SIGKILL. Raises LaunchError if the zygote cannot be started."""
         limits.prove(0)

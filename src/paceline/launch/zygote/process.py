@@ -72,7 +72,7 @@ class Nursery:
     def _spawn(
         self, spawn: messages.Spawn, descriptors: list[int]
     ) -> tuple[messages.Spawn, messages.SpawnOrder, list[int]] | None:
-        if self._served:
+        if self._served or len(spawn.orders) > 1:
             _import_what_comes_late()
         self._served, self._scratch = True, spawn.scratch
         self._record = spawn.orders[0].settings.record
@@ -175,8 +175,8 @@ class Nursery:
 
 
 def _import_what_comes_late() -> None:
-    """Imports torch._dynamo, which a process's first optimizer imports otherwise, for more than a second. A single run
-    starts faster without this import; in a series of runs the zygote imports once instead of every worker."""
+    """Imports torch._dynamo, which a process's first optimizer imports otherwise, for more than a second: once here
+    instead of once in every worker, and the workers share its memory. A lone worker imports it while nobody waits."""
     if "torch._dynamo" not in sys.modules:
         import torch._dynamo  # noqa: F401
 
