@@ -6,6 +6,8 @@ VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 WHICH := $(if $(TORCH),torch==$(TORCH),--constraint constraints.txt)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests start many processes: they should not compile the sources each time.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all lint format docs picture clean install
 install: $(STAMP)
