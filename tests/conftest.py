@@ -54,6 +54,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByRoom(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is `crossed` with an axis (the number of workers), the default run takes every case once, with the
+    axis's values in turn; `make test-all` takes all."""
+    crossed: dict[tuple[Any, str], list[tuple[Any, str, str]]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("crossed")) is not None:
+            others = dict(item.callspec.params)  # type: ignore[attr-defined]
+            value = others.pop(mark.args[0])
+            crossed.setdefault((item.path, item.originalname), []).append((item, repr(value), repr(others)))  # type: ignore[attr-defined]
+    for found in crossed.values():
+        values, cases = (list(dict.fromkeys(column)) for column in list(zip(*found, strict=True))[1:])
+        for item, value, case in found:
+            if values.index(value) != cases.index(case) % len(values):
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Tests' own numbers are computed in this process, by several threads. What was imported stays: a thousand tests
     collect garbage, or fork processes that do, and need not walk through it each time."""

@@ -7,6 +7,23 @@ from fake_launch import FakeLaunch, FakeZygote
 
 import paceline.launch
 from paceline.__main__ import main
+from paceline.record.private import make_folder, opened
+
+
+@pytest.fixture(autouse=True)
+def quick_plots(monkeypatch) -> None:
+    """Files instead of plots: tests/charts and tests/trials draw those of every verdict, in seconds each."""
+
+    def write_svg(charts, path, *, title) -> None:
+        import matplotlib.figure  # noqa: F401
+
+        assert charts
+        assert title
+        make_folder(path.parent)
+        with opened(path) as file:
+            file.write(b"<svg/>")
+
+    monkeypatch.setattr("paceline.charts.svg.write_svg", write_svg)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # makes gigabytes; test_damage.py has small files and small limits
 MIB = 1 << 20
 BOMBS = Path(__file__).with_name("bombs.py")
 

@@ -74,6 +74,7 @@ def trained(group: Group, mods: list[str], how: str = "SGD", tiny: float = 1.0, 
 
 
 @pytest.mark.parametrize("how", ["SGD", "AdamW"])
+@pytest.mark.crossed("workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_trains_with_the_plain_script_and_its_gradients_are_true(pool: Any, how: str, workers: int) -> None:
     losses, norms, _, _ = trained(lone_group(), [], how)

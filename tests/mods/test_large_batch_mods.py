@@ -102,6 +102,7 @@ def along(start: float, top: float, steps: int) -> list[float]:
     return [start + (top - start) * min(1.0, (step + 0.5) / steps) if step < steps else top for step in range(STEPS)]
 
 
+@pytest.mark.crossed("workers")
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("mods", "how", "times"),
@@ -231,6 +232,7 @@ def with_api(kind: Any, rates: list[tuple[float, float]], **given: Any) -> list[
     return losses
 
 
+@pytest.mark.crossed("workers")
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("mod", "how", "given", "kind", "settings", "other"),
@@ -398,6 +400,7 @@ def test_the_meter_finds_the_noise_scale_of_a_known_noise() -> None:
 
 
 @pytest.mark.parametrize("how", ["SGD", "Adam", "RMSprop"])
+@pytest.mark.crossed("workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_auto_measures_then_chooses_and_trains_on(pool: Any, workers: int, how: str) -> None:
     runs = [_auto(lone_group(), how)] if workers == 1 else pool(2).run(_auto, how)

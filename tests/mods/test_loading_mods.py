@@ -70,6 +70,7 @@ def _trained(group: Group, mods: list[str], kind: str, options: dict[str, Any]) 
 
 @pytest.mark.parametrize("kind", ["tensors", "part", "own"])
 @pytest.mark.parametrize("mod", ["resident", "loader=2", "loader=fast"])
+@pytest.mark.crossed("workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_same_samples_in_the_same_order(pool: Any, kind: str, mod: str, workers: int) -> None:
     plain, _, _ = trained(lone_group(), [], kind)

@@ -63,6 +63,7 @@ CASES = ["channels_last", "cudnn_benchmark", "fused_optimizer", "precision", "tf
 
 
 @pytest.mark.parametrize("mod", CASES)
+@pytest.mark.crossed("workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_losses_stay_with_those_of_the_plain_script(pool: Any, mod: str, workers: int) -> None:
     plain, _ = trained(lone_group(), [])

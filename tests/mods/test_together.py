@@ -76,6 +76,7 @@ EXACT = ["batch=x2:none", "accumulate=3", "checkpointing", "fused_optimizer", "c
 
 
 @pytest.mark.parametrize("inputs", ["resident", "loader=1"])
+@pytest.mark.crossed("workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_of_them_at_once(pool: Any, inputs: str, workers: int) -> None:
     by_hand = trained(lone_group(), [], size=12)

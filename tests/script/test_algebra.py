@@ -316,6 +316,7 @@ def test_every_kind_of_loss(pool: Any, loss: str, world: int) -> None:
     check(pool, world, Program(batch=7, calls=2, loss=loss, input_needs_grad=True))
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("second", SECONDS)
 @pytest.mark.parametrize("loss", ["sum", "mean", "returned mean", "over pairs"])

@@ -103,6 +103,7 @@ def trained_in_slices(group: Group, name: str, batches: list[list[int]]) -> list
         return trained(name, batches)
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_returned_loss_is_that_of_the_whole_batch(pool: Any, name: str, world: int) -> None:

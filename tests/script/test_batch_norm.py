@@ -91,6 +91,7 @@ def check(pool: Any, world: int, case: Case) -> None:
 @pytest.mark.parametrize(
     ("dims", "inner"), [(1, ()), (1, (4,)), (2, (3, 2)), (3, (2, 2, 2))], ids=["1d", "1d of 3", "2d", "3d"]
 )
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_batch_norm_sees_the_batch(pool: Any, world: int, dims: int, inner: tuple[int, ...]) -> None:
     check(pool, world, Case(batch=7, dims=dims, inner=inner, input_needs_grad=True))

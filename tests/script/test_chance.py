@@ -129,6 +129,7 @@ def write(source: str, use: str) -> str:
     return SCRIPT.format(source=source, use=use)
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("source", list(EQUAL))
 def test_the_workers_draw_alike(pool: Any, tmp_path: Path, source: str, world: int) -> None:
@@ -137,6 +138,7 @@ def test_the_workers_draw_alike(pool: Any, tmp_path: Path, source: str, world: i
     assert others == [first] * (world - 1)
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("use", list(USES))
 @pytest.mark.parametrize("source", list(FOUND))

@@ -258,6 +258,7 @@ def played_by_workers(group: Group, name: str) -> list[Any]:
         return played(LOADERS[name])
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", LOADERS)
 def test_every_worker_gets_the_batches_of_one_process(pool: Any, name: str, world: int) -> None:

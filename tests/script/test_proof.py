@@ -266,6 +266,7 @@ def in_slices(group: Group, name: str) -> dict[str, Any]:
         return called(case)
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_call_in_slices_gives_what_the_whole_batch_gives(pool: Any, name: str, world: int) -> None:
@@ -295,6 +296,7 @@ def right_or_refused(group: Group, name: str) -> dict[str, Any] | None:
             return None
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", RIGHT_OR_REFUSED)
 def test_what_is_hard_to_tell_is_right_or_refused(pool: Any, name: str, world: int) -> None:

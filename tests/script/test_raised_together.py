@@ -307,6 +307,7 @@ def _over_gloo(group: Group, name: str) -> Any:
         group._channel = plain
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_training_goes_on_as_in_plain_python_after_an_exception(pool: Any, name: str, world: int) -> None:

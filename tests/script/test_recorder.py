@@ -146,6 +146,7 @@ def with_a_closure() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [1, 2])
 def test_samples_are_of_the_global_batch(
     pool: Any, tmp_path: Path, script: Script, samples: list[int], world: int

@@ -143,6 +143,7 @@ def second_model(rank: int) -> None:
         second.step()
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
     ("script", "texts"),
@@ -525,6 +526,7 @@ def fast_weights(rank: int) -> None:
     ],
     ids=lambda script: script.__name__,
 )
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_healthy_script_goes_on(pool: Any, script: Callable[..., Any], world: int) -> None:
     told = fine(pool, script, world)

@@ -209,6 +209,7 @@ def stepped_in_backward() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("script", [hooked, hooked_late, stepped_in_backward], ids=lambda s: s.__name__)
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 def test_hooks_on_parameters_see_the_global_gradient(pool: Any, script: Callable[..., Any], world: int) -> None:
     check(pool, world, script)
@@ -427,6 +428,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3])
 def test_gradients_of_all_kinds_of_parameters(pool: Any, script: Callable[..., Any], world: int) -> None:
     check(pool, world, script)

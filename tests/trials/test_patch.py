@@ -47,7 +47,14 @@ def patched(source: str, *mods: str, cuda: bool = False) -> str:
     return found.source
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, *CORPUS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        *EXAMPLES,
+        *(pytest.param(path, marks=[pytest.mark.slow] if number % 6 else []) for number, path in enumerate(CORPUS)),
+    ],
+    ids=lambda path: path.stem,
+)
 def test_what_comes_out_compiles_whatever_the_script(path):
     name, source = read(str(path), module=False)
     assert source
