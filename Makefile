@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # Tests start many processes: they should not compile the sources each time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all lint format docs picture clean install
+.PHONY: demo test test-all coverage lint format docs picture clean install
 install: $(STAMP)
 
 # Installed again only when what is to be installed changed.
@@ -27,6 +27,13 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 3 -m '' --hypothesis-profile large
+
+# Of the default run, with the branches that workers take.
+coverage: $(STAMP)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=miss
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
