@@ -8,13 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID, TextColumn
 
 from paceline import __version__
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.shared.terminal import progress_bar, stderr
 from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
@@ -157,15 +157,7 @@ def carry_out(
 ) -> tuple[list[trials.Result], Outcome]:
     """Runs the plan with a progress bar. Writes run.json even after an error or an interrupt."""
     results: list[trials.Result] = []
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.completed} of {task.total}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
+    bar = progress_bar(console, TextColumn("{task.completed} of {task.total}"), quiet=quiet)
     task = TaskID(0)
 
     def on_event(event: Event) -> None:

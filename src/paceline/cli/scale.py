@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TaskID
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, stderr
+from paceline.cli.shared.terminal import plotted, progress_bar, stderr
 from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
@@ -115,14 +115,7 @@ def carry_out(
     steps = settings.steps or 1
     told: set[str] = set()
     results: list[trials.Result] = []
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    )
+    bar = progress_bar(console, quiet=quiet)
     task = TaskID(0)
 
     def on_event(event: Event) -> None:

@@ -15,13 +15,12 @@ from typing import Annotated, Any, NoReturn, Protocol
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline import __version__
 from paceline.cli.shared import options
 from paceline.cli.shared.script_options import ScriptOptions
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.shared.terminal import progress_bar, stderr
 from paceline.errors import RecordError, UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
@@ -180,14 +179,7 @@ class Line:
         self._console, self._budget, self._quiet = console, budget, quiet
         self._told: set[str] = set()
         self._what = ""
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
+        self._bar = progress_bar(console, quiet=quiet)
         self._task = self._bar.add_task("starting", total=budget.seconds)
 
     def __enter__(self) -> Line:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from paceline.charts.chart import Chart
@@ -18,6 +19,20 @@ BAR = 24  # columns of a full bar
 def stderr() -> Console:
     """The console for paceline's own output. Standard output belongs to the script, or to the JSON document."""
     return Console(stderr=True, highlight=False, markup=False)
+
+
+def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Progress:
+    """A bar for a verb's trials, gone when they are over; `columns` stand before the time. None is drawn where standard
+    error is not a terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=BAR),
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
 
 
 def time_table(step: Mapping[str, float]) -> Table:
