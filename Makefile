@@ -33,7 +33,7 @@ coverage: $(STAMP)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n 2
 	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report --skip-covered --sort=miss
+	$(BIN)/coverage report --skip-covered --sort=-miss --include='src/paceline/*'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
