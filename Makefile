@@ -26,7 +26,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -n 3 -m '' --hypothesis-profile large
+	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile large
 
 # Of the default run, with the branches that workers take.
 coverage: $(STAMP)

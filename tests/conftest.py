@@ -40,8 +40,8 @@ settings.load_profile("default")
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests are spread over cores (`-n`): those on the pool of workers stay in one process, and so do the
-    acceptance tests and those of the launcher, each on a zygote of their own. All others run beside them, file by
-    file."""
+    acceptance tests and those of the launcher, so that each pool and zygote is made once. All others run beside them,
+    file by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRoom(LoadScopeScheduling):

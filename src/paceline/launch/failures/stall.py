@@ -20,7 +20,9 @@ from paceline.launch import messages
 from paceline.launch.processes import is_frozen
 
 _SILENT = 5.0  # seconds without a heartbeat after which a worker is called silent
-ASK_AFTER = 0.75  # seconds without a heartbeat, of which one is due every 0.5 s, after which the kernel is asked
+# Seconds without a heartbeat after which the launcher reads the worker's state from the kernel. Heartbeats come every
+# 0.5 s: the last one of a frozen worker must not count for longer.
+ASK_AFTER = 0.75
 
 _STATES = {
     "D": "is blocked in the kernel: it waits for a disk or a device",

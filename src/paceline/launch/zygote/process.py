@@ -175,8 +175,9 @@ class Nursery:
 
 
 def _import_what_comes_late() -> None:
-    """Imports torch._dynamo, which a process's first optimizer imports otherwise, for more than a second: once here
-    instead of once in every worker, and the workers share its memory. A lone worker imports it while nobody waits."""
+    """Imports torch._dynamo, which otherwise each worker's first optimizer imports, in more than a second: the zygote
+    imports it once, and the workers share its memory. For one worker in one run that gains nothing: a script without an
+    optimizer would only start later."""
     if "torch._dynamo" not in sys.modules:
         import torch._dynamo  # noqa: F401
 
