@@ -12,7 +12,7 @@ from paceline.record.private import make_folder, opened
 
 @pytest.fixture(autouse=True)
 def quick_plots(monkeypatch) -> None:
-    """Files instead of plots: tests/charts and tests/trials draw those of every verdict, in seconds each."""
+    """Files instead of plots, which take seconds: tests/charts, trials and acceptance draw those of every verdict."""
 
     def write_svg(charts, path, *, title) -> None:
         import matplotlib.figure  # noqa: F401
