@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-View = Literal["auto", "batch", "slice"]
+View = Literal["batch", "slice"]
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
@@ -35,6 +35,9 @@ class SharpnessSettings:
     line_from: str = ""  # a record that kept its weights: the loss is measured on the line between both
 
 
+SMALL = 1 << 16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """The options that the user gave: the same on every worker of a run."""
@@ -43,11 +46,12 @@ class RunSettings:
     module: bool = False
     arguments: tuple[str, ...] = ()
     workers: int = 1
-    view: View = "auto"
+    view: View = "batch"
     batch: Batch = "keep"
     batch_dim: int = 0
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
     sync_bn: bool = False
+    gather_below: int = SMALL  # bytes: smaller outputs of a model are gathered at once, larger ones stay sharded
     threads: int | None = None  # per worker; None: its share of the cores
     steps: int | None = None  # stop after this number of steps
     enough: float = 0.0  # stop after this many seconds of settled steps, but not before ten steps; 0: no limit

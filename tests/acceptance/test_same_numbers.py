@@ -1,7 +1,8 @@
 """Same numbers: everything a script prints on N workers equals what plain Python prints.
 
-One test a script of tests/scripts, number of workers and view. Two workers run with `--view auto`, as a person would
-who gives no option; more with `--view batch`. What the scripts expect is in their headers: see `corpus`.
+One test a script of tests/scripts, number of workers and view. On two workers all outputs of models stay sharded, on
+more the small ones are gathered at once, which is the default: numbers must not depend on it. What the scripts expect is
+in their headers: see `corpus`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from corpus import FOLDER, Script, difference, scripts, shape
 from paceline import errors
 from paceline.launch import Output, Zygote, launch
 from paceline.record.schema import Outcome
-from paceline.settings import RunSettings
+from paceline.settings import SMALL, RunSettings
 
 HERE = Path(__file__).parent
 CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`
@@ -127,7 +128,8 @@ def settings_of(case: Case) -> RunSettings:
         script=str(case.script.path),
         arguments=case.script.arguments,
         workers=case.workers,
-        view=case.view,
+        view="slice" if case.view == "slice" else "batch",
+        gather_below=0 if case.view == "sharded" else SMALL,
         threads=1,
         stall_warning=80.0,  # longer than a busy machine keeps a worker from starting
         stall_abort=90.0,
@@ -156,7 +158,7 @@ def cases() -> Iterator[Case]:
     for script in scripts():
         for view in script.views:
             for workers in script.workers:
-                yield Case(script, workers, "auto" if view == "batch" and workers == 2 else view)
+                yield Case(script, workers, "sharded" if view == "batch" and workers == 2 else view)
 
 
 def _parameters() -> Iterator[object]:

@@ -8,7 +8,6 @@ size and made global, and other numbers cover the slice. Evaluation uses the bat
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -27,13 +26,9 @@ from paceline.script.slicing.proof import Proof, initialise_lazy
 from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 
-MEASURED_STEPS = range(2, 4)  # steps in which gathering is timed: early, so that few batches are seen whole
-COSTLY = 0.05  # fraction of a step spent on gathering outputs
-LARGE = 1 << 20  # bytes gathered per step: below this the cost is waiting and latency, as in the slice view
-
 
 class Views:
-    """Chooses and applies the view. Every worker makes the same choice at the same batch."""
+    """Applies the view."""
 
     def __init__(self, stage: StageState) -> None:
         self.stage, self.group = stage, stage.group
@@ -44,12 +39,15 @@ class Views:
         self.averages = Averages()
         proof = Proof(self.group, stage.run.batch_dim, self._split_for_norms, self.averages)
         self._calls = SlicedCalls(
-            self.group, stage.together, proof, self._stream.inside, self.averages, sync_bn=stage.run.sync_bn
+            self.group,
+            stage.together,
+            proof,
+            self._stream.inside,
+            self.averages,
+            sync_bn=stage.run.sync_bn,
+            gather_below=stage.run.gather_below,
         )
         self._in_slice: nn.Module | None = None  # the module that was called with the worker's slice
-        self._step = 0
-        self._since = time.perf_counter()
-        self._costs: list[tuple[float, float, int]] = []
         self._warned: set[str] = set()
         # Called before each call that is computed in slices: all workers hold the same arguments.
         self.on_slices: Callable[[nn.Module, Any], None] = lambda module, given: None
@@ -134,7 +132,7 @@ class Views:
     def wants_slices(self) -> bool:
         """Whether the next batch of a loader must be cut: in the slice view, while training."""
         if self.name != "slice" and self.stage.run.view == "slice":
-            self._go_slice("")
+            self._go_slice()
         return self.name == "slice" and self.is_training()
 
     def is_training(self) -> bool:
@@ -169,29 +167,10 @@ class Views:
                 advice="Use the batch view: --view batch",
             )
 
-    # -- the choice ------------------------------------------------------------------------------------------------
-
-    def after_step(self, optimizer: Any) -> None:
-        """With `--view auto`: measures the cost of gathering in the first steps, and decides once."""
-        if self.stage.run.view != "auto" or self.group.world == 1 or self.stage.aside:
-            return
-        now, self._step = time.perf_counter(), self._step + 1
-        if self._step in MEASURED_STEPS:
-            self._costs.append((self._calls.seconds, now - self._since - self._calls.proving, self._calls.gathered))
-        if self._step == MEASURED_STEPS[-1] and self.stage.has_loader:
-            gathering, step, size = (sum(column) for column in zip(*self._costs, strict=True))
-            mine = torch.tensor([gathering, step, size], dtype=torch.float64)
-            # The worker that arrived last waited least: its time is the cost of moving rows, without waiting.
-            gathering, step, size = self.group.gather_vectors(mine, "the choice of a view").min(0).values.tolist()
-            if gathering > COSTLY * step and size / len(MEASURED_STEPS) > LARGE:
-                self._go_slice(f"gathering the model's outputs takes {gathering / step:.0%} of a step")
-        self._since, self._calls.seconds, self._calls.gathered, self._calls.proving = now, 0.0, 0, 0.0
-
-    def _go_slice(self, why: str) -> None:
+    def _go_slice(self) -> None:
         self.name = self.stage.pulse.view = "slice"
-        because = f" ({why}; --view batch to stay)" if why else ""
         self.stage.pulse.notice(
-            f"Slice view{because}: each worker sees its slice of a training batch. Gradients, and losses that are "
+            "Slice view: each worker sees its slice of a training batch. Gradients, and losses that are "
             "means over samples, cover the whole batch; other numbers that the script computes from a training batch "
             "cover worker 0's slice."
         )

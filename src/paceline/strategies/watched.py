@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from paceline.script import tree
+from paceline.script.rows.tensor import Rows
 from paceline.strategies.digest import digest, sketch
 
 FIRST = 2  # steps of a model that are all compared; after them the 4th, 16th, 64th, …
@@ -136,7 +137,9 @@ def arguments(given: Any) -> tuple[list[Argument], str]:
     found: list[Argument] = []
     rest: list[Any] = []
     for name, leaf in zip(names, leaves, strict=True):
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, Rows):  # own rows, which differ between the workers
+            rest.append((name, tuple(leaf.shape), leaf.dtype))
+        elif isinstance(leaf, torch.Tensor):
             found.append(Argument(name, leaf.dtype, digest([leaf]), sketch(leaf)))
             rest.append((name, _shape(leaf), leaf.dtype))
         elif isinstance(leaf, float):

@@ -43,13 +43,23 @@ ViewOption = Annotated[
     View,
     typer.Option(
         "--view",
-        help="Rows that the script sees: the whole batch, or its worker's slice. auto starts with the batch.",
+        help="Rows that the script sees: the whole batch, or its worker's slice, as under DDP (other numbers).",
         rich_help_panel=HOW,
     ),
 ]
 BatchDim = Annotated[
     int,
     typer.Option("--batch-dim", metavar="N", min=0, help="Tensor dimension that counts samples.", rich_help_panel=HOW),
+]
+GatherBelow = Annotated[
+    int,
+    typer.Option(
+        "--gather-below",
+        metavar="BYTES",
+        min=0,
+        help="Gather a model's outputs below this size at once; larger ones stay sharded. Numbers do not depend on it.",
+        rich_help_panel=HOW,
+    ),
 ]
 Whole = Annotated[
     list[str] | None,

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from paceline.cli.shared import options
-from paceline.settings import RunSettings
+from paceline.settings import SMALL, RunSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class ScriptOptions:
     module: options.Module = False
     batch_dim: options.BatchDim = 0
     whole: options.Whole = None
+    gather_below: options.GatherBelow = SMALL
     threads: options.Threads = None
     backend: options.BackendOption = "auto"
     seed: options.Seed = None
@@ -40,6 +41,7 @@ class ScriptOptions:
             module=self.module,
             batch_dim=self.batch_dim,
             whole=tuple(self.whole or ()),
+            gather_below=self.gather_below,
             threads=self.threads,
             backend=self.backend,
             seed=options.seed_or_new(self.seed),
@@ -53,7 +55,7 @@ class ScriptOptions:
 class ScriptOptionsWithView(ScriptOptions):
     """The same for verbs whose user may choose the view."""
 
-    view: options.ViewOption = "auto"
+    view: options.ViewOption = "batch"
     sync_bn: options.SyncBn = False
 
     def settings(self) -> RunSettings:

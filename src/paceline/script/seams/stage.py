@@ -41,6 +41,8 @@ from paceline.comm.call_site import script_line
 from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError
+from paceline.script.rows.gradients import own_of, whole_of
+from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together
 from paceline.script.views import Views
@@ -80,7 +82,7 @@ class Stage:
         self.voice: Callable[[Any], Any] = lambda target: target  # the real path of a written file: see `rank0`
         # A stern error that ends the run leaves the script as `Fatal`, which an `except Exception` does not catch.
         self.ending = group.ending = Ending(group.pulse)
-        self.together = Together(group)
+        self.together = group.together = Together(group)
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called so far
@@ -169,6 +171,7 @@ class Stage:
     def backward(self, plain: Callable[..., Any], tensors: Any, grad_tensors: Any, rest: dict[str, Any]) -> None:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        make_plain(losses)
         crossed = self.group.crossed
         plain = self.around("around_backward", plain)
         self.ending.check()
@@ -204,18 +207,19 @@ class Stage:
         """An outermost `torch.autograd.grad`. Only with several workers."""
         crossed = self.group.crossed
         self.views.refuse_gradients()
+        make_plain(outputs)
         asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        found = self.together.do(self._ask_for, plain, outputs, inputs, asked, args, kwargs)
+        found = self.together.do(self._ask_for, plain, outputs, asked, args, kwargs)
         if any(tensor.is_leaf for tensor in asked):
             self._count(self.group.crossed > crossed)  # counts like a backward in the check that work was split
         return found
 
-    def _ask_for(self, plain: Callable[..., Any], outputs: Any, inputs: Any, asked: Any, args: Any, kwargs: Any) -> Any:
-        found = plain(outputs, inputs, *args, **kwargs)
+    def _ask_for(self, plain: Callable[..., Any], outputs: Any, asked: Any, args: Any, kwargs: Any) -> Any:
+        found = plain(outputs, tuple(map(own_of, asked)), *args, **kwargs)
         met = self.pulse.collectives
         # A gradient that reaches a leaf from inside a sliced call is local; averaging leaves a whole one unchanged.
         averaged = tuple(
-            crossings.average(g, self.group) if g is not None and tensor.is_leaf else g
+            crossings.average(g, self.group) if g is not None and tensor.is_leaf else whole_of(g, tensor)
             for g, tensor in zip(found, asked, strict=True)
         )
         self.together.meet_since(met)

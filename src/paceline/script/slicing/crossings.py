@@ -1,4 +1,4 @@
-"""The four crossings between the whole batch and a worker's slice, and what each does to a gradient.
+"""The crossings between the whole batch and a worker's slice, and what each does to a gradient.
 
 Above a sliced call every worker holds the same tensors ("whole"); inside it, each holds those of its slice ("local").
 Gradients of local tensors are kept N times too large. Every parameter's gradient is averaged over the N workers, so the
@@ -8,6 +8,7 @@ average sums the gradients computed in slices and leaves those computed whole un
     cut     w → l     own rows                         gather the rows' gradients, ÷ N
     gather  l → w     all workers' rows side by side   own rows of the gradient, × N
     blend   l → w     Σ weight·value                   gradient × this worker's weight × N
+    mean    l → w     Σ divisor·value ÷ Σ divisor      gradient × this worker's part of Σ divisor × N
     share   w → l     the same tensor                  average over the workers
 
 Each backward is written with the other crossings, so that gradients of gradients work as well. The derivation is in
@@ -81,6 +82,12 @@ def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> to
     return _Blend.apply(value, weight, group)
 
 
+def mean(value: torch.Tensor, divisor: torch.Tensor, group: Group) -> torch.Tensor:
+    """The mean over all workers' targets, from each worker's mean and the number (or the weight) of its targets. One
+    message. A worker without targets adds nothing, even if its value is NaN; without any target the mean is NaN."""
+    return _Mean.apply(value, divisor, group)
+
+
 def share(whole: torch.Tensor, group: Group) -> torch.Tensor:
     """A whole tensor without a batch dimension, for use inside a sliced call."""
     if whole.requires_grad and torch.is_grad_enabled():
@@ -139,7 +146,23 @@ class _Blend(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         ctx.group.crossed += 1
-        return grad * ctx.factor, None, None
+        return share(grad, ctx.group) * ctx.factor, None, None
+
+
+class _Mean(Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, divisor: torch.Tensor, group: Group) -> torch.Tensor:
+        exact = torch.float64 if value.dtype is torch.float64 else torch.float32
+        part = divisor.to(value.device, exact)
+        sums = torch.stack([torch.where(part > 0, value.to(exact), 0) * part, part])
+        group.all_reduce(sums, "a mean over the workers' targets")
+        ctx.factor, ctx.group = (part / sums[1] * group.world).to(value.dtype), group
+        return (sums[0] / sums[1]).to(value.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        ctx.group.crossed += 1
+        return share(grad, ctx.group) * ctx.factor, None, None
 
 
 class _Share(Function):

@@ -14,6 +14,7 @@ are gathered in backward.
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
+from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
 
@@ -36,6 +38,7 @@ def find(stage: Stage) -> Callable[[], None]:
     register, apply = torch.Tensor.register_hook, Function.__dict__["apply"]
     changed: list[tuple[Any, dict[str, Any]]] = []
 
+    @functools.wraps(register)
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         split = stage.views.split_of_call
         if split is None or self.is_leaf:
@@ -43,6 +46,8 @@ def find(stage: Stage) -> Callable[[], None]:
         return register(self, _rescaled_hook(stage, self, hook, split))
 
     def apply_with_mark(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Rows) for value in args):
+            make_plain(args)  # `apply` is C++, which does not ask
         inside = stage.views.split_of_call is not None and not torch.compiler.is_compiling()
         if inside and not cls.__module__.startswith(NOT_THE_SCRIPTS) and all(cls is not known for known, _ in changed):
             changed.append((cls, _wrap_function(cls, stage)))

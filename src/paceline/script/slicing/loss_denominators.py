@@ -7,15 +7,14 @@ cannot be combined.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from paceline.comm.group import Group
 from paceline.errors import ScriptError
-from paceline.script.slicing import crossings
 
 
 class Averages:
@@ -48,6 +47,7 @@ class Averages:
     def watch(self, plain: Callable[..., Any], default_ignored: int = -100) -> Callable[..., Any]:
         """Wraps a loss function of torch so that its denominator is noted."""
 
+        @functools.wraps(plain)
         def loss(input: torch.Tensor, target: torch.Tensor, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
             value = plain(input, target, weight, *args, **kwargs)
             mean = kwargs.get("reduction", "mean") == "mean" and not args
@@ -69,12 +69,3 @@ class Averages:
             F.cross_entropy, F.nll_loss = cross_entropy, nll_loss
 
         return remove
-
-
-def blend_average(value: torch.Tensor, divisor: torch.Tensor, counts: bool, group: Group) -> torch.Tensor:
-    """The average over all workers' targets; a worker with a borrowed row does not count."""
-    own = divisor if counts else torch.zeros_like(divisor)
-    total = own.clone()
-    group.all_reduce(total, "what a loss is divided by")
-    share = own / total
-    return crossings.blend(torch.where(own > 0, value, torch.zeros_like(value)), share.to(value.dtype), group)

@@ -7,7 +7,6 @@ its kind.
 from __future__ import annotations
 
 import enum
-import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,12 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import PacelineError, PartedError
 from paceline.script import tree
+from paceline.script.rows.catalogue import Rows
+from paceline.script.rows.layout import Layout
+from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings, side_effects
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.loss_denominators import Averages, blend_average
+from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
@@ -100,10 +102,11 @@ class SlicedCalls:
         averages: Averages,
         *,
         sync_bn: bool,
+        gather_below: int,
     ) -> None:
+        """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded."""
         self.group, self._together, self._sync_bn = group, together, sync_bn
-        self.gathered, self.seconds = 0, 0.0  # bytes and seconds of gathering since the last reset
-        self.proving = 0.0  # seconds spent on proofs since the last reset
+        self._gather_below = gather_below
         self.split: Split | None = None  # of the current call
         self.averages = averages
         self._prove, self._inside = prove, inside
@@ -130,21 +133,21 @@ class SlicedCalls:
         plan = plans.get(kind)
         self._begun = begun = _Begun(module, plans, kind, plan, 0 if plan is None else plan.calls)
         if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan, leaves))):
-            began = time.perf_counter()
             calls = 1 if plan is None else plan.calls
-            plan = plans[kind] = self._prove(plain, module, given, leaves)
+            whole = tree.replace(given, _whole)
+            plan = plans[kind] = self._prove(plain, module, whole, tree.leaves(whole))
             if plan is not None:
                 plan.calls = calls
-            self.proving += time.perf_counter() - began
         unproven = plan is not None and plan.outputs is None and plan is not begun.before
         known = begun.before is not None and begun.before.outputs is None
         # Every worker computes the whole call, with the script's own random numbers, if it cannot be sliced, and once
         # if its proof raised: the call itself most likely raises too.
         if plan is None or (unproven and not known):
+            make_plain(given)
             output = plain(module, *args, **kwargs)
             self.group.agree()
             return output
-        split = Split.of(self.group, plan.batch(leaves))
+        split = _split_of(leaves, plan.cuts) or Split.of(self.group, plan.batch(leaves))
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
         subject = getattr(module, "_orig_mod", module)
         attributes = [Attribute.of(subject, place) for place, _ in plan.states]
@@ -167,7 +170,7 @@ class SlicedCalls:
         met = self.group.pulse.collectives
         for number in range(len(plan.states) + len(plan.buffers)):
             self._join_left(left, number, plan, split)
-        whole = self._join(output, plan, split)
+        whole = self._join(output, plan, split, tree.leaves((cut_args, cut_kwargs)))
         self._together.meet_since(met)
         return whole
 
@@ -242,13 +245,31 @@ class SlicedCalls:
         again = plan.calls == 2 or (plan.shaky and plan.calls & (plan.calls - 1) == 0)
         return again or plan.rows < self.group.world <= plan.batch(leaves)
 
-    def _join(self, output: Any, plan: SlicePlan, split: Split) -> Any:
+    def _join(self, output: Any, plan: SlicePlan, split: Split, given: list[Any]) -> Any:
         pieces = tree.leaves(output)
         roles = plan.outputs
         if roles is None or len(roles) != len(pieces):
             roles = tuple(role_by_shape(piece, split) for piece in pieces)
-        joined = [self._join_leaf(piece, role, split) for piece, role in zip(pieces, roles, strict=True)]
+        inputs = {_memory(leaf) for leaf in given if isinstance(leaf, torch.Tensor)}
+        joined = [
+            Rows(piece, _layout(piece, role.dim, split))
+            if role.kind == "rows" and self._stays_sharded(piece, split, inputs)
+            else self._join_leaf(piece, role, split)
+            for piece, role in zip(pieces, roles, strict=True)
+        ]
         return tree.rebuild(output, iter(joined))
+
+    def _stays_sharded(self, piece: torch.Tensor, split: Split, inputs: set[int]) -> bool:
+        """The same on all workers. Not if a worker has no row to compute with, if the model keeps the gradient of its
+        output, or if the output shares memory with an argument, which the script would see change."""
+        size = piece.numel() * piece.element_size() // max(split.mine, 1) * split.batch
+        return (
+            size >= self._gather_below
+            and all(split.sizes)
+            and piece.layout is torch.strided
+            and not (piece.grad_fn is not None and piece.retains_grad)
+            and _memory(piece) not in inputs
+        )
 
     def _join_leaf(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "same":
@@ -270,16 +291,13 @@ class SlicedCalls:
 
     def _put_together(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "rows":
-            began = time.perf_counter()
             split = split.times(piece.shape[role.dim] // max(split.mine, 1))
             whole = crossings.gather(piece, role.dim, split)
-            self.seconds += time.perf_counter() - began
-            self.gathered += whole.numel() * whole.element_size()
             if piece.grad_fn is not None and piece.retains_grad:
                 _retain(piece, whole, role.dim, split)
             return whole
         if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
-            return blend_average(piece, divisor, split.mine > 0, self.group)
+            return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
         if role.kind in ("mean", "average"):
             self.averages.check_mean_over_rows()
         weight = float(split.mine > 0) if role.kind == "sum" else split.share
@@ -330,14 +348,46 @@ def _sharing(module: nn.Module, plan: SlicePlan, group: Group) -> Iterator[None]
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
     """The arguments for this worker: its own rows of those with a batch dimension, the others shared."""
     local = [
-        crossings.cut(leaf, cuts[i], split)
+        _own_rows(leaf, cuts[i], split)
         if i in cuts
-        else crossings.share(leaf, split.group)
+        else crossings.share(make_plain(leaf), split.group)
         if isinstance(leaf, torch.Tensor)
         else leaf
         for i, leaf in enumerate(leaves)
     ]
     return tree.rebuild(given, iter(local))
+
+
+def _own_rows(leaf: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
+    """Own rows of an argument; those of another sliced call's output need no message."""
+    if isinstance(leaf, Rows) and _rows_along(leaf, dim) == split.sizes:
+        return leaf.local
+    return crossings.cut(make_plain(leaf), dim, split)
+
+
+def _rows_along(leaf: Rows, dim: int) -> tuple[int, ...] | None:
+    layout = leaf.rows
+    return layout.split.times(layout.inner).sizes if layout.dim == dim and layout.outer == 1 else None
+
+
+def _split_of(leaves: list[Any], cuts: dict[int, int]) -> Split | None:
+    """The split that an argument brings along from another sliced call."""
+    for i, dim in cuts.items():
+        if isinstance(leaves[i], Rows) and (sizes := _rows_along(leaves[i], dim)):
+            return Split(leaves[i].rows.split.group, sizes)
+    return None
+
+
+def _layout(piece: torch.Tensor, dim: int, split: Split) -> Layout:
+    return Layout(split, dim, inner=piece.shape[dim] // split.mine)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _whole(leaf: Any) -> Any:
+    return leaf.whole() if isinstance(leaf, Rows) else leaf
 
 
 def role_by_shape(piece: Any, split: Split) -> Role:

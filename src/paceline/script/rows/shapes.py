@@ -1,0 +1,187 @@
+"""Functions that give the same rows another shape: reshapes, and views along other dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from paceline.script.rows.elementwise import in_place, knows, operand
+from paceline.script.rows.layout import Layout
+from paceline.script.rows.tensor import KNOWN, Rows, Step
+
+VIEWS = """transpose swapaxes swapdims permute movedim moveaxis unsqueeze squeeze t narrow select chunk split
+tensor_split unbind detach adjoint"""
+BASIC = (int, slice, type(None), type(Ellipsis))
+
+
+def reshape(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    me = args[0]
+    shape = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
+    if kwargs or not isinstance(me, Rows) or not all(isinstance(size, int) for size in shape):
+        return NotImplemented  # `view(dtype)`, `reshape(shape=…)`
+    return _reshaped(me, list(shape))
+
+
+def flatten(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    me = args[0]
+    if not isinstance(me, Rows) or not me.dim():
+        return NotImplemented
+    first = (args[1] if len(args) > 1 else kwargs.get("start_dim", 0)) % me.dim()
+    last = (args[2] if len(args) > 2 else kwargs.get("end_dim", -1)) % me.dim()
+    shape = me.shape
+    return _reshaped(me, [*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :]])
+
+
+def _reshaped(me: Rows, shape: list[int]) -> Any:
+    if -1 in shape:
+        known = -prod(shape)
+        if known <= 0 or me.numel() % known:
+            return NotImplemented
+        shape[shape.index(-1)] = me.numel() // known
+    if prod(shape) != me.numel():
+        return NotImplemented
+    layout = me.rows.reshaped(me.shape, shape)
+    if layout is None:
+        return NotImplemented
+    return _viewed(me, me.local.reshape(layout.local_shape(shape)), layout, shape, lambda whole: whole.reshape(shape))
+
+
+def view(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A view in which every row is still there, as `x.transpose(0, 1)`, `x[:, -1]` or `x.chunk(2, dim=1)`."""
+    me = args[0]
+    if not isinstance(me, Rows) or any(isinstance(value, torch.Tensor) for value in (*args[1:], *kwargs.values())):
+        return NotImplemented
+    # A tensor that steps through memory along its rows only: where they are afterwards is where the step is.
+    steps = [0] * me.dim()
+    steps[me.rows.dim] = 1
+    try:
+        found = f(torch.empty_strided(me.shape, steps, dtype=torch.uint8), *args[1:], **kwargs)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return NotImplemented  # torch's own words come from the plain tensor
+    if not isinstance(found, torch.Tensor):
+        if any(_layout_of(part, me.rows) is None for part in found):
+            return NotImplemented
+        parts = f(me.local, *args[1:], **kwargs)
+        return type(found)(
+            _view_of(me, part, like, _nth(i, lambda whole: f(whole, *args[1:], **kwargs)))
+            for i, (part, like) in enumerate(zip(parts, found, strict=True))
+        )
+    return _view_of(me, f(me.local, *args[1:], **kwargs), found, lambda whole: f(whole, *args[1:], **kwargs))
+
+
+def _nth(number: int, parts: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> Step:
+    return lambda whole: parts(whole)[number]
+
+
+def _view_of(me: Rows, local: torch.Tensor, found: torch.Tensor, step: Step) -> Any:
+    layout = _layout_of(found, me.rows)
+    return NotImplemented if layout is None else _viewed(me, local, layout, found.shape, step)
+
+
+def _layout_of(found: torch.Tensor, old: Layout) -> Layout | None:
+    strides = found.stride()
+    dims = [dim for dim, size in enumerate(found.shape) if strides[dim] == 1 and size == old.size]
+    return old.at(dims[0]) if len(dims) == 1 else None
+
+
+def _viewed(me: Rows, local: torch.Tensor, layout: Layout, whole_shape: Sequence[int], step: Step) -> Rows:
+    if local is me.local:
+        return me
+    expected = layout.local_shape(whole_shape)
+    if list(local.shape) != expected:  # `squeeze` also removes a dimension that has one own row
+        local = local.reshape(expected)
+    if local.untyped_storage().data_ptr() != me.local.untyped_storage().data_ptr():
+        return Rows(local, layout)  # a copy
+    return Rows(local, layout, me, step)
+
+
+def getitem(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return view(f, args, kwargs) if _is_basic(args[1]) else NotImplemented
+
+
+def setitem(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    me, index, value = args
+    if not isinstance(me, Rows):
+        return NotImplemented
+    if isinstance(index, torch.Tensor) and index.dtype is torch.bool and not isinstance(value, torch.Tensor):
+        # A mask chooses rows by their own values: `logits[logits < least] = -inf`.
+        if index.dim() > me.rows.dim and index.shape == me.shape[: index.dim()]:
+            mask = operand(index, me.rows, index.dim() - me.rows.dim)
+            if mask is not NotImplemented:
+                f(me.local, mask, value)
+                return None
+        return NotImplemented
+    if not _is_basic(index):
+        return NotImplemented
+    part = getitem(torch.Tensor.__getitem__, (me, index), {})
+    if part is NotImplemented or in_place(torch.Tensor.copy_, (part, _as_tensor(value, part)), {}) is NotImplemented:
+        return NotImplemented
+    return None
+
+
+def _as_tensor(value: Any, part: Rows) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else part.local.new_tensor(value)
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index has numbers, slices, None and … only: the result is a view."""
+    items: Sequence[Any] = index if isinstance(index, tuple) else (index,)
+    return all(type(item) in BASIC for item in items)
+
+
+def gather_along(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`torch.gather` and `take_along_dim` along a dimension that is not that of the rows."""
+    me = args[0]
+    if not isinstance(me, Rows) or kwargs or len(args) != 3:
+        return NotImplemented
+    dim, index = args[1:] if isinstance(args[1], int) else args[:0:-1]
+    if not isinstance(index, torch.Tensor) or index.dim() != me.dim() or dim % me.dim() == me.rows.dim:
+        return NotImplemented
+    if index.shape[me.rows.dim] != me.rows.size:
+        return NotImplemented
+    own = operand(index, me.rows, me.dim() - me.rows.dim)
+    if own is NotImplemented:
+        return NotImplemented
+    together = me.rows.split.group.together
+    return Rows(together.do(_and_agree, me, f, *((dim, own) if isinstance(args[1], int) else (own, dim))), me.rows)
+
+
+def _and_agree(me: Rows, f: Callable[..., Any], *args: Any) -> Any:
+    """An index out of range is one worker's error only: all workers must raise it."""
+    made = f(me.local, *args)
+    me.rows.split.group.agree()
+    return made
+
+
+def cat(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`torch.cat` along another dimension than that of the rows, and `torch.stack`."""
+    parts = args[0] if args else kwargs.get("tensors")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    me = next((part for part in parts or () if isinstance(part, Rows)), None)
+    if me is None or kwargs.get("out") is not None or any(part.dim() != me.dim() for part in parts):
+        return NotImplemented
+    stacks = f is torch.stack
+    dim %= me.dim() + stacks
+    if dim == me.rows.dim and not stacks:
+        return NotImplemented
+    from_right = me.dim() - me.rows.dim
+    if any(part.shape[me.rows.dim] != me.rows.size for part in parts):
+        return NotImplemented
+    own = [operand(part, me.rows, from_right) for part in parts]
+    if any(part is NotImplemented for part in own):
+        return NotImplemented
+    return Rows(f(own, dim), me.rows.at(me.rows.dim + (stacks and dim <= me.rows.dim)))
+
+
+knows("view reshape", reshape)
+knows("flatten", flatten)
+knows(VIEWS, view)
+knows("gather take_along_dim", gather_along)
+knows("cat concat concatenate stack", cat)
+KNOWN[torch.Tensor.__getitem__] = getitem
+KNOWN[torch.Tensor.__setitem__] = setitem
+for _name in ("T", "mT", "data"):
+    KNOWN[getattr(torch.Tensor, _name).__get__] = view

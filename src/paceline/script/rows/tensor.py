@@ -1,0 +1,160 @@
+"""A tensor of the whole batch's shape whose memory is this worker's rows.
+
+`Rows` is the output of a sliced call. A function that is known (`KNOWN`) computes on own rows: row-wise functions give
+`Rows` again, and reductions become one small all-reduce. Before any other function the rows of all workers are gathered
+and the tensor *becomes* a plain one: the script's variable is then an ordinary torch.Tensor. So numbers never depend on
+which functions are known, only time and memory do.
+
+Every worker runs the same script and meets the same functions in the same order: a gather never waits for a worker that
+does not come.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import ScriptError
+from paceline.script import tree
+from paceline.script.rows.layout import Layout
+
+Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+KNOWN: dict[Any, Handler] = {}  # filled by `catalogue`; a handler may return NotImplemented
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Family:
+    """The tensors that share memory with one output: itself and its views. When one of them becomes plain, all do, so
+    that a change in place is still seen through each."""
+
+    __slots__ = ("layout", "local", "members")
+
+    def __init__(self, local: torch.Tensor, layout: Layout) -> None:
+        self.local, self.layout = local, layout
+        self.members: list[weakref.ref[Rows]] = []
+
+
+class Rows(torch.Tensor):
+    """`local` holds own rows, `rows` says which they are. `steps` made this view from the family's first member."""
+
+    local: torch.Tensor
+    rows: Layout
+    family: Family
+    steps: tuple[Step, ...]
+    _shape: torch.Size
+
+    @staticmethod
+    def __new__(
+        cls: type[Rows], local: torch.Tensor, layout: Layout, view_of: Rows | None = None, step: Step | None = None
+    ) -> Rows:
+        shape = layout.whole_shape(local.shape)
+        made: Rows = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        made.local, made.rows, made._shape = local, layout, shape
+        if view_of is None or step is None:
+            made.family, made.steps = Family(local, layout), ()
+        else:
+            made.family, made.steps = view_of.family, (*view_of.steps, step)
+        made.family.members.append(weakref.ref(made))
+        return made
+
+    @classmethod
+    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        handler = KNOWN.get(f) or KNOWN.get(getattr(f, "__wrapped__", None))
+        if handler is not None:
+            made = handler(f, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        make_plain((args, kwargs))
+        return f(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, f: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Reached only by code that calls torch from C++: below autograd, where no gradient could be kept."""
+        given = (args, kwargs or {})
+        if any(isinstance(leaf, Rows) and leaf.local.requires_grad for leaf in tree.leaves(given)):
+            raise ScriptError(
+                f"{f} was called from compiled code with a model's output, whose rows are on all workers: its gradient "
+                "would be lost.",
+                advice="Gather every output at once: --gather-below 1000000000000",
+            )
+        plain_args, plain_kwargs = tree.replace(given, lambda x: x.whole() if isinstance(x, Rows) else x)
+        return f(*plain_args, **plain_kwargs)
+
+    def whole(self) -> torch.Tensor:
+        """All workers' rows, as a new plain tensor; this one stays sharded. Called by every worker; waits for all."""
+        return self.rows.gather(self.local)
+
+    # Asked often, and answered without going through __torch_function__.
+
+    shape = property(lambda self: self._shape)
+    ndim = property(lambda self: len(self._shape))
+    dtype = property(lambda self: self.local.dtype)
+    device = property(lambda self: self.local.device)
+    is_cuda = property(lambda self: self.local.is_cuda)
+    is_leaf = property(lambda self: self.local.is_leaf)
+    grad_fn = property(lambda self: self.local.grad_fn)
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.local.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        make_plain(self)
+        self.requires_grad = value
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._shape if dim is None else self._shape[dim]
+
+    def dim(self) -> int:
+        return len(self._shape)
+
+    def numel(self) -> int:
+        return self._shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self.local.is_floating_point()
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+
+def make_plain(value: Any) -> Any:
+    """Every `Rows` in the nest becomes a plain tensor, in place; returns the nest. Called by every worker; waits for
+    all of them."""
+    for leaf in tree.leaves(value):
+        if isinstance(leaf, Rows):
+            _become_plain(leaf)
+    return value
+
+
+def _become_plain(rows: Rows) -> None:
+    family = rows.family
+    alive = [member for ref in family.members if (member := ref()) is not None]
+    family.members.clear()  # torch refuses to exchange tensors that have weak references
+    if len(alive) == 1:
+        wholes = [rows.whole()]
+    else:
+        first = family.layout.gather(family.local)
+        wholes = []
+        for member in alive:
+            whole = first
+            for step in member.steps:
+                whole = step(whole)
+            wholes.append(whole)
+    for member, whole in zip(alive, wholes, strict=True):
+        _exchange(member, whole)
+
+
+def _exchange(rows: Rows, whole: torch.Tensor) -> None:
+    """The object `rows` becomes the tensor `whole`. As torch.utils.swap_tensors, which refuses a tensor that has
+    views."""
+    rows.__class__, whole.__class__ = torch.Tensor, Rows  # type: ignore[assignment]
+    rows.__dict__, whole.__dict__ = whole.__dict__, rows.__dict__
+    torch._C._swap_tensor_impl(rows, whole)
