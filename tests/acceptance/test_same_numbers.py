@@ -1,8 +1,8 @@
 """Same numbers: everything a script prints on N workers equals what plain Python prints.
 
 One test a script of tests/scripts, number of workers and view. On two workers all outputs of models stay sharded, on
-more the small ones are gathered at once, which is the default: numbers must not depend on it. What the scripts expect is
-in their headers: see `corpus`.
+more the small ones are gathered at once, which is the default: numbers must not depend on it. What the scripts expect
+is in their headers: see `corpus`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 
 import copy
 import io
-import math
 import pickle
 import warnings
 

@@ -6,6 +6,7 @@ output, also through its gathered form. So the whole output's gradient is that o
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +44,9 @@ def retain_grad(f: Callable[..., Any], args: Any, kwargs: Any) -> None:
     def keep(grad: torch.Tensor) -> None:
         found, held = whole_gradient(grad, layout), variable()
         if held is not None:
-            held.grad = found if held.grad is None else held.grad + found
+            with warnings.catch_warnings():  # torch did not populate it: this function does
+                warnings.simplefilter("ignore")
+                held.grad = found if held.grad is None else held.grad + found
 
     local.register_hook(keep)
 

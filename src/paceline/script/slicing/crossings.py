@@ -17,6 +17,7 @@ docs/same-numbers.md. Every worker calls each crossing, forward and backward, in
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,18 +75,18 @@ def cut(whole: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
 
 def gather(rows: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
     """All workers' rows, as one whole tensor; a borrowed row is left out."""
-    return _Gather.apply(rows.narrow(dim, 0, split.mine), dim, split)
+    return _shown_as(_Gather, rows).apply(rows.narrow(dim, 0, split.mine), dim, split)
 
 
 def blend(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
     """The sum over workers of `weight · value`; a worker with weight 0.0 adds nothing, even if its value is NaN."""
-    return _Blend.apply(value, weight, group)
+    return _shown_as(_Blend, value).apply(value, weight, group)
 
 
 def mean(value: torch.Tensor, divisor: torch.Tensor, group: Group) -> torch.Tensor:
     """The mean over all workers' targets, from each worker's mean and the number (or the weight) of its targets. One
     message. A worker without targets adds nothing, even if its value is NaN; without any target the mean is NaN."""
-    return _Mean.apply(value, divisor, group)
+    return _shown_as(_Mean, value).apply(value, divisor, group)
 
 
 def share(whole: torch.Tensor, group: Group) -> torch.Tensor:
@@ -201,6 +202,18 @@ class _ReduceInside(Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         return _ReduceInside.apply(grad, ctx.group), None
+
+
+def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
+    """The crossing under the name of the value's own gradient function: `print(loss)` shows that name."""
+    return crossing if value.grad_fn is None else _named(crossing, type(value.grad_fn).__name__)
+
+
+@functools.cache
+def _named(crossing: Any, name: str) -> Any:
+    named = type(crossing)(name, (crossing,), {})
+    named._backward_cls.__name__ = name
+    return named
 
 
 def _is_zero(weight: float | torch.Tensor) -> bool:

@@ -160,6 +160,7 @@ class SlicedCalls:
                 attribute.lent = crossings.cut(value, role.dim, split)
                 side_effects.put(subject, place, attribute.lent)
         self.split = split
+        versions = _versions(leaves, plan.cuts)
         self.averages.begin()
         try:
             with self._inside(), _sharing(module, plan, self.group):
@@ -168,11 +169,20 @@ class SlicedCalls:
             self.split = None
             self.averages.end()
         met = self.group.pulse.collectives
+        for i in versions:
+            if leaves[i]._version != versions[i]:
+                self._join_argument(leaves[i], plan.cuts[i], split)
         for number in range(len(plan.states) + len(plan.buffers)):
             self._join_left(left, number, plan, split)
         whole = self._join(output, plan, split, tree.leaves((cut_args, cut_kwargs)))
         self._together.meet_since(met)
         return whole
+
+    def _join_argument(self, whole: torch.Tensor, dim: int, split: Split) -> None:
+        """The call has changed its argument in place, each worker its own rows: all workers get all rows."""
+        rows = whole.narrow(dim, split.start, split.mine)
+        # `data`, because own rows, which backward may need, do not change here.
+        whole.data.copy_(self.group.gather_rows(rows, dim, split.sizes, "an argument that the model changed"))
 
     def _join_left(self, left: Unfinished, number: int, plan: SlicePlan, split: Split) -> None:
         """Combines the workers' pieces of a value left in an attribute, or of a change to a buffer."""
@@ -380,6 +390,12 @@ def _split_of(leaves: list[Any], cuts: dict[int, int]) -> Split | None:
 
 def _layout(piece: torch.Tensor, dim: int, split: Split) -> Layout:
     return Layout(split, dim, inner=piece.shape[dim] // split.mine)
+
+
+def _versions(leaves: list[Any], cuts: dict[int, int]) -> dict[int, int]:
+    """How often each cut argument has been changed in place. An argument with a gradient is cut as a copy."""
+    whole = {i: leaves[i] for i in cuts if not isinstance(leaves[i], Rows) and not leaves[i].requires_grad}
+    return {i: leaf._version for i, leaf in whole.items() if not leaf.is_inference()}
 
 
 def _memory(tensor: torch.Tensor) -> int:
