@@ -1,6 +1,7 @@
 """Nested batches and outputs: lists their tensors in order, and rebuilds the same nest with other leaves.
 
-Knows lists, tuples, named tuples, dictionaries and their subclasses, and dataclasses. Everything else is a leaf.
+Knows lists, tuples, named tuples, dictionaries and their subclasses, dataclasses, and other objects that hold tensors in
+their attributes (a cache of keys and values, a distribution). Everything else is a leaf.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Mut
 from typing import Any
 
 import torch
+from torch import nn
+
+DEPTH = 4  # of objects in objects: a cache, its layers, their tensors
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def leaves(value: Any) -> list[Any]:
@@ -31,11 +36,11 @@ def replace(value: Any, put: Callable[[Any], Any]) -> Any:
         return _same_type(value, [replace(item, put) for item in value])
     if isinstance(value, Mapping):
         return with_items(value, {key: replace(item, put) for key, item in value.items()})
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if (held := _attributes(value)) is not None:
         changed = copy.copy(value)
-        for field in dataclasses.fields(value):
+        for name, item in held.items():
             # object.__setattr__ also works on a frozen dataclass, as its own constructor does.
-            object.__setattr__(changed, field.name, replace(getattr(value, field.name), put))
+            object.__setattr__(changed, name, replace(item, put))
         return changed
     return put(value)
 
@@ -49,8 +54,8 @@ def first_tensor(value: Any) -> torch.Tensor | None:
         inner = value
     elif isinstance(value, Mapping):
         inner = value.values()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = (getattr(value, field.name) for field in dataclasses.fields(value))
+    elif (held := _attributes(value)) is not None:
+        inner = held.values()
     for item in inner:
         if (tensor := first_tensor(item)) is not None:
             return tensor
@@ -70,9 +75,8 @@ def structure(value: Any) -> Hashable:
         return (type(value).__name__, *(structure(item) for item in value))
     if isinstance(value, Mapping):
         return (type(value).__name__, *((str(key), structure(item)) for key, item in value.items()))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        return (type(value).__name__, *((f.name, structure(getattr(value, f.name))) for f in fields))
+    if (held := _attributes(value)) is not None:
+        return (type(value).__name__, *((name, structure(item)) for name, item in held.items()))
     return "leaf"
 
 
@@ -82,9 +86,30 @@ def paths(value: Any, at: str = "") -> list[str]:
         return [path for i, item in enumerate(value) for path in paths(item, f"{at}[{i}]")]
     if isinstance(value, Mapping):
         return [path for key, item in value.items() for path in paths(item, f"{at}[{key!r}]")]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [p for f in dataclasses.fields(value) for p in paths(getattr(value, f.name), f"{at}.{f.name}")]
+    if (held := _attributes(value)) is not None:
+        return [path for name, item in held.items() for path in paths(item, f"{at}.{name}")]
     return [at]
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What a dataclass, or another object that holds tensors, holds; None for a leaf."""
+    if type(value) in PLAIN or isinstance(value, (type, nn.Module)) or callable(value):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    held = getattr(value, "__dict__", None)
+    return held if isinstance(held, dict) and _holds_tensors(held, DEPTH) else None
+
+
+def _holds_tensors(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if not depth or type(value) in PLAIN or isinstance(value, (type, nn.Module)) or callable(value):
+        return False
+    if isinstance(value, (tuple, list)):
+        return any(_holds_tensors(item, depth - 1) for item in value)
+    held = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+    return isinstance(held, Mapping) and any(_holds_tensors(item, depth - 1) for item in held.values())
 
 
 def _same_type(value: Any, items: list[Any]) -> Any:

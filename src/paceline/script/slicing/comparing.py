@@ -80,8 +80,8 @@ def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -
         tolerance = tolerance or (CLEAR if isinstance(target, float) else None)  # the value may come from float32
     elif isinstance(target, torch.Tensor):
         whole, pieces = on_host(target), list(values)
-    else:
-        return None
+    else:  # an object without tensors that can be found: each worker keeps its own
+        return Role("same") if all(value == on_host(target) for value in values) else None
     if any(piece.shape != whole.shape for piece in pieces):
         return None
     if all(close(piece, whole, tolerance) for piece in pieces) and whole.dim():
