@@ -49,7 +49,7 @@ def test_a_physical_core_gets_one_thread() -> None:
 def test_a_lone_worker_is_left_as_plain_python_would_be() -> None:
     (worker,) = place(run(1), host(8), own_threads=5)
     assert (worker.cores, worker.threads) == ((), 5)
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in environment(worker, free_ports(2))
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in environment(worker)
 
 
 def test_more_workers_than_cores_go_round() -> None:
@@ -73,10 +73,10 @@ def test_the_user_decides_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_sees_its_own_gpu_first_and_the_others_behind_it() -> None:
     workers = place(run(3), host(4, gpus=3), own_threads=4)
     assert [worker.gpus for worker in workers] == [("0", "1", "2"), ("1", "2", "0"), ("2", "0", "1")]
-    assert environment(workers[1], free_ports(4))["CUDA_VISIBLE_DEVICES"] == "1,2,0"
+    assert environment(workers[1])["CUDA_VISIBLE_DEVICES"] == "1,2,0"
     shared = place(run(2), host(4, gpus=1), own_threads=4)
     assert [worker.gpus for worker in shared] == [("0",), ("0",)]
-    assert "CUDA_VISIBLE_DEVICES" not in environment(place(run(1), host(2), own_threads=2)[0], free_ports(2))
+    assert "CUDA_VISIBLE_DEVICES" not in environment(place(run(1), host(2), own_threads=2)[0])
 
 
 def test_ports_are_different() -> None:
