@@ -183,7 +183,7 @@ def test_as_torchrun_a_script_distributes_itself(play: Play, workers: int) -> No
     run = read_run(played.record)
     assert run.settings["launch_as"] == "torchrun"
     assert run.outcome is not None
-    assert (run.outcome.steps, run.outcome.view) == (3, "")
+    assert (run.outcome.steps, run.outcome.view, run.strategy) == (3, "", "script")
 
 
 def test_as_torchrun_all_gpus_are_seen_in_one_order(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,3 +290,16 @@ def test_a_failure_of_a_script_that_distributes_itself_is_its_own(
     assert (outcome.exit_code, outcome.failed_rank) == (1, rank)
     assert cause in outcome.cause
     assert "came to the end" not in outcome.message
+
+
+def test_a_collective_that_a_peer_no_longer_joins_is_shown_as_the_script_raised_it(play: Play) -> None:
+    script = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        for step in range(3 - dist.get_rank()):
+            dist.all_reduce(torch.ones(1))  # the line that waits
+        """
+    outcome = play(script, launch_as="torchrun").outcome
+    assert (outcome.exit_code, outcome.failed_rank) == (1, 0)
+    assert "dist.all_reduce(torch.ones(1))  # the line that waits" in outcome.message
+    assert "Worker 1 had come to the end of the script before" in outcome.message

@@ -69,6 +69,7 @@ def launch(
         arguments=list(run.arguments),
         settings=dataclasses.asdict(run),
         mods=list(run.mods),
+        strategy="mirrored" if run.launch_as is None else "script",
         versions=_versions(),
         topology=dataclasses.asdict(host) | (placed.recorded if placed else {}),
         started=time.time(),
