@@ -38,8 +38,8 @@ def watch(stage: Stage) -> None:
     plain = dist.init_process_group
     new = _joins(stage, plain) if stage.aside else _refuses(stage)
     # torch's own modules (device_mesh) have imported the function by name.
-    for module in [module for name, module in sys.modules.items() if name.startswith("torch.distributed")]:
-        if vars(module).get("init_process_group") is plain:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and module.__dict__.get("init_process_group") is plain:
             module.init_process_group = new  # type: ignore[attr-defined]
 
 
