@@ -84,6 +84,15 @@ def test_without_local_ranks_all_workers_are_on_one_host() -> None:
     assert (found.local_rank, found.local_world) == (2, 3)
 
 
+def test_settings_from_pacelines_launcher_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_given", None)  # undone afterwards
+    monkeypatch.setenv("RANK", "2")
+    assert settings.of_this_process().rank == 2
+    given = WorkerSettings(run=RunSettings(script="train.py"), record="", rank=1, world=4)
+    settings.use(given)
+    assert settings.of_this_process() is given
+
+
 # -- other variables ---------------------------------------------------------------------------------------------------
 
 

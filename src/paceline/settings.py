@@ -1,6 +1,7 @@
 """Settings of a run and of each of its workers.
 
-This is the only module that reads the environment. The launcher sends `WorkerSettings` to each worker as JSON.
+This is the only module that reads the environment. The launcher sends `WorkerSettings` to each worker as JSON, so a
+worker needs no environment variable to know its rank.
 """
 
 from __future__ import annotations
@@ -14,6 +15,32 @@ View = Literal["batch", "slice"]
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
+Launcher = Literal["torchrun"]
+
+# The variables by which launchers tell a process that it is one of several: torchrun's, TensorFlow's and JAX's. A
+# script that finds one of them takes its distributed branch.
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+    "TF_CONFIG",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +73,7 @@ class RunSettings:
     module: bool = False
     arguments: tuple[str, ...] = ()
     workers: int = 1
+    launch_as: Launcher | None = None  # the script distributes itself, and gets this launcher's environment variables
     view: View = "batch"
     batch: Batch = "keep"
     batch_dim: int = 0
@@ -85,13 +113,27 @@ class WorkerSettings:
     host: str = "localhost"
     cores: tuple[int, ...] = ()  # affinity; empty: unchanged
     threads: int = 1
-    gpus: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of this worker, its own first
+    gpus: tuple[str, ...] = ()  # names as in CUDA_VISIBLE_DEVICES, its own first
     store_host: str = "127.0.0.1"  # of torch's own store: under another launcher, or if the script creates one
     store_port: int = 0
     agent_store: bool = False  # another launcher's agent serves the store
     control: str = ""  # address of the launcher's control channel; empty: none
     control_key: str = ""  # the launcher's public CURVE key
     token: str = ""  # proves that a message belongs to this run
+
+
+_given: WorkerSettings | None = None  # to this process, by Paceline's launcher
+
+
+def use(worker: WorkerSettings) -> None:
+    """Makes these the settings of this process and of its forks. Called once, when a worker starts."""
+    global _given
+    _given = worker
+
+
+def of_this_process() -> WorkerSettings:
+    """The settings from Paceline's launcher, or else those in the environment."""
+    return from_environment() if _given is None else _given
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> WorkerSettings:
@@ -138,5 +180,4 @@ def thread_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 def launcher_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment variables by which another launcher tells a process that it is a worker."""
     env = os.environ if environ is None else environ
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    return {name: env[name] for name in names if name in env}
+    return {name: env[name] for name in LAUNCHER_VARIABLES if name in env}

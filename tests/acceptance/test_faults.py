@@ -22,6 +22,7 @@ TRAIN = """
 import os, signal, sys, time
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from paceline.settings import of_this_process
 
 data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 model = torch.nn.Linear(4, 1)
@@ -149,7 +150,7 @@ def test_a_worker_killed_in_mid_epoch_stops_the_run(type_it: TypeIt) -> None:
 @pytest.mark.slow
 def test_a_worker_that_raises_stops_the_run(type_it: TypeIt) -> None:
     command = type_it(
-        "-n", "2", "train.py", fault="if step == 5 and os.environ['RANK'] == '1': raise ValueError('bad luck')"
+        "-n", "2", "train.py", fault="if step == 5 and of_this_process().rank == 1: raise ValueError('bad luck')"
     )
     code, out, err = command.end()
     assert code == 1
@@ -177,7 +178,7 @@ def test_an_exit_code_is_passed_on(type_it: TypeIt) -> None:
 
 @pytest.mark.slow  # tests/launch/test_stall.py looks at the report; this at how it is shown
 def test_a_worker_in_an_endless_loop_is_named_with_its_line(type_it: TypeIt) -> None:
-    fault = "while step == 5 and os.environ['RANK'] == '1': sum(range(1000))"
+    fault = "while step == 5 and of_this_process().rank == 1: sum(range(1000))"
     command = type_it("-n", "2", "--stall-warning", "2", "train.py", fault=fault)
     # The report ends with rank 1's stack.
     command.until(lambda: "while step == 5 and" in command.err.read_text())

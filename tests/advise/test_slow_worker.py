@@ -23,11 +23,12 @@ from paceline.settings import RunSettings
 TROUBLE = 0.03  # seconds a step: a busy machine makes waits of its own, which must stay below it
 REAL = "from time import sleep as spend\n"
 SCRIPT = f"""
-import os, sys, time
+import sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
+from paceline.settings import of_this_process
 
-cause, since, rank, seen = sys.argv[1], int(sys.argv[2]), int(os.environ["RANK"]), [0, 0]
+cause, since, rank, seen = sys.argv[1], int(sys.argv[2]), of_this_process().rank, [0, 0]
 
 def trouble(here):
     seen[here == "input"] += 1

@@ -57,6 +57,40 @@ def test_every_option_arrives(launched, paceline_, tmp_path):
     assert launched.records[0].parent.name == "elsewhere"
 
 
+def test_a_script_may_be_run_as_torchrun_would(launched, paceline_):
+    code, out, err = paceline_("run", "-n", "2", "--as", "torchrun", "--json", "train.py")
+    assert code == 0
+    assert launched.runs[0].launch_as == "torchrun"
+    assert json.loads(out)["as"] == "torchrun"
+    assert "as torchrun" in err
+    _, out, _ = paceline_("run", "--json", "train.py")
+    assert json.loads(out)["as"] is None
+
+
+def test_an_unknown_launcher_is_refused_with_those_that_there_are(launched, paceline_):
+    code, _, err = paceline_("run", "--as", "slurm", "train.py")
+    assert code == 2
+    assert "--as" in err
+    assert "'torchrun'" in err
+    assert not launched.runs
+
+
+@pytest.mark.parametrize(
+    "option", ["--view slice", "--batch scale", "--sync-bn", "--noise-scale", "--whole Head", "--mod channels_last"]
+)
+def test_a_script_that_distributes_itself_is_not_changed(launched, paceline_, option):
+    code, _, err = paceline_("run", "-n", "2", "--as", "torchrun", *option.split(), "train.py")
+    assert code == 2
+    assert f"{option if option.startswith('--mod') else option.split()[0]} and --as torchrun exclude each other" in err
+    assert not launched.runs
+
+
+def test_threads_and_workers_may_be_chosen_as_mods_for_a_script_that_distributes_itself(launched, paceline_):
+    code, *_ = paceline_("run", "--as", "torchrun", "--mod", "workers=2", "--mod", "threads=1", "train.py")
+    assert code == 0
+    assert launched.runs[0].workers == 2
+
+
 def test_the_noise_scale_is_shown_and_told(launched, paceline_, monkeypatch):
     def measured(run, **how):
         lines = [

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline.data as pd
+from paceline import settings
 from paceline.errors import UsageError
 
 UNITS = [5, 0, 9, 3, 7, 1, 12]  # lengths of what stands for files
@@ -283,6 +284,13 @@ def test_the_launchers_place_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert [number for _, number in indexed(8).shard()] == [1, 4, 7]
+
+
+def test_a_place_from_pacelines_own_launcher_needs_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_given", None)  # undone afterwards
+    settings.use(settings.WorkerSettings(run=settings.RunSettings(script=""), record="", rank=2, world=3))
+    monkeypatch.setenv("RANK", "1")
+    assert [number for _, number in indexed(8).shard()] == [2, 5]
 
 
 def test_arrays_resume_in_the_middle_too() -> None:

@@ -38,7 +38,8 @@ for step in range(10**9):
     if rank == 1 and step == 20:
         print("the last thing I said")
         os.kill(os.getpid(), signal.SIGKILL)
-"""
+""",
+        launch_as="torchrun",
     )
     outcome = launched.outcome
     assert (outcome.exit_code, outcome.failed_rank) == (128 + signal.SIGKILL, 1)
@@ -80,8 +81,9 @@ def test_a_run_ends_soon_after_a_worker_failed(play: Play) -> None:
     launched = play(
         """
         import os, signal, sys, time
+        from paceline.settings import of_this_process
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if os.environ["RANK"] == "1":
+        if of_this_process().rank == 1:
             while not os.path.exists(__file__ + ".ready"):
                 time.sleep(0.01)
             raise ValueError("no more")
@@ -105,7 +107,8 @@ def inner():
 if rank == 1:
     inner()
 """
-        + WAIT_FOR_EACH_OTHER
+        + WAIT_FOR_EACH_OTHER,
+        launch_as="torchrun",
     )
     outcome = launched.outcome
     assert (outcome.exit_code, outcome.failed_rank, outcome.cause) == (1, 1, "raised ValueError: bad luck")
@@ -158,9 +161,10 @@ def test_a_lost_peer_is_never_the_cause(play: Play) -> None:
     launched = play(
         """
         import os, signal, sys, time
+        from paceline.settings import of_this_process
         from paceline.errors import PeerLostError
         told = __file__ + ".told"
-        if os.environ["RANK"] == "0":
+        if of_this_process().rank == 0:
             import atexit
             atexit.register(lambda: open(told, "w").close())
             raise PeerLostError("worker 1 is gone")
@@ -180,7 +184,8 @@ def test_a_failed_collective_of_the_scripts_own_group_is_not_the_cause(play: Pla
 if rank == 1:
     os._exit(7)
 """
-        + WAIT_FOR_EACH_OTHER
+        + WAIT_FOR_EACH_OTHER,
+        launch_as="torchrun",
     )
     assert (launched.outcome.exit_code, launched.outcome.failed_rank) == (7, 1)
     assert launched.outcome.cause == "exited with code 7"
@@ -207,8 +212,9 @@ def test_one_worker_that_is_done_waits_for_the_others(play: Play) -> None:
     launched = play(
         """
         import os, time
+        from paceline.settings import of_this_process
         done = __file__ + ".done"
-        if os.environ["RANK"] == "0":
+        if of_this_process().rank == 0:
             open(done, "w").close()
         else:
             while not os.path.exists(done):
@@ -224,10 +230,11 @@ def test_one_worker_that_is_done_waits_for_the_others(play: Play) -> None:
 def test_a_crash_in_c_leaves_a_python_stack(play: Play) -> None:
     launched = play(
         """
-        import ctypes, os, time
+        import ctypes, time
+        from paceline.settings import of_this_process
         def crash():
             ctypes.string_at(0)
-        if os.environ["RANK"] == "1":
+        if of_this_process().rank == 1:
             crash()
         time.sleep(1000)
         """

@@ -20,10 +20,11 @@ from paceline.settings import RunSettings
 
 TRAINING = """
 import os, sys, torch
+from paceline.settings import of_this_process
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(1, 100):
-    if step == 8 and os.environ["RANK"] == "1":
+    if step == 8 and of_this_process().rank == 1:
         {fault}
     optimizer.zero_grad()
     model(torch.ones(8, 4)).pow(2).mean().backward()
@@ -101,7 +102,8 @@ def test_a_wrong_call_of_the_scripts_own_group_is_its_cause(play: Play) -> None:
         if dist.get_rank() == 1:
             dist.all_gather([ones], ones)
         dist.all_reduce(ones)
-        """
+        """,
+        launch_as="torchrun",
     )
     assert launched.outcome.failed_rank == 1
     assert "invalid output tensor list" in launched.outcome.cause

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from paceline.launch.placement import environment, free_ports, place
-from paceline.settings import RunSettings
+from paceline.settings import LAUNCHER_VARIABLES, RunSettings
 from paceline.topology import Core, Host
 
 
@@ -49,7 +51,21 @@ def test_a_physical_core_gets_one_thread() -> None:
 def test_a_lone_worker_is_left_as_plain_python_would_be() -> None:
     (worker,) = place(run(1), host(8), own_threads=5)
     assert (worker.cores, worker.threads) == ((), 5)
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in environment(worker, free_ports(2))
+    assert environment(worker) == {"OMP_NUM_THREADS": "5"}
+
+
+def test_as_torchrun_the_variables_are_torchruns() -> None:
+    placed = place(run(2, launch_as="torchrun"), host(4, gpus=2), own_threads=4)[1]
+    added = environment(dataclasses.replace(placed, record="runs/mine", store_port=1234))
+    assert (added["RANK"], added["WORLD_SIZE"], added["LOCAL_RANK"], added["LOCAL_WORLD_SIZE"]) == ("1", "2", "1", "2")
+    assert (added["GROUP_RANK"], added["GROUP_WORLD_SIZE"], added["ROLE_RANK"]) == ("0", "1", "1")
+    assert (added["MASTER_ADDR"], added["MASTER_PORT"]) == ("127.0.0.1", "1234")
+    assert (added["TORCHELASTIC_RUN_ID"], added["TORCHELASTIC_RESTART_COUNT"]) == ("mine", "0")
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in added, "no agent serves a store at that port"
+    assert added["CUDA_VISIBLE_DEVICES"] == "0,1", "the script chooses by LOCAL_RANK"
+    assert placed.gpus == ("1", "0")
+    more = added.keys() - {"OMP_NUM_THREADS", "KMP_BLOCKTIME", "CUDA_VISIBLE_DEVICES"}
+    assert more <= set(LAUNCHER_VARIABLES), "all of them are dropped where they are inherited"
 
 
 def test_more_workers_than_cores_go_round() -> None:
@@ -73,10 +89,10 @@ def test_the_user_decides_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_sees_its_own_gpu_first_and_the_others_behind_it() -> None:
     workers = place(run(3), host(4, gpus=3), own_threads=4)
     assert [worker.gpus for worker in workers] == [("0", "1", "2"), ("1", "2", "0"), ("2", "0", "1")]
-    assert environment(workers[1], free_ports(4))["CUDA_VISIBLE_DEVICES"] == "1,2,0"
+    assert environment(workers[1])["CUDA_VISIBLE_DEVICES"] == "1,2,0"
     shared = place(run(2), host(4, gpus=1), own_threads=4)
     assert [worker.gpus for worker in shared] == [("0",), ("0",)]
-    assert "CUDA_VISIBLE_DEVICES" not in environment(place(run(1), host(2), own_threads=2)[0], free_ports(2))
+    assert "CUDA_VISIBLE_DEVICES" not in environment(place(run(1), host(2), own_threads=2)[0])
 
 
 def test_ports_are_different() -> None:

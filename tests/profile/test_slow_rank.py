@@ -11,11 +11,12 @@ from paceline.tables.records import read_record
 from paceline.tables.stragglers import stragglers
 
 SCRIPT = """
-import os, time, torch
+import time, torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from paceline.settings import of_this_process
 
-SLOW, WHERE = os.environ["RANK"] == "1", "{where}"
+SLOW, WHERE = of_this_process().rank == 1, "{where}"
 
 class Numbers(Dataset):
     def __len__(self):

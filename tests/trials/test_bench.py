@@ -100,7 +100,8 @@ def test_out_of_memory_is_a_result(bench):
 
 
 def test_out_of_memory_on_one_worker_ends_the_trial_for_all(bench):
-    more = "kept = [torch.ones(4 << 20) for _ in range(step * int(__import__('os').environ['RANK']))]"
+    own = "from paceline.settings import of_this_process as own"
+    more = f"{own}; kept = [torch.ones(4 << 20) for _ in range(step * own().rank)]"
     measured = bench(train(more=more), workers=2).measure("one", memory_limit=150 << 20)
     assert measured.status == "memory"
     assert "(worker 1)" in measured.message

@@ -19,9 +19,10 @@ WORK = 0.02  # seconds a step of one worker: shared out among several
 REAL = "from time import sleep as spend\n"
 
 SCRIPT = f"""
-import os, sys
+import sys
 import torch
 from torch.utils.data import DataLoader, Dataset
+from paceline.settings import of_this_process
 
 cause, trouble = sys.argv[1], {TROUBLE}
 
@@ -48,7 +49,7 @@ class Data(Dataset):
 
 class Model(torch.nn.Linear):
     def forward(self, x):
-        if cause == "compute" or (cause == "imbalance" and os.environ["RANK"] == "1"):
+        if cause == "compute" or (cause == "imbalance" and of_this_process().rank == 1):
             spend(trouble)
         spend({WORK} * len(x) / 8)
         return super().forward(x)

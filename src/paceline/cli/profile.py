@@ -14,7 +14,7 @@ from paceline.cli import prove
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr
 from paceline.cli.tables.findings import show_findings
@@ -72,7 +72,7 @@ Top = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedOrTraced(ScriptOptionsWithView):
+class AskedOrTraced(ScriptOptionsWithLauncher):
     """The script options, with an optional script: --trace needs none."""
 
     script: options.Script = ""
@@ -128,6 +128,11 @@ def profile(
         return
     if not asked.script:
         raise UsageError("SCRIPT is missing.", advice="Type: paceline profile train.py")
+    if prove_it and asked.launch_as is not None:
+        raise UsageError(
+            f"--prove tries mods, and with --as {asked.launch_as} no mod is applied: the script distributes itself.",
+            advice="Leave out --prove, or --as.",
+        )
     settings = replace(
         asked.settings(),
         workers=options.default_workers() if workers is None else workers,
@@ -150,12 +155,14 @@ def profile(
             raise
         # The script failed before any step was traced; the launcher has printed the error.
         if json:
-            session.print_document(failure(outcome))
+            session.print_document(failure(outcome) | {"as": settings.launch_as})
     else:
         code = 0
         if prove_it and outcome.exit_code == 0:
             code = prove.carry_out(session, settings, told.findings, budget=seconds, console=console, quiet=quiet)
-        _tell(told, session, console, top=top, json=json, quiet=quiet, more=failure(outcome))
+        _tell(
+            told, session, console, top=top, json=json, quiet=quiet, more=failure(outcome) | {"as": settings.launch_as}
+        )
         if code:
             raise typer.Exit(code)
     raise typer.Exit(outcome.exit_code)

@@ -13,7 +13,7 @@ from rich.console import Console
 from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
@@ -25,7 +25,7 @@ from paceline.record import new_folder
 from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
-from paceline.settings import Batch, Compression
+from paceline.settings import Batch, Compression, Launcher
 from paceline.topology import discover
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.tune.candidates import together
@@ -116,6 +116,7 @@ def add_to(app: typer.Typer) -> None:
         cls=verb(
             "paceline run -n 4 train.py --epochs 3",
             "paceline run -n 4 -m package.train --epochs 3",
+            "paceline run -n 4 --as torchrun train_ddp.py",
         ),
         context_settings=options.SCRIPT_LAST,
     )(run)
@@ -124,7 +125,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def run(
     context: typer.Context,
-    asked: ScriptOptionsWithView,
+    asked: ScriptOptionsWithLauncher,
     workers: options.Workers = None,
     batch: BatchOption = "keep",
     steps: Steps = None,
@@ -196,26 +197,28 @@ def run(
         console.print(outcome.message, style="red", soft_wrap=True)
     noise = find_noise(session.record) if noise_scale else None
     if not quiet:
-        show_summary(console, summary, session)
+        show_summary(console, summary, session, launch_as=settings.launch_as)
         if noise_scale and summary.steps:
             show_noise(console, noise, summary.samples / summary.steps)
     if json:
-        told = document(summary, outcome)
+        told = document(summary, outcome) | {"as": settings.launch_as}
         session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
     raise typer.Exit(outcome.exit_code)
 
 
-def show_summary(console: Console, summary: Summary, session: Session) -> None:
+def show_summary(console: Console, summary: Summary, session: Session, *, launch_as: Launcher | None = None) -> None:
     """Prints the summary at the end of a run."""
     console.print()
     if summary.steps == 0:
-        whole = ": every worker ran all of the script" if summary.workers > 1 else ""
+        whole = ": every worker ran all of the script" if summary.workers > 1 and launch_as is None else ""
         console.print(
             f"{count(summary.workers, 'worker')} · {seconds(summary.seconds)} · no optimizer step was made{whole}",
             soft_wrap=True,
         )
     else:
         head = [count(summary.workers, "worker"), count(summary.steps, "step"), seconds(summary.seconds)]
+        if launch_as is not None:
+            head.append(f"as {launch_as}")
         if summary.view:
             head.append(f"{summary.view} view")
         if summary.samples_per_s > 0:

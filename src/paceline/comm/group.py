@@ -36,6 +36,8 @@ from paceline.record.phases import COMMUNICATION, EVALUATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
 
+# Bound before `script/own_gpu.py` patches torch's function: the workers need the count that the script does not see.
+count_gpus = torch.cuda.device_count
 CONNECTING = "start-up: connecting all workers"
 
 
@@ -233,15 +235,14 @@ class Group:
     def _nccl(self) -> Any:
         """The NCCL group, created at the first CUDA tensor; None if workers share a GPU."""
         if self._cuda is None:
-            own_gpu = torch.cuda.device_count() >= self._local_world
+            own_gpu = count_gpus() >= self._local_world
             if self.backend == "nccl" or (own_gpu and dist.is_nccl_available()):
                 store = self.store("cuda")
                 self._cuda = dist.ProcessGroupNCCL(store, self.rank, self.world)  # type: ignore[call-arg]
             else:
                 self._cuda = False
                 self.pulse.notice(
-                    f"{self._local_world} workers share {torch.cuda.device_count()} GPU(s): "
-                    "collectives go through the host."
+                    f"{self._local_world} workers share {count_gpus()} GPU(s): collectives go through the host."
                 )
         return self._cuda or None
 

@@ -63,7 +63,7 @@ def place() -> tuple[int, int]:
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    from paceline.settings import from_environment
+    from paceline.settings import of_this_process
 
-    settings = from_environment()
+    settings = of_this_process()
     return settings.rank, settings.world

@@ -220,7 +220,7 @@ class Pipeline:
 
     def shard(self, rank: int | None = None, world: int | None = None) -> Pipeline:
         """This worker's part: every sample goes to one worker, once an epoch. `rank` and `world` default to those of
-        torch.distributed, or of the launcher (RANK, WORLD_SIZE). Every worker calls `shard`, with the same pipeline."""
+        torch.distributed, or else of the launcher. Every worker calls `shard`, with the same pipeline."""
         if rank is None or world is None:
             rank, world = place()
         if not 0 <= rank < world:

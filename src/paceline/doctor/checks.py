@@ -290,7 +290,8 @@ def launcher() -> Check:
         name="other launchers",
         ok=False,
         found=", ".join(f"{name}={value}" for name, value in found.items()),
-        advice=f"unset {' '.join(found)}   (paceline sets them for its workers)",
+        advice=f"unset {' '.join(found)}   (`paceline run` ignores them; a script with paceline.Mirrored() under plain "
+        "python waits for other workers)",
     )
 
 

@@ -69,6 +69,7 @@ def launch(
         arguments=list(run.arguments),
         settings=dataclasses.asdict(run),
         mods=list(run.mods),
+        strategy="mirrored" if run.launch_as is None else "script",
         versions=_versions(),
         topology=dataclasses.asdict(host) | (placed.recorded if placed else {}),
         started=time.time(),
@@ -120,11 +121,34 @@ def _check_mods(run: RunSettings) -> None:
             )
 
 
+def _check_launcher(run: RunSettings) -> None:
+    """UsageError if an option asks Paceline to change a script that distributes itself."""
+    if run.launch_as is None:
+        return
+    changes = {
+        "--view": run.view != "auto",
+        "--batch": run.batch != "keep",
+        "--batch-dim": run.batch_dim != 0,
+        "--whole": bool(run.whole),
+        "--sync-bn": run.sync_bn,
+        "--compression": run.compression != "none",
+        "--noise-scale": run.noise_scale,
+    } | {f"--mod {one}": one.entry.name not in ("workers", "threads") for one in catalog.parse(run.mods)}
+    asked = [option for option, is_asked in changes.items() if is_asked]
+    if asked:
+        raise UsageError(
+            f"{asked[0]} and --as {run.launch_as} exclude each other: with --as, the script distributes itself and "
+            "Paceline changes nothing.",
+            advice="Leave one of the two options out.",
+        )
+
+
 def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
     """UsageError if a run cannot be started with these settings."""
     if run.workers < 1:
         raise UsageError(f"-n {run.workers}: a run needs at least one worker.", advice="Type: -n 1")
     _check_mods(run)
+    _check_launcher(run)
     most = _MOST_PER_CORE * host.usable_cores
     if run.workers > most and not oversubscribe:
         raise UsageError(
@@ -227,7 +251,7 @@ def _orders(
     record: Path,
     channel: ControlChannel,
 ) -> list[messages.SpawnOrder]:
-    port, *ports = placement.free_ports(run.workers + 2)
+    (port,) = placement.free_ports(1)
     orders = []
     for worker in placement.place(run, host, own_threads=own_threads, near=near):
         settings = dataclasses.replace(
@@ -238,7 +262,7 @@ def _orders(
             control_key=channel.key,
             token=channel.token,
         )
-        orders.append(messages.SpawnOrder(settings, placement.environment(settings, ports)))
+        orders.append(messages.SpawnOrder(settings, placement.environment(settings)))
     return orders
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
+from pathlib import Path
 
 from paceline.mods import catalog
 from paceline.settings import RunSettings, WorkerSettings, asked_threads
@@ -37,23 +37,12 @@ def place(run: RunSettings, host: Host, *, own_threads: int, near: tuple[int | N
     return workers
 
 
-def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
-    """The variables that the launcher adds to a worker's environment. `ports` are free ports: one for JAX's
-    coordinator, then one per worker for TensorFlow."""
-    tasks = [f"{worker.store_host}:{port}" for port in ports[1:]]
-    added = {
-        "RANK": str(worker.rank),
-        "WORLD_SIZE": str(worker.world),
-        "LOCAL_RANK": str(worker.local_rank),
-        "LOCAL_WORLD_SIZE": str(worker.local_world),
-        "MASTER_ADDR": worker.store_host,
-        "MASTER_PORT": str(worker.store_port),
-        "OMP_NUM_THREADS": str(worker.threads),
-        "TF_CONFIG": json.dumps({"cluster": {"worker": tasks}, "task": {"type": "worker", "index": worker.rank}}),
-        "JAX_COORDINATOR_ADDRESS": f"{worker.store_host}:{ports[0]}",
-        "JAX_NUM_PROCESSES": str(worker.world),
-        "JAX_PROCESS_ID": str(worker.rank),
-    }
+def environment(worker: WorkerSettings) -> dict[str, str]:
+    """The variables that the launcher adds to a worker's environment, after it has dropped those of other launchers.
+    The script finds its rank there only with `--as torchrun`."""
+    added = {"OMP_NUM_THREADS": str(worker.threads)}
+    if worker.run.launch_as == "torchrun":
+        added |= _of_torchrun(worker)
     if worker.world > 1:
         # Intel's OpenMP spins for 200 ms after each parallel region, which takes CPU time from other workers on the
         # core. OMP_PLACES and KMP_AFFINITY are not set: they bind the main thread, hence every loader process, to one
@@ -62,8 +51,31 @@ def environment(worker: WorkerSettings, ports: list[int]) -> dict[str, str]:
     if worker.run.profile is not None:
         added["KINETO_LOG_LEVEL"] = "99"  # by default torch's profiler prints its start and stop on the terminal
     if worker.gpus:
-        added["CUDA_VISIBLE_DEVICES"] = ",".join(worker.gpus)
+        # A script that distributes itself chooses its GPU by LOCAL_RANK, from a list that is the same on all workers.
+        seen = _rotated(worker.gpus, -worker.local_rank) if worker.run.launch_as else worker.gpus
+        added["CUDA_VISIBLE_DEVICES"] = ",".join(seen)
     return added
+
+
+def _of_torchrun(worker: WorkerSettings) -> dict[str, str]:
+    """The variables that torchrun sets on one host. TORCHELASTIC_USE_AGENT_STORE is missing: no agent serves a store
+    at MASTER_PORT, so a script that opens a store there itself must serve it on rank 0."""
+    return {
+        "RANK": str(worker.rank),
+        "WORLD_SIZE": str(worker.world),
+        "LOCAL_RANK": str(worker.local_rank),
+        "LOCAL_WORLD_SIZE": str(worker.local_world),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(worker.rank),
+        "ROLE_WORLD_SIZE": str(worker.world),
+        "MASTER_ADDR": worker.store_host,
+        "MASTER_PORT": str(worker.store_port),
+        "TORCHELASTIC_RUN_ID": Path(worker.record).name or "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
 
 
 def free_ports(count: int) -> list[int]:

@@ -96,7 +96,7 @@ class Watch:
         self.pids: list[int] = []
         self._inspector = stall.Inspector(run.stall_warning, run.stall_abort, tells_quiet=run.staged)
         self._patience = Patience(zygote, run.stall_warning, run.stall_abort)
-        self._failures = Failures()
+        self._failures = Failures(own_group=run.launch_as is not None)
         self._live: set[int] = set()
         self._ended_well: set[int] = set()
         self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves, whose last heartbeat may be unread

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from paceline.comm.call_site import script_line
+from paceline.comm.group import count_gpus
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts, SaveFacts, facts_path
 from paceline.record.folder import unwritable
 from paceline.record.private import write_file
@@ -59,7 +60,7 @@ class Gathering:
         facts = self.facts
         facts.threads = torch.get_num_threads()
         facts.backend = dist.get_backend() if dist.is_initialized() else self._stage.group.backend
-        facts.gpus = torch.cuda.device_count()
+        facts.gpus = count_gpus()
         facts.tf32 = torch.get_float32_matmul_precision() != "highest"
         facts.tf32_convolutions = bool(torch.backends.cudnn.allow_tf32)
         facts.cudnn_benchmark = bool(torch.backends.cudnn.benchmark)

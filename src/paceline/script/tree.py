@@ -1,7 +1,7 @@
 """Nested batches and outputs: lists their tensors in order, and rebuilds the same nest with other leaves.
 
-Knows lists, tuples, named tuples, dictionaries and their subclasses, dataclasses, and other objects that hold tensors in
-their attributes (a cache of keys and values, a distribution). Everything else is a leaf.
+Knows lists, tuples, named tuples, dictionaries and their subclasses, dataclasses, and other objects that hold tensors
+in their attributes (a cache of keys and values, a distribution). Everything else is a leaf.
 """
 
 from __future__ import annotations

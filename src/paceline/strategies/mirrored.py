@@ -59,7 +59,7 @@ class Mirrored:
     def on_stage(self, stage: Stage) -> None:
         """Joins a run: subscribes to the seams of its stage."""
         self.stage, self.group = stage, stage.group
-        if self.group.world > 1:
+        if self._is_needed():
             self.group.compress(self.compression)
             self._buckets = Buckets(self.group, self._average_unbucketed)
             self.tuner = BucketTuner(self.group, self._buckets) if stage.run.autotune else None
@@ -168,8 +168,12 @@ class Mirrored:
 
     def on_enough(self) -> None:
         """The run ends before the script does, after the same step on all workers: the last update is compared."""
-        if self.group.world > 1:
+        if self._is_needed():
             self._agreement.on_end()
+
+    def _is_needed(self) -> bool:
+        """False with one worker, and if the script distributes itself."""
+        return self.group.world > 1 and not self.stage.aside
 
     # -- parameters ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.settings import Backend, View
+from paceline.settings import Backend, Launcher, View
 from paceline.topology import discover
 
 # Arguments after the script belong to the script, so parsing stops there.
@@ -35,6 +35,16 @@ Workers = Annotated[
         metavar="N",
         help="Number of workers.",
         show_default="one per GPU",
+        rich_help_panel=HOW,
+    ),
+]
+LaunchAs = Annotated[
+    Launcher | None,
+    typer.Option(
+        "--as",
+        help="Run a script that distributes itself, with this launcher's environment variables. Paceline splits "
+        "nothing.",
+        show_default=False,
         rich_help_panel=HOW,
     ),
 ]

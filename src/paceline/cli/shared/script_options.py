@@ -62,6 +62,16 @@ class ScriptOptionsWithView(ScriptOptions):
         return replace(ScriptOptions.settings(self), view=self.view, sync_bn=self.sync_bn)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptOptionsWithLauncher(ScriptOptionsWithView):
+    """The same for verbs that also run a script that distributes itself."""
+
+    launch_as: options.LaunchAs = None
+
+    def settings(self) -> RunSettings:
+        return replace(ScriptOptionsWithView.settings(self), launch_as=self.launch_as)
+
+
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorates a verb whose parameter `asked` is one of the classes above."""
     own = dict(inspect.signature(verb, eval_str=True).parameters)

@@ -19,12 +19,12 @@ from paceline.comm.link.client import within
 from paceline.comm.measuring import collectives, devices, pairs
 from paceline.comm.measuring.plan import MeasuringPlan, Report, in_words
 from paceline.comm.memory.engine import MemoryEngine
-from paceline.settings import from_environment
+from paceline.settings import of_this_process
 
 
 def main(path: str) -> None:
     plan = msgspec.json.decode(Path(path).read_bytes(), type=MeasuringPlan)
-    settings = from_environment()
+    settings = of_this_process()
     with open(plan.report, "ab", buffering=0) as file:
         for report in _reports(plan, settings.world, settings.rank, settings):
             if settings.rank == 0:

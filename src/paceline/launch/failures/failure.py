@@ -24,6 +24,7 @@ _PARTED = (
     "made different numbers of steps.\n"
     "Look for a branch of the script that depends on time, on unseeded randomness or on the process."
 )
+_LEFT_OWN_GROUP = "\n\nWorker {left} had come to the end of the script before, after step {step}."
 _LEFT = (
     "\nWorker {rank} ended before the last line of the script, without an exception and without sys.exit(). Worker "
     "{waits} was waiting for it.\nLook for os._exit(0), or for a library that ends the process."
@@ -94,7 +95,9 @@ class Left:
 class Failures:
     """Collects failures until the cause can be named."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_group: bool = False) -> None:
+        """`own_group`: the script distributes itself, and its collectives are not Paceline's to judge."""
+        self._own_group = own_group
         self._by_rank: dict[int, Failure] = {}
         self.left: dict[int, Left] = {}  # by rank
 
@@ -121,6 +124,8 @@ class Failures:
         hard = [rank for rank, left in self.left.items() if not left.said_farewell]
         rank = min(hard or self.left)
         step = self.left[rank].step
+        if not hard and self._own_group:
+            return dataclasses.replace(waits, text=waits.text + _LEFT_OWN_GROUP.format(left=rank, step=step))
         if not hard:
             text = _PARTED.format(rank=waits.rank, left=rank, step=step)
             return dataclasses.replace(waits, cause="raised PartedError", error="PartedError", text=text)

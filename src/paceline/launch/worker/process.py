@@ -27,7 +27,7 @@ from paceline.launch.worker import offspring
 from paceline.launch.worker.worker_main import perform
 from paceline.record.folder import open_log
 from paceline.script import memory_limit
-from paceline.settings import WorkerSettings
+from paceline.settings import LAUNCHER_VARIABLES, WorkerSettings, use
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,6 +54,7 @@ def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[in
     multiprocessing.current_process()._config["tempdir"] = spawn.scratch  # type: ignore[attr-defined]
     offspring.hush()
     settings = order.settings
+    use(settings)
     link, *pipes = descriptors
     LinkSocket(link).use()
     _take_share(settings, order.environment)
@@ -111,6 +112,8 @@ def _leave_the_zygote(parent: int) -> None:
 
 
 def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
+    for name in LAUNCHER_VARIABLES:  # of the shell that Paceline was started from, such as a torchrun worker's
+        os.environ.pop(name, None)
     os.environ.update(environment)
     if settings.cores:
         try:

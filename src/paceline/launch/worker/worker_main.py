@@ -11,7 +11,7 @@ from paceline.comm.stopwatch import Stopwatch
 from paceline.mods import catalog
 from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter, write_tuning
-from paceline.script import rng
+from paceline.script import own_gpu, rng
 from paceline.script.notices import Notices
 from paceline.script.output.rank0 import Voice
 from paceline.script.recorder import EnoughSteps, Recorder
@@ -36,6 +36,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         group.watch.on_span = partial(timeline.add, "phases")
     stage = Stage(run, group)
     stage.ending.stern = True
+    stage.aside = run.launch_as is not None
     for asked in catalog.parse(run.mods):
         catalog.load(asked).on_stage(stage)
     mirrored = Mirrored(compression=run.compression)
@@ -59,16 +60,20 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         from paceline.converge.sharpness.solution import SolutionMeter
 
         solution = SolutionMeter(stage, folder, run.sharpness)
-    if settings.rank:
+    if settings.rank and not stage.aside:
         Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
     instrument.find(stage)
     if solution is not None:
         solution.install()
     self_distributed.watch(stage)
     api.take_stage(stage, folder)
-    rng.start(run.seed + run.seed_shift)
-    rng.shift(run.seed_shift)
-    pulse.view = stage.views.name
+    if stage.aside:
+        self_distributed.seed(run, settings.rank)
+    else:
+        rng.start(run.seed + run.seed_shift)
+        rng.shift(run.seed_shift)
+        own_gpu.show()
+        pulse.view = stage.views.name
     try:
         play(run)
     except EnoughSteps:

@@ -16,7 +16,7 @@ from paceline.record.logged import Logged, logged_path
 from paceline.record.writer import StepWriter
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import Stage
-from paceline.settings import from_environment
+from paceline.settings import RunSettings, of_this_process
 
 _stage: Stage | None = None  # of this process: made by the worker's start-up or by `attach`
 _folder: Path | None = None  # of its record
@@ -74,11 +74,20 @@ def log(**numbers: float) -> None:
 
 def attach(strategy: Any, modules: list[nn.Module]) -> None:
     """Distributes these modules with this strategy. Every worker calls it; the first call connects the workers."""
+    global _stage
     if _stage is None:
-        settings = from_environment()
-        stage = Stage(settings.run, Group(settings), only=modules)
-        strategy.on_stage(stage)
-        instrument.find(stage)
-        take_stage(stage)
+        settings = of_this_process()
+        take_stage(_distributing(strategy, modules, settings.run, Group(settings)))
+    elif (
+        _stage.aside
+    ):  # under `paceline run --as torchrun`, which only records: the script distributes itself, with this
+        _stage = _distributing(strategy, modules, _stage.run, _stage.group)
     elif _stage.only is not None:
         _stage.only.update(modules)
+
+
+def _distributing(strategy: Any, modules: list[nn.Module], run: RunSettings, group: Group) -> Stage:
+    stage = Stage(run, group, only=modules)
+    strategy.on_stage(stage)
+    instrument.find(stage)
+    return stage

@@ -39,7 +39,7 @@ def find(stage: Stage) -> Callable[[], None]:
         _patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
         _patch(torch, "save", _saves(stage, torch.save)),
         loading.find(stage),
-        *(_between_workers(stage) if stage.group.world > 1 else ()),
+        *(_between_workers(stage) if stage.group.world > 1 and not stage.aside else ()),
         register_optimizer_step_pre_hook(lambda optimizer, *_: _before_step(stage, optimizer)).remove,
         register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
     ]
@@ -54,7 +54,8 @@ def find(stage: Stage) -> Callable[[], None]:
 
 
 def _between_workers(stage: Stage) -> list[Callable[[], None]]:
-    """The patches that are needed only if work is split: a run with one worker does not pay for them."""
+    """The patches that are needed only if Paceline splits work: a run with one worker, and one whose script distributes
+    itself, do not pay for them."""
     return [
         _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         *_slice_view_readings(stage),

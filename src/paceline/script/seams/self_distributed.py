@@ -1,37 +1,110 @@
-"""Steps aside for a script that distributes itself.
+"""Scripts that distribute themselves: run as they are with `--as torchrun`, refused without.
 
-A script that makes its own process group (by hand, or through DDP, FSDP, Fabric, Accelerate or Lightning) splits its
-own work: Paceline then launches and records the workers, and changes no number and no file.
+A script that makes its own process group (by hand, or through Fabric, Accelerate or Lightning) splits its own work.
+With `--as torchrun` Paceline launches and records the workers, and changes no number and no file. Without `--as` the
+script gets no rank, so that a script with two branches takes its single-process branch. A script that makes a process
+group all the same is refused, with the command to type.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import random
+import shlex
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
 from paceline.comm.link.client import LinkStore, link_of_this_process
+from paceline.errors import ScriptError
+from paceline.script.chance import kind_of
+from paceline.script.seams import api
 from paceline.script.seams.stage import Stage
+from paceline.settings import RunSettings
+
+ALONE = (
+    "--as {launcher}: the script made no process group, so each of the {world} workers ran all of it. If the script is "
+    "written for one process, leave --as out: Paceline then splits its work."
+)
 
 
 def watch(stage: Stage) -> None:
-    """From now on the stage steps aside when the script makes a process group of its own."""
-    modules: list[Any] = [dist, dist.distributed_c10d]
-    for module in modules:
-        module.init_process_group = _aside(stage, module.init_process_group)
+    """From now on the script's process groups are made in the launcher's store; without `--as` they are refused."""
+    plain = dist.init_process_group
+    new = _joins(stage, plain) if stage.aside else _refuses(stage)
+    # torch's own modules (device_mesh) have imported the function by name.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and module.__dict__.get("init_process_group") is plain:
+            module.init_process_group = new  # type: ignore[attr-defined]
 
 
-def _aside(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+def seed(run: RunSettings, rank: int) -> None:
+    """Seeds the script's streams differently on each worker, as processes of torchrun are. Workers are forks of one
+    process, so without a seed their streams would be equal."""
+    random.seed(own := run.seed + run.seed_shift + rank)
+    np.random.seed(own % 2**32)
+    torch.manual_seed(own)
+
+
+def command(run: RunSettings) -> str:
+    """The command that runs this script as one that distributes itself."""
+    script = ["-m", run.script] if run.module else [run.script]
+    return shlex.join(["paceline", "run", "-n", str(run.workers), "--as", "torchrun", *script, *run.arguments])
+
+
+def _refuses(stage: Stage) -> Callable[..., Any]:
+    pid = os.getpid()
+
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        if not stage.aside:
-            stage.aside, stage.pulse.view = True, ""
-            if stage.group.world > 1:
-                stage.pulse.notice(
-                    "The script makes its own process group: Paceline steps aside. Paceline starts, watches and "
-                    "records the workers, and leaves splitting and averaging to the script."
-                )
+        error = ScriptError(
+            f"{_own_line(stage.run)} calls torch.distributed.init_process_group: the script distributes itself, but "
+            "`paceline run` started it as a script for a single process.",
+            advice=f"Type: {command(stage.run)}",
+        )
+        # A fork of the worker has no channel to the launcher.
+        raise error if os.getpid() != pid else stage.ending.carry(error)
+
+    return init_process_group
+
+
+def _own_line(run: RunSettings) -> str:
+    """The innermost running line of the script's own files, as file:line. A library that makes the process group
+    (Accelerate, Lightning) is passed over: the user can change only the line that called it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        kind = kind_of(frame.f_code.co_filename)
+        # With -m, the script itself may be a module of an installed package.
+        if kind == "script" or (kind == "library" and frame.f_globals.get("__name__") == "__main__"):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return run.script
+
+
+class _Joined:
+    """Notes whether the script has made a process group."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.joined = stage, False
+        stage.subscribe(self)
+
+    def on_end(self) -> None:
+        run, world = self.stage.run, self.stage.group.world
+        by_api = api.current() is not self.stage  # paceline.Mirrored().distribute(…) brought its own stage
+        if not self.joined and not by_api and world > 1:
+            self.stage.pulse.notice(ALONE.format(launcher=run.launch_as, world=world))
+
+
+def _joins(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    state = _Joined(stage)
+    signature = inspect.signature(plain)
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        state.joined = True
         given = signature.bind(*args, **kwargs).arguments
         link = link_of_this_process()
         if link is None or given.get("store") or given.get("init_method") not in (None, "env://"):
@@ -42,5 +115,4 @@ def _aside(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
         given["world_size"] = stage.group.world if given.get("world_size", -1) < 0 else given["world_size"]
         plain(**given | {"init_method": None, "store": LinkStore(link, "script/")})
 
-    signature = inspect.signature(plain)
     return init_process_group
