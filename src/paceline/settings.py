@@ -47,7 +47,6 @@ class RunSettings:
     batch: Batch = "keep"
     batch_dim: int = 0
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
-    sync_bn: bool = False
     threads: int | None = None  # per worker; None: its share of the cores
     steps: int | None = None  # stop after this number of steps
     enough: float = 0.0  # stop after this many seconds of settled steps, but not before ten steps; 0: no limit

@@ -98,10 +98,9 @@ class SlicedCalls:
         prove: Callable[..., SlicePlan | None],
         inside: Callable[[], Any],
         averages: Averages,
-        *,
-        sync_bn: bool,
+        norms_see_batch: Callable[[], bool],
     ) -> None:
-        self.group, self._together, self._sync_bn = group, together, sync_bn
+        self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
         self.gathered, self.seconds = 0, 0.0  # bytes and seconds of gathering since the last reset
         self.proving = 0.0  # seconds spent on proofs since the last reset
         self.split: Split | None = None  # of the current call
@@ -221,7 +220,7 @@ class SlicedCalls:
             return []
         left = self._begun.unfinished
         but = [] if left is None else [buffer for buffer, _ in left.buffers]
-        return equal_buffers(self._begun.module, norms=self._sync_bn, but=but)
+        return equal_buffers(self._begun.module, norms=self._norms_see_batch(), but=but)
 
     def _flags(self, module: nn.Module) -> Hashable:
         """The values by which a script may switch a model's behaviour: texts and flags in its modules' attributes.
