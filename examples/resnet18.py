@@ -1,8 +1,8 @@
 """A ResNet-18 in the ImageNet layout, with batch norm, on 32x32 pictures of CIFAR-10's shape.
 
 python examples/resnet18.py
-paceline run -n 2 --sync-bn examples/resnet18.py      # batch norm over the whole batch, as in one process
-paceline run -n 2 examples/resnet18.py                # each worker normalises its own slice, as under DDP
+paceline run -n 2 examples/resnet18.py                   # batch norm over the whole batch, as in one process
+paceline run -n 2 --mod bn=local examples/resnet18.py    # each worker normalises its own slice, as under DDP
 
 python examples/resnet18.py --epochs 1 --train-size 500 --batch-size 64    # a few seconds
 python examples/resnet18.py --data DIR --epochs 20                         # the real CIFAR-10

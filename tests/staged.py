@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import batch_norm
 from paceline.settings import RunSettings, WorkerSettings
 from paceline.strategies.mirrored import Mirrored
 
@@ -29,16 +27,12 @@ def staged(group: Group, *, listeners: tuple[object, ...] = (), **run: Any) -> I
     Mirrored().on_stage(stage)
     for listener in listeners:
         stage.subscribe(listener)
-    plain_norm = _BatchNorm.forward
-    if stage.run.sync_bn:
-        batch_norm.synchronise(stage)
     lose = instrument.find(stage)
     try:
         torch.manual_seed(0)
         yield stage
     finally:
         lose()
-        _BatchNorm.forward = plain_norm  # type: ignore[method-assign]
         if "grad" in vars(torch.Tensor):  # guarded by a strategy
             del torch.Tensor.grad
 

@@ -78,7 +78,6 @@ class RunSettings:
     batch: Batch = "keep"
     batch_dim: int = 0
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
-    sync_bn: bool = False
     gather_below: int = SMALL  # bytes: smaller outputs of a model are gathered at once, larger ones stay sharded
     threads: int | None = None  # per worker; None: its share of the cores
     steps: int | None = None  # stop after this number of steps

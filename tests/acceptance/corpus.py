@@ -4,7 +4,7 @@ A header is lines `# test: key=value`:
 
     views=batch,slice      the views in which everything printed must be the same (default: batch)
     workers=2,3,5          (default: 2,3)
-    options=--sync-bn      of `paceline run`
+    options=--batch-dim 1  of `paceline run`
     arguments=--epochs 3   of the script
     tolerance=1e-3  why    relative (default: 1e-4)
     slow=why               not in the default run

@@ -143,8 +143,8 @@ def _options(words: tuple[str, ...]) -> dict[str, object]:
     words_left = list(words)
     while words_left:
         match words_left.pop(0):
-            case "--sync-bn":
-                found["sync_bn"] = True
+            case "--mod":
+                found["mods"] = (words_left.pop(0),)
             case "--batch-dim":
                 found["batch_dim"] = int(words_left.pop(0))
             case "--whole":

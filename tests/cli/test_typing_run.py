@@ -44,7 +44,7 @@ def test_a_module(launched, paceline_, tmp_path):
 
 def test_every_option_arrives(launched, paceline_, tmp_path):
     line = (
-        "-n 3 --view slice --batch scale --batch-dim 1 --whole Head --whole model.tail --sync-bn --threads 2 "
+        "-n 3 --view slice --batch scale --batch-dim 1 --whole Head --whole model.tail --threads 2 "
         "--steps 9 --backend gloo --seed 5 --stall-warning 7 --stall-abort 8.5 --record elsewhere --quiet "
         "train.py"
     )
@@ -52,7 +52,7 @@ def test_every_option_arrives(launched, paceline_, tmp_path):
     [run] = launched.runs
     assert (code, out, err) == (0, "", "")
     assert (run.workers, run.view, run.batch, run.batch_dim) == (3, "slice", "scale", 1)
-    assert (run.whole, run.sync_bn, run.threads, run.steps) == (("Head", "model.tail"), True, 2, 9)
+    assert (run.whole, run.threads, run.steps) == (("Head", "model.tail"), 2, 9)
     assert (run.backend, run.seed, run.stall_warning, run.stall_abort) == ("gloo", 5, 7.0, 8.5)
     assert launched.records[0].parent.name == "elsewhere"
 
@@ -76,7 +76,7 @@ def test_an_unknown_launcher_is_refused_with_those_that_there_are(launched, pace
 
 
 @pytest.mark.parametrize(
-    "option", ["--view slice", "--batch scale", "--sync-bn", "--noise-scale", "--whole Head", "--mod channels_last"]
+    "option", ["--view slice", "--batch scale", "--noise-scale", "--whole Head", "--mod channels_last"]
 )
 def test_a_script_that_distributes_itself_is_not_changed(launched, paceline_, option):
     code, _, err = paceline_("run", "-n", "2", "--as", "torchrun", *option.split(), "train.py")
@@ -89,6 +89,13 @@ def test_threads_and_workers_may_be_chosen_as_mods_for_a_script_that_distributes
     code, *_ = paceline_("run", "--as", "torchrun", "--mod", "workers=2", "--mod", "threads=1", "train.py")
     assert code == 0
     assert launched.runs[0].workers == 2
+
+
+def test_an_option_that_became_the_default_is_explained(launched, paceline_):
+    code, _, err = paceline_("run", "-n", "2", "--sync-bn", "train.py")
+    assert code == 2
+    assert not launched.runs
+    assert "batch norm sees the whole batch by default" in " ".join(err.split())
 
 
 def test_the_noise_scale_is_shown_and_told(launched, paceline_, monkeypatch):

@@ -129,10 +129,12 @@ def test_a_preset_is_run_and_said_so(launched, paceline_, tmp_path):
 
 
 def test_what_was_typed_for_the_trials_is_typed_for_the_run(launched, paceline_):
-    _, out, _ = paceline_("tune", "--json", "--threads", "1", "--sync-bn", "--only", "resident", "train.py", "a b")
+    _, out, _ = paceline_(
+        "tune", "--json", "--threads", "1", "--batch-dim", "1", "--only", "resident", "train.py", "a b"
+    )
     document = json.loads(out)
-    assert document["command"] == "paceline run --preset tuned --threads 1 --sync-bn train.py 'a b'"
-    assert document["spelled_out"] == "paceline run --mod resident --threads 1 --sync-bn train.py 'a b'"
+    assert document["command"] == "paceline run --preset tuned --batch-dim 1 --threads 1 train.py 'a b'"
+    assert document["spelled_out"] == "paceline run --mod resident --batch-dim 1 --threads 1 train.py 'a b'"
 
 
 def test_nothing_to_gain(launched, paceline_):

@@ -96,5 +96,5 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert [found for page in tmp_path.rglob("*.html") for found in loads.findall(page.read_text())] == []
     for name in ("commands/run.html", "commands/doctor.html", "api/paceline.html", "api/data.html"):
         assert (tmp_path / name).is_file(), name
-    assert "--sync-bn" in (tmp_path / "commands/run.html").read_text()
+    assert "--batch-dim" in (tmp_path / "commands/run.html").read_text()
     assert "LAMB" in (tmp_path / "api/paceline.html").read_text()

@@ -60,7 +60,7 @@ def trained(group: Group, mods: list[str], batch: str = "keep", how: str = "SGD"
     ("workers", "how"), [(2, "SGD"), (2, "Adam"), (8, "SGD"), pytest.param(8, "Adam", marks=pytest.mark.slow)]
 )
 def test_real_workers_and_emulated_ones_give_the_same_losses(pool: Any, workers: int, how: str) -> None:
-    real = pool(workers).run(trained, [], "scale", how)
+    real = pool(workers).run(trained, ["bn=local"], "scale", how)
     losses, sizes, _ = trained(lone_group(), [f"emulate={workers}"], how=how)
     assert sizes[0] == workers * BATCH
     plainly, *_ = trained(lone_group(), [f"batch=x{workers}:none"], how=how)

@@ -206,11 +206,6 @@ def test_a_script_without_batch_norm_asked_for_ghosts() -> None:
         trained(lone_group(), ["ghost_bn=4"])
 
 
-def test_ghosts_and_the_whole_batch_exclude_each_other() -> None:
-    with staged(lone_group(), sync_bn=True) as stage, pytest.raises(UsageError, match="--sync-bn and --mod ghost_bn"):
-        catalog.load(catalog.parse(["ghost_bn=4"])[0]).on_stage(stage)
-
-
 # -- the optimizer -----------------------------------------------------------------------------------------------------
 
 

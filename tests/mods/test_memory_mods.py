@@ -78,7 +78,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 def trained(group: Group, mods: list[str], how: dict[str, Any], own_loss: bool = False) -> Any:
     """Losses of some steps under plain SGD in float64; what is left in the model; and what was told."""
     how = dict(how)
-    with staged(group, mods=tuple(mods), sync_bn=how.pop("sync_bn", False)) as stage:
+    with staged(group, mods=tuple(mods)) as stage:
         for asked in catalog.parse(mods):
             catalog.load(asked).on_stage(stage)
         torch.manual_seed(1)
@@ -118,7 +118,7 @@ def test_checkpointing_changes_no_number_at_all(how: dict[str, Any]) -> None:
     assert "checkpointing: 4 × Block of Net" in found[2]
 
 
-@pytest.mark.parametrize("how", [*HOW[:3], {"norm": True, "sync_bn": True}], ids=str)
+@pytest.mark.parametrize("how", [*HOW[:3], {"norm": True}], ids=str)
 def test_checkpointing_on_two_workers(pool: Any, how: dict[str, Any]) -> None:
     plainly = pool(2).run(trained, [], how)
     for found, wanted in zip(pool(2).run(trained, ["checkpointing"], how), plainly, strict=True):
@@ -141,7 +141,7 @@ def test_accumulating_on_two_workers(pool: Any, mods: list[str], own_loss: bool)
 
 
 def test_accumulating_with_a_batch_norm_that_sees_all_workers(pool: Any) -> None:
-    how = {"norm": True, "sync_bn": True}
+    how = {"norm": True}
     alone = trained(lone_group(), ["accumulate=2"], {"norm": True})
     for found in pool(2).run(trained, ["accumulate=2"], how):
         assert found[0][0] != pytest.approx(alone[0][0], rel=1e-9), "other rows meet in a micro-batch"

@@ -1,18 +1,21 @@
-"""`--sync-bn`: batch norm over slices, against nn.BatchNorm over the batch, in float64."""
+"""Batch norm in a sliced call, against nn.BatchNorm over the batch, in float64."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from staged import staged
 from torch import nn
 
 from paceline.comm.group import Group
+from paceline.mods import catalog
 
 NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -74,7 +77,7 @@ def trained(case: Case) -> dict[str, torch.Tensor]:
 
 
 def trained_in_slices(group: Group, case: Case) -> dict[str, torch.Tensor]:
-    with staged(group, sync_bn=True):
+    with staged(group):
         return trained(case)
 
 
@@ -145,8 +148,65 @@ def test_any_batch_on_any_number_of_workers(pool: Any, world: int, case: Case) -
     check(pool, world, case)
 
 
+class Odd(nn.Module):
+    """Every other form in which torch has batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.lazy = nn.LazyBatchNorm2d()
+        self.sync = nn.SyncBatchNorm(4)
+        self.instance = nn.InstanceNorm2d(4, affine=True)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.sync(self.lazy(self.conv(x.contiguous(memory_format=torch.channels_last))))
+        x = self.instance(F.batch_norm(x, self.mean, self.var, self.weight, training=True, momentum=0.3))
+        return F.batch_norm(x, None, None, training=True) * F.batch_norm(x.detach(), self.mean, self.var)
+
+
+def trained_odd(group: Group | None, dtype: torch.dtype, offset: float) -> dict[str, torch.Tensor]:
+    with staged(group) if group is not None else nullcontext():
+        torch.manual_seed(4)
+        model, x = Odd().to(dtype), torch.randn(7, 3, 3, 2, dtype=dtype) + offset
+        for _ in range(2):
+            model.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+        return {"loss": loss.detach()} | {n: v.detach().clone().double() for n, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_other_forms_of_batch_norm(pool: Any, world: int) -> None:
+    expected = trained_odd(None, torch.float64, 0.0)
+    for found in pool(world).run(trained_odd, torch.float64, 0.0):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def variance_far_from_zero(group: Group) -> torch.Tensor:
+    with staged(group):
+        norm = nn.BatchNorm1d(2)
+        norm(torch.randn(90, 2, generator=torch.Generator().manual_seed(1)) + 1000)
+        return norm.running_var
+
+
+def test_statistics_are_as_accurate_as_in_two_passes(pool: Any) -> None:
+    """A sum of squares would lose all digits of the variance here: float32, mean 1000, variance 1."""
+    x = torch.randn(90, 2, generator=torch.Generator().manual_seed(1)) + 1000
+    expected = 0.9 + 0.1 * x.double().var(0)
+    for found in pool(3).run(variance_far_from_zero):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+
+
 def one_sample(group: Group) -> None:
-    with staged(group, sync_bn=True):
+    with staged(group):
         trained(Case(batch=1))
 
 
@@ -159,17 +219,15 @@ def test_a_single_value_per_channel_is_an_error_as_on_one_process(pool: Any) -> 
 
 def statistics_of_slices(group: Group) -> tuple[torch.Tensor, list[str]]:
     with staged(group) as stage:
-        from paceline.script.notices import Notices
-
-        stage.subscribe(Notices(stage))
+        catalog.load(catalog.parse(["bn=local"])[0]).on_stage(stage)
         norm = nn.BatchNorm1d(2).double()
         x = torch.arange(8, dtype=torch.float64).view(4, 2)
         return norm(x).detach(), stage.notices  # type: ignore[attr-defined]
 
 
-def test_without_sync_bn_it_sees_its_slice_and_the_run_says_so(pool: Any) -> None:
+def test_local_batch_norm_sees_its_slice_and_the_run_says_so(pool: Any) -> None:
     x = torch.arange(8, dtype=torch.float64).view(4, 2)
     expected = torch.cat([nn.BatchNorm1d(2).double()(x[:2]), nn.BatchNorm1d(2).double()(x[2:])]).detach()
     for found, notices in pool(2).run(statistics_of_slices):
         torch.testing.assert_close(found, expected)
-        assert any("--sync-bn" in notice for notice in notices)
+        assert any("bn=local" in notice for notice in notices)

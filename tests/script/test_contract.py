@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.comm.group import Group
 from paceline.errors import PartedError
 from paceline.launch import placement
+from paceline.mods import catalog
 from paceline.settings import RunSettings
 from paceline.topology import Core, Host
 
@@ -324,18 +325,20 @@ def test_point_09_only_rank_0_speaks_and_every_rank_reads_its_own_writes(play: P
 # -- 10 ----------------------------------------------------------------------------------------------------------------
 
 
-def normalised(group: Group, sync: bool) -> torch.Tensor:
-    with staged(group, sync_bn=sync):
+def normalised(group: Group, local: bool) -> torch.Tensor:
+    with staged(group) as stage:
+        if local:
+            catalog.load(catalog.parse(["bn=local"])[0]).on_stage(stage)
         return nn.BatchNorm1d(3).double()(rows(6)).detach()
 
 
-def test_point_10_batch_norm_sees_its_slice_and_with_sync_bn_the_batch(pool: Any) -> None:
+def test_point_10_batch_norm_sees_the_batch_and_with_a_mod_its_slice(pool: Any) -> None:
     norm = nn.BatchNorm1d(3).double()
     whole = norm(rows(6)).detach()
     slices = torch.cat([norm(part) for part in rows(6).split(3)]).detach()
-    for found in pool(2).run(normalised, False):
-        torch.testing.assert_close(found, slices)
     for found in pool(2).run(normalised, True):
+        torch.testing.assert_close(found, slices)
+    for found in pool(2).run(normalised, False):
         torch.testing.assert_close(found, whole)
 
 

@@ -280,8 +280,8 @@ def first_batch() -> list[Any]:
 
 SCENARIOS: dict[str, tuple[Callable[..., list[Any]], tuple[Any, ...], dict[str, Any]]] = {
     "bad rows": (bad_rows, (), {}),
-    "before batch norm": (norms, (False,), {"sync_bn": True}),
-    "between batch norms": (norms, (True,), {"sync_bn": True}),
+    "before batch norm": (norms, (False,), {}),
+    "between batch norms": (norms, (True,), {}),
     "evaluation": (evaluation, (), {}),
     "slice view": (slices, (), {"view": "slice"}),
     "backward": (backward, ((3, 16, 40, 79), 1), {}),
@@ -483,7 +483,7 @@ class Swallows(nn.Module):
 
 def swallowed(group: Group) -> list[Any]:
     said: list[Any] = []
-    with staged(group, sync_bn=True):
+    with staged(group):
         model = Swallows(group.rank)
         for step in range(4):
             model.armed = step == 2

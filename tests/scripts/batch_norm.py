@@ -1,6 +1,5 @@
 """Batch norm in a small network, running statistics printed, evaluation with them."""
 
-# test: options=--sync-bn
 # test: views=batch,slice
 # test: workers=2,3,5
 import torch

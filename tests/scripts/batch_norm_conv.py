@@ -1,6 +1,5 @@
 """A residual block with BatchNorm2d and frozen affine parameters in one layer."""
 
-# test: options=--sync-bn
 import torch
 from torch import nn
 

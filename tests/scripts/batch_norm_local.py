@@ -1,6 +1,7 @@
-"""Batch norm without --sync-bn."""
+"""Batch norm over slices, as under DDP."""
 
-# test: different=batch norm sees its slice, as under DDP, unless --sync-bn is given
+# test: options=--mod bn=local
+# test: different=batch norm sees its slice, as under DDP
 import torch
 from torch import nn
 

@@ -1,6 +1,5 @@
 """Batch norm without running statistics: it looks at the batch in evaluation, too."""
 
-# test: options=--sync-bn
 # test: right-or-refused=samples are mixed in evaluation, too
 # test: workers=2
 import torch

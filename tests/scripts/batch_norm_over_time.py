@@ -1,6 +1,5 @@
 """BatchNorm1d over (batch x time) inside, running stats printed."""
 
-# test: options=--sync-bn
 import torch
 from torch import nn
 

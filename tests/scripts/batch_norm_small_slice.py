@@ -1,6 +1,5 @@
 """A last batch of 2 rows: slices of one row and of none, on which plain batch norm would fail."""
 
-# test: options=--sync-bn
 # test: views=batch,slice
 # test: workers=2,3,5
 import torch

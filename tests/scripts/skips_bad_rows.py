@@ -1,6 +1,5 @@
 """Skips batches that hold a row which the model does not take; batch norm comes after the check."""
 
-# test: options=--sync-bn
 # test: views=batch
 import torch
 from torch import nn

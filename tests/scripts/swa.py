@@ -1,6 +1,5 @@
 """torch.optim.swa_utils: averaged model, SWALR, update_bn over a loader."""
 
-# test: options=--sync-bn
 import torch
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn

@@ -1,6 +1,5 @@
 """Many habits in one script: options, augmentation, loader workers, batch norm, accumulation, clipping, EMA, checkpoints."""
 
-# test: options=--sync-bn
 # test: arguments=--epochs 3
 # test: workers=2,3
 import argparse

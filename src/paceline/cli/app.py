@@ -80,7 +80,10 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
     except Mistyped as error:
         session.json = session.json or _asked_for_json(arguments)
         help_command = " ".join(["paceline", *([session.verb] if error.ctx and error.ctx.parent else []), "--help"])
-        return _tell(session, UsageError(error.format_message(), advice=f"For the options, type: {help_command}"), 2)
+        advice = f"For the options, type: {help_command}"
+        if "--sync-bn" in error.format_message():
+            advice = "Leave --sync-bn out: batch norm sees the whole batch by default. (DDP's form: --mod bn=local)"
+        return _tell(session, UsageError(error.format_message(), advice=advice), 2)
     except PacelineError as error:
         return _tell(session, error, 2 if isinstance(error, UsageError) else 1)
     except (KeyboardInterrupt, typer.Abort) as error:  # typer turns a KeyboardInterrupt into an Abort

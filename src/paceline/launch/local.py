@@ -130,7 +130,6 @@ def _check_launcher(run: RunSettings) -> None:
         "--batch": run.batch != "keep",
         "--batch-dim": run.batch_dim != 0,
         "--whole": bool(run.whole),
-        "--sync-bn": run.sync_bn,
         "--compression": run.compression != "none",
         "--noise-scale": run.noise_scale,
     } | {f"--mod {one}": one.entry.name not in ("workers", "threads") for one in catalog.parse(run.mods)}

@@ -50,6 +50,12 @@ CATALOG = {
             numbers="other",
         ),
         ModEntry(
+            name="bn",
+            values=("local",),
+            summary="batch norm over each worker's slice, as under DDP, instead of the whole batch",
+            numbers="other",
+        ),
+        ModEntry(
             name="channels_last",
             values=(),
             summary="images and convolution weights in channels_last memory format",

@@ -105,7 +105,7 @@ class Mod:
         known.seen[kind] += 1
         if known.seen[kind] <= WARM_UP or known.seen[kind] < COMMON * known.seen.total() or len(graphs) == AT_ONCE:
             return None
-        why = reason_against(module, given)
+        why = reason_against(module, given, exchanges=self.stage.views.split_for_norms is not None)
         if not why:
             try:
                 graphs.append(GraphedCall(plain, module, given))

@@ -47,11 +47,12 @@ class Mod(batch.Mod):
             )
         self.ghosts = max(1, self.workers // shared)
         super().on_stage(stage)
+        stage.views.norms_see_batch = False
 
     def on_model(self, module: nn.Module) -> None:
-        """Batch norms see one emulated worker's samples. With --sync-bn they see the whole batch."""
+        """Batch norms see one emulated worker's samples."""
         norms = [child for child in module.modules() if type(child) in KINDS and isinstance(child, _BatchNorm)]
-        if self.stage.run.sync_bn or self.ghosts == 1 or not norms:
+        if self.ghosts == 1 or not norms:
             return
         if any(mod.startswith(("ghost_bn=", "large_batch=")) for mod in self.stage.run.mods):
             return  # these mods set the ghost size themselves

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.converge.ghost_bn.module import KINDS, ghost
-from paceline.errors import ScriptError, UsageError
+from paceline.errors import ScriptError
 from paceline.script.seams.stage import Stage
 
 
@@ -33,13 +33,8 @@ class Mod:
         self._others: set[str] = set()
 
     def on_stage(self, stage: Stage) -> None:
-        if stage.run.sync_bn:
-            raise UsageError(
-                "--sync-bn and --mod ghost_bn exclude each other: batch norm cannot see both the whole batch and a "
-                "part of it.",
-                advice="Leave one of them out.",
-            )
         self.stage = stage
+        stage.views.norms_see_batch = False  # running statistics are those of a worker's ghosts
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:

@@ -55,9 +55,9 @@ class Mod:
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
-        if not self.stage.run.sync_bn and any(type(child) in NORMS for child in module.modules()):
+        if any(type(child) in NORMS for child in module.modules()):
             ghost(module, SIZE)
-            self._ghosts = SIZE
+            self._ghosts, self.stage.views.norms_see_batch = SIZE, False
 
     def on_batch(self, batch: Any) -> None:
         self._batch = self._batch or self.stage.views.batch_size(batch)

@@ -1,8 +1,8 @@
 """Workers: the number of workers that share the work.
 
-Changes: the batch is computed in slices, hence the last digits; batch norm sees its slice (with `--sync-bn` the whole
-batch). The mod is the same as `-n N`, in a form that `tune` can try and keep. Applies to scripts whose model can be
-sliced, which is proven at the first batch. Can break: the cases listed in docs/same-numbers.md.
+Changes: the batch is computed in slices, hence the last digits. The mod is the same as `-n N`, in a form that `tune`
+can try and keep. Applies to scripts whose model can be sliced, which is proven at the first batch. Can break: the cases
+listed in docs/same-numbers.md.
 
 By hand:
 

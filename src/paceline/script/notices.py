@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.script.seams.stage import Stage
 
@@ -21,12 +20,6 @@ class Notices:
     def on_model(self, module: nn.Module) -> None:
         if self.stage.aside or self.stage.group.world == 1:
             return
-        norms = any(isinstance(m, _BatchNorm) and m.training for m in module.modules())
-        if norms and not self.stage.run.sync_bn:
-            self.stage.pulse.notice(
-                "Batch norm sees each worker's slice, as under DDP, so numbers differ from one process. "
-                "For the same numbers: --sync-bn"
-            )
         for name, m in module.named_modules():
             if any(_is_the_scripts(hook) for kind in HOOKS for hook in getattr(m, kind).values()):
                 self.stage.pulse.notice(

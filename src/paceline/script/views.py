@@ -37,6 +37,7 @@ class Views:
         self._cut: Split | None = None  # how the current batch of the script was cut, in the slice view
         self._stream = OwnStream(stage.run.seed, self.group.rank)
         self.averages = Averages()
+        self.norms_see_batch = True  # batch norm: of the whole batch, or (mod bn=local) of the worker's slice
         proof = Proof(self.group, stage.run.batch_dim, self._split_for_norms, self.averages)
         self._calls = SlicedCalls(
             self.group,
@@ -44,8 +45,8 @@ class Views:
             proof,
             self._stream.inside,
             self.averages,
-            sync_bn=stage.run.sync_bn,
-            gather_below=stage.run.gather_below,
+            lambda: self.norms_see_batch,
+            stage.run.gather_below,
         )
         self._in_slice: nn.Module | None = None  # the module that was called with the worker's slice
         self._warned: set[str] = set()
@@ -66,6 +67,11 @@ class Views:
     def split(self) -> Split | None:
         """How the rows that a module sees right now were split; None if it sees the whole batch."""
         return self._cut or self._calls.split
+
+    @property
+    def split_for_norms(self) -> Split | None:
+        """How the rows that batch norm sees were split; None if it uses the rows that it sees."""
+        return self.split if self.norms_see_batch else None
 
     @property
     def split_of_call(self) -> Split | None:
@@ -123,7 +129,7 @@ class Views:
 
     def _equal_buffers(self) -> list[torch.Tensor]:
         assert self._in_slice is not None
-        return equal_buffers(self._in_slice, norms=self.stage.run.sync_bn, floats=False)
+        return equal_buffers(self._in_slice, norms=self.norms_see_batch, floats=False)
 
     def hand_out(self, cut: Split | None) -> None:
         """The loader hands out a slice of a batch, or (None) the whole batch."""
@@ -194,7 +200,7 @@ class Views:
 
     @contextmanager
     def _split_for_norms(self, split: Split) -> Iterator[None]:
-        if self.stage.run.sync_bn:
+        if self.norms_see_batch:
             self.split_of_call = split
         try:
             yield

@@ -81,9 +81,6 @@ Whole = Annotated[
         rich_help_panel=HOW,
     ),
 ]
-SyncBn = Annotated[
-    bool, typer.Option("--sync-bn", help="Compute batch norm over the whole batch.", rich_help_panel=HOW)
-]
 Threads = Annotated[
     int | None,
     typer.Option(

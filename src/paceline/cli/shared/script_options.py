@@ -56,10 +56,9 @@ class ScriptOptionsWithView(ScriptOptions):
     """The same for verbs whose user may choose the view."""
 
     view: options.ViewOption = "batch"
-    sync_bn: options.SyncBn = False
 
     def settings(self) -> RunSettings:
-        return replace(ScriptOptions.settings(self), view=self.view, sync_bn=self.sync_bn)
+        return replace(ScriptOptions.settings(self), view=self.view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

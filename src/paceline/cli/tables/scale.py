@@ -100,6 +100,5 @@ def same_numbers_line(same: SameNumbers, base: int) -> str:
         return f"{line} (limit {same.tolerance:.0e})"
     return (
         f"{line}\n  ({count(same.workers or 0, 'worker')} against {base}, step {same.step}; limit "
-        f"{same.tolerance:.0e}). Each worker draws its own dropout; batch norm\n"
-        "  uses the worker's slice of the batch unless --sync-bn is given."
+        f"{same.tolerance:.0e}). Each worker draws its own dropout."
     )

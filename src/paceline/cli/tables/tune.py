@@ -34,7 +34,6 @@ def command(settings: RunSettings, *options: str) -> str:
         for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))
     ]
     typed += [word for module in settings.whole for word in ("--whole", module)]
-    typed += ["--sync-bn"] if settings.sync_bn else []
     script = ["-m", settings.script] if settings.module else [settings.script]
     return shlex.join(["paceline", "run", *options, *typed, *script, *settings.arguments])
 

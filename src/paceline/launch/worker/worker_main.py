@@ -18,7 +18,6 @@ from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.run_script import play
 from paceline.script.seams import api, instrument, self_distributed
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import batch_norm
 from paceline.settings import WorkerSettings
 from paceline.strategies.mirrored import Mirrored
 
@@ -47,8 +46,6 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
 
         meter = NoiseMeter(stage, folder, mirrored)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
-    if run.sync_bn:
-        batch_norm.synchronise(stage)
     stage.subscribe(Notices(stage))
     capture = None
     if run.profile is not None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import ScriptError
 from paceline.script import tree
@@ -270,11 +271,14 @@ def kind_of(given: Any) -> Any:
     return tree.structure(given), leaves, autocast
 
 
-def reason_against(module: nn.Module, given: Any) -> str:
-    """Why this model cannot be captured, as far as known before a capture; empty if no reason is known."""
+def reason_against(module: nn.Module, given: Any, *, exchanges: bool) -> str:
+    """Why this model cannot be captured, as far as known before a capture; empty if no reason is known. `exchanges`:
+    batch norms exchange statistics between workers."""
     if any(torch.is_tensor(leaf) and not leaf.is_cuda for leaf in (*tree.leaves(given), *module.parameters())):
         return "not all of its inputs and parameters are on the GPU."
     for name, child in module.named_modules():
+        if exchanges and isinstance(child, _BatchNorm):
+            return f"{name or 'the model'} exchanges statistics between workers (with --mod bn=local it does not)."
         if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
             return f"{name or 'the model'} has hooks, which a graph would not call."
     return ""

@@ -8,6 +8,7 @@ before_backward, after_backward           patch of torch.autograd.backward, whic
 (torch.autograd.grad)                     patch of torch.autograd.grad
 on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
 on_save                                   patch of torch.save
+(batch norm in a sliced call)             patch of F.batch_norm: see `batch_norm`
 (gradients seen inside a sliced call)     patches of Tensor.register_hook and Function.apply: see `gradient_rescaling`
 """
 
@@ -26,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from paceline.script import loading
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing import gradient_rescaling
+from paceline.script.slicing import batch_norm, gradient_rescaling
 
 
 def find(stage: Stage) -> Callable[[], None]:
@@ -60,6 +61,7 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         *_slice_view_readings(stage),
         stage.views.averages.find(),
+        batch_norm.find(stage),
         gradient_rescaling.find(stage),
     ]
 
@@ -97,6 +99,7 @@ def _keep_out_of_graphs(stage: Stage) -> None:
     for name, method in vars(type(stage.group)).items():
         if not name.startswith("_") and inspect.isfunction(method):
             setattr(stage.group, name, torch._dynamo.disable(getattr(stage.group, name)))
+    batch_norm.norm_whole_batch = torch._dynamo.disable(batch_norm.norm_whole_batch)
     torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
     if _is_ours(nn.Module.__call__):
         _set_call_known_to_dynamo()

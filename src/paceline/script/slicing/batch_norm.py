@@ -1,60 +1,202 @@
-"""Batch norm over the whole batch (`--sync-bn`), also where a worker holds only a slice.
+"""Batch norm over the whole batch, also where a worker holds only a slice. `--mod bn=local` switches it off.
 
-Without it, batch norm sees the worker's slice, as under DDP. With it, mean and variance and their gradients are summed
-over the workers, in two passes for accuracy: the numbers agree with one process.
+    forward    each worker's count, mean and sum of squared deviations M2 of its rows, per channel; one exchange;
+               combined as  mean = Σ n_r·mean_r / n   M2 = Σ M2_r + Σ n_r·(mean_r − mean)²   (Chan et al., 1979)
+    backward   one exchange of the sums S₁ = Σ ∂y and S₂ = Σ ∂y·x̂, then  ∂x = w·r·(∂y − S₁/n − x̂·S₂/n)
+               with x̂ = (x − mean)·r and r = 1/√(var + ε); each worker keeps its own rows' ∂w and ∂b
+
+The combined variance is as accurate as two passes over the batch. Statistics of half-precision inputs are computed in
+float32, as torch does. A borrowed row counts for nothing. Every worker calls each exchange in the same order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+import torch.nn.functional as F
+from torch.autograd import Function
 
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
 
-
-def synchronise(stage: Stage) -> None:
-    """From now on every batch norm that uses batch statistics sees the whole batch."""
-    plain = _BatchNorm.forward
-
-    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        split = stage.views.split
-        uses_batch = self.training or (self.running_mean is None and self.running_var is None)
-        if split is None or not uses_batch:
-            return plain(self, x)
-        return _normalise(self, x, split)
-
-    _BatchNorm.forward = forward  # type: ignore[method-assign, assignment]
+HALVES = (torch.float16, torch.bfloat16)
+WHAT = "the statistics of batch norm"
 
 
-def _normalise(norm: Any, x: torch.Tensor, split: Split) -> torch.Tensor:
-    norm._check_input_dim(x)
-    if norm.training and split.batch == 1 and x.numel() == x.shape[1]:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+def find(stage: Stage) -> Callable[[], None]:
+    """From now on every batch norm that uses batch statistics inside a sliced call sees the whole batch. All of torch's
+    batch norms call F.batch_norm. Returns a function that removes the patch."""
+    plain = F.batch_norm
+
+    def batch_norm(
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        if not training or (split := stage.views.split_for_norms) is None or not split.batch:
+            return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        return norm_whole_batch(input, running_mean, running_var, weight, bias, momentum, eps, split)
+
+    F.batch_norm = batch_norm
+
+    def remove() -> None:
+        F.batch_norm = plain
+
+    return remove
+
+
+def norm_whole_batch(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    split: Split,
+) -> torch.Tensor:
+    """What F.batch_norm in training mode returns for these rows of the batch."""
+    if split.batch == 1 and x.numel() == x.shape[1]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
+    if eps <= 0.0:
+        raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
+    with torch.no_grad():
+        mean, variance, total = _statistics(x, split)
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        if running_var is not None:
+            unbiased = variance * (total / (total - 1).clamp_min(1))
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    return _WholeNorm.apply(x, weight, bias, mean, variance, total, eps, split)
+
+
+def _statistics(x: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean and biased variance over the whole batch, per channel, and the number of values that they cover."""
+    mean, variance = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
+    counted = x.numel() // x.shape[1] if split.mine else 0
+    if not counted:  # a borrowed row: also where it holds NaN
+        mean, variance = torch.zeros_like(mean), torch.zeros_like(variance)
+    told = torch.cat([mean, variance * counted, mean.new_full((1,), counted)])
+    if told.is_cuda:
+        table = split.group.gather_rows(told.unsqueeze(0), 0, (1,) * split.group.world, WHAT)
+    else:
+        table = split.group.gather_vectors(told, WHAT)
+    means, m2, counts = table.split((len(mean), len(mean), 1), 1)
+    total = counts.sum()
+    mean = (means * counts).sum(0) / total
+    m2 = m2.sum(0) + ((means - mean).square() * counts).sum(0)
+    return mean, m2 / total, total
+
+
+class _WholeNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+        total: torch.Tensor,
+        eps: float,
+        split: Split,
+    ) -> torch.Tensor:
+        ctx.eps, ctx.split = eps, split
+        ctx.save_for_backward(x, weight, mean, variance, total)
+        if x.is_cuda:
+            return torch.batch_norm_elemt(x, weight, bias, mean, torch.rsqrt(variance + eps), eps)
+        return _normalise(x, mean, variance, weight, bias, eps).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, weight, mean, variance, total = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for gradients of gradients
+            dx, dw, db = _differentiable_gradients(dy, x, weight, ctx.eps, ctx.split)
+        else:
+            dx, dw, db = _gradients(dy, x, weight, mean, variance, total, ctx.eps, ctx.split)
+        needed = ctx.needs_input_grad
+        return (
+            dx.to(x.dtype) if needed[0] else None,
+            dw.to(weight.dtype) if needed[1] else None,
+            db if needed[2] else None,
+            *(None,) * 5,
+        )
+
+
+def _gradients(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    total: torch.Tensor,
+    eps: float,
+    split: Split,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    invstd = torch.rsqrt(variance + eps)
+    scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
+    if x.is_cuda:
+        s1, s2, *_ = torch.batch_norm_backward_reduce(dy, x, mean, invstd, weight, True, False, False)
+        s2 = s2 * invstd
+    else:
+        x, dy = _wide(x), _wide(dy)
+        # Only the sums: torch's kernel computes both in one pass.
+        _, s2, s1 = torch.ops.aten.native_batch_norm_backward(
+            dy, x, scale, None, None, mean, invstd, True, eps, (False, True, True)
+        )
+    if not split.mine:  # a borrowed row
+        s1, s2 = torch.zeros_like(s1), torch.zeros_like(s2)
+    sums = torch.cat([s1, s2])
+    split.group.all_reduce(sums, WHAT)
+    means = sums / total
+    m1, m2 = means.chunk(2)
+    if not split.mine:
+        return torch.zeros_like(x), s2, s1
+    # ∂x = w·r·∂y + [(x − mean)·r·(−w·r·S₂/n) − w·r·S₁/n]: the bracket is a batch norm with other weights.
+    dx = _normalise(x, mean, variance, -scale * m2, -scale * m1, eps)
+    return dx.addcmul_(dy.to(dx.dtype), _along_channels(scale, x)), s2, s1
+
+
+def _differentiable_gradients(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, eps: float, split: Split
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same gradients by operations that have gradients, and crossings."""
     dims = [d for d in range(x.dim()) if d != 1]
-    shape = [1, -1] + [1] * (x.dim() - 2)
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    counted = float(split.mine > 0)  # a borrowed row must not enter the statistics
-    count = wide.new_full((1,), counted * x.numel() / x.shape[1])
-    sums = crossings.reduce_inside(torch.cat([wide.sum(dims) * counted, count]), split.group)
+    x, dy = _wide(x), _wide(dy)
+    counted = float(split.mine > 0)
+    count = x.new_full((1,), counted * x.numel() / x.shape[1])
+    sums = crossings.reduce_inside(torch.cat([x.sum(dims) * counted, count]), split.group)
     total = sums[-1].detach()
-    mean = sums[:-1] / total
-    centred = wide - mean.view(shape)
+    centred = x - _along_channels(sums[:-1] / total, x)
     variance = crossings.reduce_inside((centred * centred).sum(dims) * counted, split.group) / total
-    y = centred * torch.rsqrt(variance + norm.eps).view(shape)
-    if norm.affine:
-        y = y * norm.weight.view(shape) + norm.bias.view(shape)
-    if norm.training and norm.track_running_stats and norm.running_mean is not None:
-        _track(norm, mean.detach(), variance.detach() * total / (total - 1).clamp_min(1))
-    return y.to(x.dtype)
+    invstd = torch.rsqrt(variance + eps)
+    normal = centred * _along_channels(invstd, x)
+    db, dw = dy.sum(dims) * counted, (dy * normal).sum(dims) * counted
+    m1, m2 = (crossings.reduce_inside(torch.cat([db, dw]), split.group) / total).chunk(2)
+    scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
+    dx = _along_channels(scale, x) * (dy - _along_channels(m1, x) - normal * _along_channels(m2, x)) * counted
+    return dx, dw, db
 
 
-@torch.no_grad()
-def _track(norm: Any, mean: torch.Tensor, variance: torch.Tensor) -> None:
-    norm.num_batches_tracked.add_(1)
-    momentum = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-    norm.running_var.lerp_(variance.to(norm.running_var.dtype), momentum)
+def _normalise(
+    x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor, weight: Any, bias: Any, eps: float
+) -> torch.Tensor:
+    """One pass of torch's kernel for evaluation, in the statistics' precision."""
+    weight, bias = (None if t is None else t.to(mean.dtype) for t in (weight, bias))
+    return torch.batch_norm(x.to(mean.dtype), weight, bias, mean, variance, False, 0.0, eps, False)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in HALVES and not x.is_cuda else x
+
+
+def _along_channels(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return vector.view(1, -1, *(1,) * (x.dim() - 2))

@@ -311,9 +311,12 @@ def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwa
     """Initialises lazy parameters with one call: their shapes, and their values from the script's random stream."""
     if any(is_lazy(p) for p in module.parameters()):
         flags = [(m, m.training) for m in module.modules()]
+        buffers = [(b, b.clone()) for b in module.buffers() if not is_lazy(b)]
         module.eval()
         with torch.no_grad():
             plain(module, *args, **kwargs)
+            for buffer, kept in buffers:  # the call itself is still to come
+                buffer.copy_(kept)
         for m, training in flags:
             m.training = training
 

@@ -100,12 +100,11 @@ class SlicedCalls:
         prove: Callable[..., SlicePlan | None],
         inside: Callable[[], Any],
         averages: Averages,
-        *,
-        sync_bn: bool,
+        norms_see_batch: Callable[[], bool],
         gather_below: int,
     ) -> None:
         """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded."""
-        self.group, self._together, self._sync_bn = group, together, sync_bn
+        self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
         self._gather_below = gather_below
         self.split: Split | None = None  # of the current call
         self.averages = averages
@@ -234,7 +233,7 @@ class SlicedCalls:
             return []
         left = self._begun.unfinished
         but = [] if left is None else [buffer for buffer, _ in left.buffers]
-        return equal_buffers(self._begun.module, norms=self._sync_bn, but=but)
+        return equal_buffers(self._begun.module, norms=self._norms_see_batch(), but=but)
 
     def _flags(self, module: nn.Module) -> Hashable:
         """The values by which a script may switch a model's behaviour: texts and flags in its modules' attributes.

@@ -1,0 +1,80 @@
+"""Overhead of batch norm over the whole batch, in a step of examples/resnet18.py's model: against `--mod bn=local`.
+
+    python benchmarks/batch_norm.py                  # two workers on CPUs, a few minutes
+    python benchmarks/batch_norm.py --device cuda    # two workers on one GPU
+
+One run alternates both kinds of step, so that a machine whose speed drifts favours none. A round is the median step of
+each kind in a block. The model has 20 batch norms, each of which exchanges one vector a direction. Aim: 3 % of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from side_by_side import PACELINE, ROOT, ratio, run
+
+sys.path.insert(0, str(ROOT / "examples"))
+from resnet18 import ResNet18
+
+from paceline.script.seams import api
+
+KINDS = ("whole", "local")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the overhead of batch norm over the whole batch.")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--size", type=int, default=64, help="width and height of a picture")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=5, help="steps of each kind in a round")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # as a script on the workers
+    args = parser.parse_args()
+    if args.inside:
+        train_in_turn(args)
+        return
+    options = [word for name in ("device", "batch_size", "size", "rounds", "steps") for word in _option(args, name)]
+    print(f"ResNet-18, batch {args.batch_size}, {args.size}×{args.size}, 2 workers, {args.device}", flush=True)
+    lines = run([*PACELINE, "run", "-n", "2", "--quiet", "--view", "batch", __file__, "--inside", *options])
+    rounds = [line.text.split()[1:] for line in lines if line.text.startswith("round ")]
+    whole, local = ([float(figures[i]) for figures in rounds] for i in range(2))
+    print(f"  a step with bn=local: {statistics.median(local) * 1e3:.1f} ms")
+    print(f"  whole batch ÷ local: {ratio(whole, local)}   aim ≤ 1.03")
+
+
+def _option(args: argparse.Namespace, name: str) -> list[str]:
+    return [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+
+
+def train_in_turn(args: argparse.Namespace) -> None:
+    """Runs on every worker. Prints the median seconds of both kinds of step, a line a round."""
+    stage = api.current()
+    assert stage is not None
+    torch.manual_seed(0)
+    model = ResNet18(10).to(args.device)
+    x = torch.randn(args.batch_size, 3, args.size, args.size, device=args.device)
+    y = torch.randint(10, (args.batch_size,), device=args.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(args.rounds + 1):  # the first round is the warm-up
+        seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        for step in range(args.steps * 2):
+            kind = KINDS[(step + number) % 2]
+            stage.views.norms_see_batch = kind == "whole"
+            began = time.perf_counter()
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            seconds[kind].append(time.perf_counter() - began)
+        if number:
+            print("round", *(statistics.median(seconds[kind]) for kind in KINDS), flush=True)
+
+
+if __name__ == "__main__":
+    main()
