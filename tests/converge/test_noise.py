@@ -95,19 +95,21 @@ def train(
         return group.pulse.noise
 
 
-def test_a_quadratic_on_several_workers(pool: Pools, tmp_path: Path) -> None:
-    for workers, run in ((3, {}), (2, {"view": "slice"})):
-        folder = tmp_path / f"{workers}{run}"
-        folder.mkdir()
-        shown = pool(workers).run(call, folder, run)
-        found = pl.critical_batch(folder, last=1.0)
-        assert found.batch == pytest.approx(TRUTH, rel=0.1)
-        assert found.spread == pytest.approx(WIDE * SPREAD**2, rel=0.05)
-        assert found.signal == pytest.approx(WIDE * AWAY**2, rel=0.1)
-        assert found.low < TRUTH < found.high
-        assert shown[0] == pytest.approx(TRUTH, rel=0.5)
-        lines = read_noise(folder)
-        assert {(line.small, line.large) for line in lines} == ({(4, 9), (5, 9)} if workers == 2 else {(3, 9)})
+@pytest.mark.parametrize(
+    ("workers", "view", "sizes"),
+    [pytest.param(3, "auto", {(3, 9)}, marks=pytest.mark.slow), (2, "slice", {(4, 9), (5, 9)})],
+)
+def test_a_quadratic_on_several_workers(
+    pool: Pools, tmp_path: Path, workers: int, view: str, sizes: set[tuple[int, int]]
+) -> None:
+    shown = pool(workers).run(call, tmp_path, {"view": view})
+    found = pl.critical_batch(tmp_path, last=1.0)
+    assert found.batch == pytest.approx(TRUTH, rel=0.1)
+    assert found.spread == pytest.approx(WIDE * SPREAD**2, rel=0.05)
+    assert found.signal == pytest.approx(WIDE * AWAY**2, rel=0.1)
+    assert found.low < TRUTH < found.high
+    assert shown[0] == pytest.approx(TRUTH, rel=0.5)
+    assert {(line.small, line.large) for line in read_noise(tmp_path)} == sizes
 
 
 def call(group: Group, folder: Path, run: dict[str, Any]) -> float | None:
@@ -178,10 +180,10 @@ def lines(steps: int, *, small: int, large: int, truth: float, seed: int = 0, ra
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     held = 0
-    for seed in range(20):
+    for seed in range(40):
         found = pl.critical_batch(lines(300, small=4, large=32, truth=50.0, seed=seed), last=1.0)
         held += found.low <= 50.0 <= found.high
-    assert held >= 17
+    assert held >= 34
 
 
 def test_more_workers_and_more_steps_make_it_narrower() -> None:

@@ -32,9 +32,9 @@ FLAGS = [
 ]
 SWEEP, TUNE = "2026-11-15T11-20-13-sweep-train", "2026-11-15T11-48-55-tune-train"
 SCALE, BANDWIDTH = "2026-11-15T11-02-47-train", "2026-11-15T12-30-20-bandwidth"
-OF_A_RUN = ("memory", "devices", "topology", "logs")
+OF_A_RUN = ("memory", "topology", "logs")
 # Pages that a test of their own opens, or that are a table and charts as others are. test_pages.py asks for them all.
-ALIKE = ("ranks", "timeline", "ops", "op-types", "kernels", "waits")
+ALIKE = ("ranks", "timeline", "ops", "op-types", "kernels", "waits", "devices")
 INVALID = """() => [...document.querySelectorAll('.chart')].map(figureOf).flatMap(
     (figure) => Plotly.validate(painted(figure.data), painted(figure.layout)) ?? []).map((fault) => fault.msg)"""
 ADDRESSES = [  # and those that a test of their own opens and checks
