@@ -4,10 +4,14 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+from paceline.launch import Output, Zygote, launch
+from paceline.settings import RunSettings
 
 PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 # Bottom up. A room imports only from itself and from rooms before it.
@@ -23,9 +27,15 @@ CROWDED = 20  # files
 CATALOGUES = {"advise/rules", "mods"}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """The file's syntax tree, of which several tests look at every node."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -46,7 +56,7 @@ def module_of(path: Path) -> str:
 def imported_files(path: Path, modules: set[str]) -> set[str]:
     """The files that this one imports, also for types only and inside functions."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -97,11 +107,14 @@ def test_what_runs_in_a_worker_imports_little() -> None:
     assert not heavy
 
 
-def test_a_worker_loads_nothing_of_the_command_line() -> None:
+def test_a_worker_loads_nothing_of_the_command_line(zygote: Zygote, tmp_path: Path) -> None:
     heavy = "{'typer', 'rich', 'matplotlib', 'psutil', 'polars'}"
-    code = f"import sys, paceline.launch.worker.worker_main; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys; print(sorted({heavy} & set(sys.modules)), 'torch' in sys.modules)")
+    said = []
+    outcome = launch(RunSettings(script=str(script)), zygote=zygote, record=tmp_path / "record", on_event=said.append)
+    assert outcome.exit_code == 0, outcome.message
+    assert b"".join(event.data for event in said if isinstance(event, Output)) == b"[] True\n"
 
 
 def test_the_command_line_never_imports_torch() -> None:
@@ -119,7 +132,7 @@ def test_only_settings_reads_the_environment() -> None:
         path.name
         for path in FILES
         if path.name != "settings.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
         if isinstance(node.value, ast.Name) and node.value.id == "os"
     ]

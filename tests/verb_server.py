@@ -1,8 +1,8 @@
 """Types verbs: `python verb_server.py`, one fork a command line, all of them on one zygote.
 
 A command line of its own imports torch for seconds, and there are dozens. Asked on standard input, a JSON line each
-({"arguments", "folder", "out", "err"}); answers with the exit code, a line each. What must be seen of whole processes
-(signals, deaths, terminals) is typed in processes of its own.
+({"arguments", "folder", "out", "err", "environment"}); answers with the exit code, a line each. What must be seen of
+whole processes (signals, deaths) is typed in processes of its own.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def serve(zygote: Zygote) -> None:
 
 def typed(order: dict[str, object], zygote: Zygote) -> int:
     for name, descriptor in (("out", 1), ("err", 2)):
-        file = os.open(str(order[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        file = os.open(str(order[name]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOCTTY, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(str(order["folder"]))
+    os.environ |= order["environment"]  # type: ignore[call-overload]
     try:
         return command_line(list(order["arguments"]), zygote)  # type: ignore[call-overload]
     finally:

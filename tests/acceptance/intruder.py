@@ -106,7 +106,7 @@ def attack(victim: int, go_on: int, tell: int) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch tells of each attempt that fails
     got: dict[str, set[str]] = {"stores": set(), "sockets": set(), "processes": set(), "files": set()}
     os.write(tell, b"ready\n")
-    while not select.select([go_on], [], [], 0.005)[0]:  # leaves the victim a core
+    while not select.select([go_on], [], [], 0.02)[0]:  # leaves the victim a core
         for port in listening(victim) - before_ports - tried:
             tried.add(port)
             keep_writing(port, memory, into)

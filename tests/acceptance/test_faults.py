@@ -132,6 +132,7 @@ def type_it(tmp_path: Path) -> Iterator[Callable[..., Typed]]:
 TypeIt = Callable[..., Typed]
 
 
+@pytest.mark.slow  # tests/launch/test_failures.py kills a worker, too
 def test_a_worker_killed_in_mid_epoch_stops_the_run(type_it: TypeIt) -> None:
     command = type_it("-n", "2", "train.py", loaders=1)
     run = command.until_in_mid_epoch()
@@ -285,9 +286,8 @@ def test_the_forking_process_killed_ends_the_run(type_it: TypeIt) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+@pytest.mark.slow  # test_verbs.py stops a series by SIGINT, tests/launch/test_bounded_ends.py a run by SIGTERM
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_every_worker_and_leaves_a_record(type_it: TypeIt, number: int, code: int) -> None:
     command = type_it("-n", "2", "train.py", loaders=1)
     command.until_in_mid_epoch()

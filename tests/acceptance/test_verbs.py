@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 
@@ -60,12 +63,12 @@ def paceline_(folder, typist) -> Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+def plain() -> str:
     """What plain Python prints in three epochs."""
-    script = tmp_path_factory.mktemp("plain") / "train.py"
-    script.write_text(TRAIN)
-    line = [sys.executable, str(script), "--epochs", "3"]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=True).stdout
+    with redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", "--epochs", "3"])
+        exec(TRAIN, {})
+    return printed.getvalue()
 
 
 def the_record(folder: Path) -> Path:
@@ -133,32 +136,32 @@ def test_a_missing_script_is_said_at_once_and_leaves_nothing(folder, paceline_):
     assert not (folder / "paceline-runs").exists()
 
 
-def test_on_a_terminal_the_scripts_lines_stay_whole(folder, plain):
+def test_on_a_terminal_the_scripts_lines_stay_whole(folder, typist, plain):
     """Standard output and error are one terminal; after the live line is gone the script's lines are there."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "run", "-n", "2", "train.py", "--epochs", "3"],
-        cwd=folder,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
-    )
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # the other side is closed
-            break
-        if not data:
-            break
-        seen += data
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_all, ours)
+        code = typist.type_on(os.ttyname(theirs), folder, "run", "-n", "2", "train.py", "--epochs", "3")
+        os.close(theirs)
+        seen = reading.result()
     os.close(ours)
-    assert process.wait(timeout=60) == 0
+    assert code == 0, seen.decode()
     # What is left of each line after the last time it was erased.
     lines = [re.sub(r"\x1b\[[\d;]*m", "", line.split("\x1b[2K")[-1]).strip() for line in seen.decode().split("\n")]
     assert "2 workers, no step yet" in seen.decode()
     assert [line for line in lines if line.startswith("epoch")] == plain.splitlines()
+
+
+def read_all(descriptor: int) -> bytes:
+    seen = b""
+    while True:
+        try:
+            data = os.read(descriptor, 65536)
+        except OSError:  # the other side is closed
+            return seen
+        if not data:
+            return seen
+        seen += data
 
 
 def test_scale(folder, paceline_):

@@ -128,6 +128,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.crossed("bytes_")
 @pytest.mark.parametrize("bytes_", [1, 48, 1 << 20], ids=["a bucket each", "a few a bucket", "one bucket"])
 @pytest.mark.parametrize("zero", [True, False], ids=["zeroed", "accumulated"])
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)

@@ -37,7 +37,7 @@ def _brought(rank: int, number: int, size: int) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(100 * number + rank))
 
 
-@pytest.mark.parametrize("hosts", ["aabb", "abab", "abb", "abc"], ids=str)
+@pytest.mark.parametrize("hosts", [pytest.param("aabb", marks=pytest.mark.slow), "abab", "abb", "abc"], ids=str)
 def test_buckets_are_summed_over_all_workers_of_all_hosts(pool: Any, hosts: str) -> None:
     sizes = [1, 0, 1000, 300_001, 3_000_000]
     found = pool(len(hosts)).run(summed, next(RUNS), list(hosts), sizes, "none")

@@ -18,7 +18,9 @@ from paceline.comm.group import Group
 @pytest.mark.parametrize(
     "lines",
     [
-        "import torch.distributed as dist; import paceline",
+        pytest.param(  # as all tests of this folder do
+            "import torch.distributed as dist; import paceline", marks=pytest.mark.slow
+        ),
         "import paceline; import torch; from torch import distributed as dist",
         pytest.param(
             "import paceline, importlib; importlib.reload(paceline); import torch.distributed as dist",

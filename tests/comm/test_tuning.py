@@ -13,6 +13,7 @@ from paceline.comm.bucket_tuning import BucketTuner
 from paceline.comm.buckets import SIZE, Buckets
 from paceline.comm.group import Group
 
+ENOUGH = (bucket_tuning.SMALL >> 2) + 1  # parameters: the fewest for which sizes are tried
 Cost = Callable[[int, int], float]  # seconds of a step, by size of buckets and number of the step
 
 
@@ -25,7 +26,7 @@ def tried(group: Group, cost: Cost, numel: int, waited: float) -> Any:
     now = [0.0]
     tuner = BucketTuner(group, buckets, clock=lambda: now[0])
     sums = []
-    for step in range(80):
+    for step in range(50):
         parameter.grad = None
         buckets.begin(0)
         (parameter.sum() * (group.rank + 1)).backward()
@@ -71,13 +72,13 @@ def hardly_faster(size: int, step: int) -> float:
     ],
 )
 def test_another_size_is_kept_only_if_it_was_faster_every_time(pool: Any, cost: Cost, chosen: int) -> None:
-    for verdict, size in pool(2).run(tried, cost, 2 << 20, 0.5):
+    for verdict, size in pool(2).run(tried, cost, ENOUGH, 0.5):
         assert size == verdict.chosen.bucket_bytes == chosen
         assert len(verdict.told()["tried"]) == 3
         assert all(len(way["seconds"]) == bucket_tuning.ROUNDS for way in verdict.told()["tried"])
 
 
-@pytest.mark.parametrize(("numel", "waited", "why"), [(1000, 0.5, "too little"), (2 << 20, 0.001, "nothing to gain")])
+@pytest.mark.parametrize(("numel", "waited", "why"), [(1000, 0.5, "too little"), (ENOUGH, 0.001, "nothing to gain")])
 def test_nothing_is_tried_where_there_is_nothing_to_gain(pool: Any, numel: int, waited: float, why: str) -> None:
     for verdict, size in pool(2).run(tried, smaller_is_faster, numel, waited):
         assert size == SIZE

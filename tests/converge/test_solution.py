@@ -113,6 +113,7 @@ def reference(model: nn.Module, loss_of: Loss) -> Tensor:
     return torch.autograd.functional.hessian(at, nn.utils.parameters_to_vector(model.parameters()).detach())
 
 
+@pytest.mark.crossed("norm")
 @pytest.mark.parametrize("loss_of", [cross_entropy, penalised])
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_eigenvalue_of_a_loop_is_that_of_its_hessian(tmp_path: Path, loss_of: Loss, norm: bool) -> None:

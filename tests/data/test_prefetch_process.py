@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline.data as pd
@@ -98,6 +98,7 @@ def test_it_is_the_same_from_a_process_in_this_epoch_and_the_next(
     assert numbers(made) == epochs[2]  # by a new one
 
 
+@settings(max_examples=settings.default.max_examples // 2)  # each starts several processes
 @given(after=st.integers(1, 28), size=st.integers(1, 9), stop=st.integers(0, 12))
 def test_nothing_is_lost_whenever_it_is_begun_and_wherever_it_is_left(
     shards: str, after: int, size: int, stop: int

@@ -59,12 +59,19 @@ class Stop:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_frozen_zygote_is_woken_to_end_the_run(own_zygote: Zygote, tmp_path: Path, number: int) -> None:
+def test_a_frozen_zygote_is_woken_to_end_the_run_and_itself(own_zygote: Zygote, tmp_path: Path, number: int) -> None:
     stop = Stop(own_zygote, number)
     outcome = play(own_zygote, tmp_path, stop)
     assert (outcome.exit_code, outcome.interrupted) == (128 + number, True)
     assert stop.below
     assert not [pid for pid in stop.below if state_of(pid)]
+    os.kill(own_zygote.pid, signal.SIGSTOP)  # once more, when all is over
+    deadline = time.monotonic() + 60
+    while state_of(own_zygote.pid) != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    own_zygote.close()
+    assert not state_of(own_zygote.pid)
 
 
 @pytest.mark.parametrize(
@@ -90,15 +97,3 @@ def test_a_frozen_zygote_is_told_of_and_given_up(own_zygote: Zygote, tmp_path: P
         play(own_zygote, tmp_path, stop, stall_warning=1.0, stall_abort=3.0)
     assert any(f"kill -CONT {own_zygote.pid}" in event.text for event in stop.told if isinstance(event, Stall))
     assert not [pid for pid in stop.below if state_of(pid)]
-
-
-def test_a_zygote_that_is_frozen_when_all_is_over_is_ended(own_zygote: Zygote) -> None:
-    while own_zygote.ready is None:
-        own_zygote.receive()
-    os.kill(own_zygote.pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 60
-    while state_of(own_zygote.pid) != "T":
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    own_zygote.close()
-    assert not state_of(own_zygote.pid)

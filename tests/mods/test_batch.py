@@ -128,6 +128,7 @@ def test_trains_as_a_script_with_that_batch_and_learning_rate(kind: str, value: 
     ]
 
 
+@pytest.mark.crossed("mods")
 @pytest.mark.parametrize("kind", ["map", "own sampler", "stream", "batches"])
 @pytest.mark.parametrize("mods", [["batch=x4"], ["batch=24", "resident"], ["batch=x4", "loader=1"]], ids=str)
 def test_on_two_workers_and_with_the_mods_of_the_input(pool: Any, kind: str, mods: list[str]) -> None:

@@ -132,6 +132,7 @@ def test_accumulating_gives_the_numbers_of_the_whole_batch(own_loss: bool, parts
     agree(trained(lone_group(), [f"accumulate={parts}"], {}, own_loss), plainly)
 
 
+@pytest.mark.crossed("own_loss")
 @pytest.mark.parametrize("mods", [["accumulate=3"], ["accumulate=9"], ["accumulate=2", "checkpointing"]], ids=str)
 @pytest.mark.parametrize("own_loss", [False, True])
 def test_accumulating_on_two_workers(pool: Any, mods: list[str], own_loss: bool) -> None:
@@ -172,6 +173,7 @@ def by_hand(parts: int, how: dict[str, Any]) -> Any:
     return losses, left
 
 
+@pytest.mark.crossed("mods")
 @pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize(
     "mods", [["accumulate=3"], ["accumulate=3", "checkpointing"], ["checkpointing", "accumulate=3"]]

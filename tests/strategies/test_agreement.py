@@ -556,7 +556,7 @@ def test_workers_may_hold_other_rows_where_that_is_meant(pool: Any, options: dic
 
 
 def counted(group: Group, looks: bool) -> tuple[int, int]:
-    """How many words are read in 200 steps, and how many messages there are."""
+    """How many words are read in 70 steps, and how many messages there are."""
     words, plain = [], digest._sum
 
     def counting(device: torch.device, flats: list[torch.Tensor]) -> torch.Tensor:
@@ -570,11 +570,11 @@ def counted(group: Group, looks: bool) -> tuple[int, int]:
         model = nn.Linear(3, 5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         before = group.pulse.collectives
-        train(model, 200, lambda step: optimizer.step(), lambda batch: rows(batch).float())
+        train(model, 70, lambda step: optimizer.step(), lambda batch: rows(batch).float())
         return sum(words), group.pulse.collectives - before
 
 
-def test_six_looks_in_two_hundred_steps_and_no_message_of_their_own(pool: Any) -> None:
+def test_six_looks_in_seventy_steps_and_no_message_of_their_own(pool: Any) -> None:
     # 20 weights and 18 numbers of the batch, after steps 0, 1, 2, 4, 16 and 64.
     (words, messages), other = pool(2).run(counted, True)
     assert words == 6 * (20 + 18)

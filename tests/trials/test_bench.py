@@ -78,7 +78,7 @@ PLAYED = """
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_enough_is_when_settled_steps_took_so_long(bench, workers):
     text = PLAYED + train(more="clock.now += 0.2 if step < 3 else 0.01", steps=400)
     measured = bench(text, steps=300, enough=0.3, workers=workers).measure("one")

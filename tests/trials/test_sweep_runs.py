@@ -55,7 +55,7 @@ def swept(zygote: Zygote, tmp_path: Path) -> Callable[..., Verdict]:
     return swept
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_runs_out_on_every_worker_or_on_none(swept, workers):
     verdict = swept(start=256, workers=workers, wide=2048, memory_limit=100 << 20)  # 128 KiB a sample
     assert verdict.ceiling == "memory"
@@ -78,7 +78,7 @@ def test_a_loader_that_would_drop_its_only_batch(swept):
     assert (verdict.ceiling, verdict.largest) == ("data", 100), "no batch is larger than its data: none is dropped"
 
 
-@pytest.mark.parametrize("start", [None, 16])
+@pytest.mark.parametrize("start", [pytest.param(None, marks=pytest.mark.slow), 16])
 def test_gradients_that_are_summed_over_batches(swept, start):
     """Four batches a step: sizes are samples a step, and double all the same."""
     verdict = swept(start=start, accumulate=4, to=512)

@@ -65,6 +65,7 @@ def library(tmp_path):
     return root
 
 
+@pytest.mark.crossed("kind")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("file", FILES)
 def test_what_is_no_regular_file_is_told_and_not_opened(library, client_of, file, kind):

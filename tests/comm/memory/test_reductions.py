@@ -61,6 +61,7 @@ def summed(group: Group, numel: int, dtype: torch.dtype) -> tuple[bool, list[int
     return bucket.flat.data_ptr() == memory, bits(bucket.flat)
 
 
+@pytest.mark.crossed("world")
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_bucket_is_summed_in_place_to_the_same_bits(pool: Any, world: int, dtype: torch.dtype) -> None:

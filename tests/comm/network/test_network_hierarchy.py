@@ -123,6 +123,7 @@ def crossing(group: Group, workers: tuple[int, ...], leaders: bool, compressed: 
     return (0 if lane is None else lane.bytes), flat_ring.bytes if last_of_host else 0
 
 
+@pytest.mark.crossed("leaders")
 @pytest.mark.parametrize("leaders", [False, True], ids=["spread", "leaders"])
 @pytest.mark.parametrize("workers", [(2, 2), (3, 2), (2, 1, 2), (1, 3)], ids=str)
 def test_a_host_sends_its_gradient_once_and_not_once_a_worker(
