@@ -487,48 +487,6 @@ def test_in_the_slice_view_losses_and_gradients_are_of_the_whole_batch(play: Pla
     assert any("Slice view" in notice for notice in played.notices), "and the run says so"
 
 
-@pytest.mark.parametrize(("gathering", "view"), [(0.08, "slice"), (0.03, "batch")])
-def test_with_view_auto_outputs_that_cost_much_lead_to_the_slice_view_with_a_notice(
-    play: Play, gathering: float, view: str
-) -> None:
-    """On a clock that moves when it is told to: what gathering costs is the machine's affair."""
-    played = play(
-        f"""
-        import torch
-        from paceline.script import views
-        from paceline.script.slicing import crossings, sliced
-        from torch.utils.data import DataLoader, TensorDataset
-
-        class Clock:
-            now = 0.0
-            def perf_counter(self):
-                return self.now
-
-        def gather(*args, plain=crossings.gather):
-            clock.now += {gathering}
-            return plain(*args)
-
-        clock = sliced.time = views.time = Clock()
-        crossings.gather = gather
-        torch.manual_seed(0)
-        data = TensorDataset(torch.randn(320, 1))
-        model = torch.nn.Linear(1, 60_000)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for (x,) in DataLoader(data, batch_size=32):
-            optimizer.zero_grad()
-            model(x).mean().backward()
-            clock.now += 1 - {gathering}
-            optimizer.step()
-            print(len(x))
-        """
-    ).well
-    sizes = played.printed.split()
-    assert sizes[0] == "32"
-    assert sizes[-1] == ("16" if view == "slice" else "32")
-    assert played.outcome.view == view
-    assert any("8% of a step; --view batch" in notice for notice in played.notices) == (view == "slice")
-
-
 # -- batch × N ---------------------------------------------------------------------------------------------------------
 
 

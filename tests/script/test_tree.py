@@ -208,3 +208,28 @@ def test_torch_return_types_are_rebuilt() -> None:
     assert type(again) is type(found)
     assert again.values is found.values
     assert again.indices is found.indices
+
+
+class Layer:
+    """Refers to the object that holds it, as layers of a cache may."""
+
+    def __init__(self, keys: torch.Tensor, cache: Any) -> None:
+        self.keys, self.size, self.cache = keys, len(keys), cache
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers = [Layer(torch.zeros(2), self), Layer(torch.ones(3), self)]
+
+
+def test_tensors_are_found_in_attributes_of_objects_also_in_those_that_refer_to_each_other() -> None:
+    cache = Cache()
+    found = [leaf for leaf in tree.leaves(cache) if isinstance(leaf, torch.Tensor)]
+    assert [len(leaf) for leaf in found] == [2, 3]
+    assert tree.paths(cache)[:2] == [".layers[0].keys", ".layers[0].size"]
+    moved = tree.replace(cache, lambda leaf: leaf + 1 if isinstance(leaf, torch.Tensor) else leaf)
+    assert moved is not cache
+    assert moved.layers[1].keys.tolist() == [2, 2, 2]
+    assert cache.layers[1].keys.tolist() == [1, 1, 1]
+    assert tree.structure(cache) == tree.structure(moved)
+    assert tree.first_tensor(cache) is cache.layers[0].keys

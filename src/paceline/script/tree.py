@@ -25,27 +25,31 @@ def leaves(value: Any) -> list[Any]:
     return found
 
 
-def replace(value: Any, put: Callable[[Any], Any]) -> Any:
-    """The same nest with `put(leaf)` in the place of each leaf, visited in the order of `leaves`."""
+def replace(value: Any, put: Callable[[Any], Any], seen: dict[int, Any] | None = None) -> Any:
+    """The same nest with `put(leaf)` in the place of each leaf, visited in the order of `leaves`. `seen`: the objects
+    that were visited, and their new selves; each is visited once, also if others refer to it."""
     if isinstance(value, torch.Tensor):  # first, because most values are tensors and the checks below are slow
         return put(value)
+    seen = {} if seen is None else seen
     if isinstance(value, tuple):
-        items = [replace(item, put) for item in value]
+        items = [replace(item, put, seen) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else _same_type(value, items)
     if isinstance(value, list):
-        return _same_type(value, [replace(item, put) for item in value])
+        return _same_type(value, [replace(item, put, seen) for item in value])
     if isinstance(value, Mapping):
-        return with_items(value, {key: replace(item, put) for key, item in value.items()})
+        return with_items(value, {key: replace(item, put, seen) for key, item in value.items()})
     if (held := _attributes(value)) is not None:
-        changed = copy.copy(value)
+        if id(value) in seen:
+            return seen[id(value)]
+        changed = seen[id(value)] = copy.copy(value)
         for name, item in held.items():
             # object.__setattr__ also works on a frozen dataclass, as its own constructor does.
-            object.__setattr__(changed, name, replace(item, put))
+            object.__setattr__(changed, name, replace(item, put, seen))
         return changed
     return put(value)
 
 
-def first_tensor(value: Any) -> torch.Tensor | None:
+def first_tensor(value: Any, seen: set[int] | None = None) -> torch.Tensor | None:
     """The first tensor with at least one dimension, in the order of `leaves`; stops there."""
     if isinstance(value, torch.Tensor):
         return value if value.dim() else None
@@ -55,9 +59,11 @@ def first_tensor(value: Any) -> torch.Tensor | None:
     elif isinstance(value, Mapping):
         inner = value.values()
     elif (held := _attributes(value)) is not None:
-        inner = held.values()
+        seen = set() if seen is None else seen
+        inner = () if id(value) in seen else held.values()
+        seen.add(id(value))
     for item in inner:
-        if (tensor := first_tensor(item)) is not None:
+        if (tensor := first_tensor(item, seen)) is not None:
             return tensor
     return None
 
@@ -67,27 +73,37 @@ def rebuild(value: Any, new_leaves: Iterator[Any]) -> Any:
     return replace(value, lambda _: next(new_leaves))
 
 
-def structure(value: Any) -> Hashable:
+def structure(value: Any, seen: set[int] | None = None) -> Hashable:
     """A key of the nest's structure: equal for two values that differ only in their leaves."""
     if isinstance(value, torch.Tensor):
         return "leaf"
+    seen = set() if seen is None else seen
     if isinstance(value, (tuple, list)):
-        return (type(value).__name__, *(structure(item) for item in value))
+        return (type(value).__name__, *(structure(item, seen) for item in value))
     if isinstance(value, Mapping):
-        return (type(value).__name__, *((str(key), structure(item)) for key, item in value.items()))
+        return (type(value).__name__, *((str(key), structure(item, seen)) for key, item in value.items()))
     if (held := _attributes(value)) is not None:
-        return (type(value).__name__, *((name, structure(item)) for name, item in held.items()))
+        if id(value) in seen:
+            return "seen"
+        seen.add(id(value))
+        return (type(value).__name__, *((name, structure(item, seen)) for name, item in held.items()))
     return "leaf"
 
 
-def paths(value: Any, at: str = "") -> list[str]:
+def paths(value: Any, at: str = "", seen: set[int] | None = None) -> list[str]:
     """A name for each leaf, as a person would write it: `[0]`, `['mask']`, `.logits`."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        return [at]
     if isinstance(value, (tuple, list)):
-        return [path for i, item in enumerate(value) for path in paths(item, f"{at}[{i}]")]
+        return [path for i, item in enumerate(value) for path in paths(item, f"{at}[{i}]", seen)]
     if isinstance(value, Mapping):
-        return [path for key, item in value.items() for path in paths(item, f"{at}[{key!r}]")]
+        return [path for key, item in value.items() for path in paths(item, f"{at}[{key!r}]", seen)]
     if (held := _attributes(value)) is not None:
-        return [path for name, item in held.items() for path in paths(item, f"{at}.{name}")]
+        if id(value) in seen:
+            return []
+        seen.add(id(value))
+        return [path for name, item in held.items() for path in paths(item, f"{at}.{name}", seen)]
     return [at]
 
 

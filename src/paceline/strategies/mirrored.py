@@ -299,8 +299,7 @@ def leaves_of(losses: list[torch.Tensor]) -> list[tuple[torch.Tensor, bool]]:
         if hasattr(node, "variable"):
             leaf, before = node.variable, found.get(id(node.variable), (None, True))[1]
             found[id(leaf)] = (leaf, inside and before)
-        name = type(node).__name__
-        inside = (inside or name in ("_GatherBackward", "_BlendBackward")) and name != "_CutBackward"
+        inside = crossings.is_inside_behind(node, inside)
         todo += [(following, inside) for following, _ in node.next_functions if following is not None]
     return list(found.values())
 

@@ -34,5 +34,5 @@ def test_known_functions_gather_nothing_and_others_gather_once(play: Callable[..
     loop = next(node for node in tree.body if isinstance(node, ast.For))
     tables = "\n".join(text.splitlines()[: loop.lineno - 1])
     found = play(tables + LOOP.format(exceptions=EXCEPTIONS), workers=workers, gather_below=0)
-    printed = [line for line in found.well.printed.splitlines() if not line.startswith(("hook", "retained"))]
+    printed = [line for line in found.well.printed.splitlines() if not line.startswith(("hook", "retained", "metric"))]
     assert printed == ["end"]

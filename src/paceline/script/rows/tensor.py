@@ -138,18 +138,23 @@ def _become_plain(rows: Rows) -> None:
     family = rows.family
     alive = [member for ref in family.members if (member := ref()) is not None]
     family.members.clear()  # torch refuses to exchange tensors that have weak references
-    if len(alive) == 1:
-        wholes = [rows.whole()]
-    else:
-        first = family.layout.gather(family.local)
-        wholes = []
-        for member in alive:
-            whole = first
-            for step in member.steps:
-                whole = step(whole)
-            wholes.append(whole)
+    # The script may meet an unknown function under no_grad (a metric), and compute its loss afterwards.
+    graph = any(member.local.requires_grad for member in alive)
+    with torch.inference_mode(not graph and torch.is_inference_mode_enabled()), torch.set_grad_enabled(graph):
+        if len(alive) == 1:
+            wholes = [rows.whole()]
+        else:
+            first = family.layout.gather(family.local)
+            wholes = [_replayed(member, first) for member in alive]
     for member, whole in zip(alive, wholes, strict=True):
         _exchange(member, whole)
+
+
+def _replayed(member: Rows, whole: torch.Tensor) -> torch.Tensor:
+    """The whole of a view, given that of the family's first member."""
+    for step in member.steps:
+        whole = step(whole)
+    return whole if member.local.requires_grad or not whole.requires_grad else whole.detach()
 
 
 def _exchange(rows: Rows, whole: torch.Tensor) -> None:

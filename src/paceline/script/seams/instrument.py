@@ -14,6 +14,7 @@ on_save                                   patch of torch.save
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.script import loading
+from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
 
@@ -88,9 +90,30 @@ def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
         if "call" not in vars(stage):
             _keep_out_of_graphs(stage)
             stage.call = torch._dynamo.disable(stage.call, recursive=False)  # type: ignore[method-assign]
-        return plain(*args, **kwargs)
+        compiled = plain(*args, **kwargs)
+        return _given_plain_tensors(compiled) if stage.group.world > 1 and args else compiled
 
     return compile
+
+
+def _given_plain_tensors(compiled: Any) -> Any:
+    """Compiled code outside a sliced call (a compiled loss) gets plain tensors: it cannot be traced with own rows."""
+    if isinstance(compiled, nn.Module):
+        if next(compiled.parameters(), None) is None:
+            compiled.register_forward_pre_hook(lambda _, args, kwargs: _make_plain(args, kwargs), with_kwargs=True)
+        return compiled
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            _make_plain(args, kwargs)
+        return compiled(*args, **kwargs)
+
+    return call
+
+
+def _make_plain(args: Any, kwargs: Any) -> None:
+    make_plain((args, kwargs))
 
 
 def _keep_out_of_graphs(stage: Stage) -> None:

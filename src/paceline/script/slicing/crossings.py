@@ -204,6 +204,12 @@ class _ReduceInside(Function):
         return _ReduceInside.apply(grad, ctx.group), None
 
 
+def is_inside_behind(node: Any, inside: bool) -> bool:
+    """Whether what a graph has behind this node is computed in slices, given whether the node itself is."""
+    crossing = getattr(type(node), "_forward_cls", type(None))
+    return (inside or issubclass(crossing, (_Gather, _Blend, _Mean))) and not issubclass(crossing, (_Cut, _Share))
+
+
 def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
     """The crossing under the name of the value's own gradient function: `print(loss)` shows that name."""
     return crossing if value.grad_fn is None else _named(crossing, type(value.grad_fn).__name__)
