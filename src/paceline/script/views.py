@@ -30,7 +30,7 @@ from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 
 MEASURED_STEPS = range(2, 4)  # steps in which gathering is timed: early, so that few batches are seen whole
 COSTLY = 0.05  # fraction of a step spent on gathering outputs
-OWN_DRAWS = "random=own: each worker draws its own random numbers inside the model, so numbers differ from one process."
+OWN_DRAWS = "Each worker draws its own random numbers inside the model, so numbers differ from one process."
 COMPILED_DRAWS = (
     "A compiled model draws random numbers (dropout, noise): torch.compile makes them itself, so each worker draws its "
     "own, and numbers differ from one process."
