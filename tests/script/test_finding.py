@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
+from paceline.script.draws.table import TABLE
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import SEAMS, Stage, call_site
 from paceline.settings import RunSettings
@@ -40,6 +41,8 @@ PATCHED: list[tuple[Any, str]] = [
     (DataLoader, "__iter__"),
     (DataLoader, "__len__"),
     (DataLoader, "check_worker_number_rationality"),
+    *((F, name) for name in ("cross_entropy", "nll_loss", "batch_norm")),
+    *((owner, name) for owner, name, _ in TABLE),
 ]
 
 

@@ -439,7 +439,7 @@ def test_arguments_that_are_not_plain_values_become_text(pool: Any) -> None:
 
 def _raised(**facts: Any) -> Raised:
     about = {"module": "builtins", "name": "ValueError", "text": "x", "args": ["x"], "attributes": {}, "trace": ""}
-    return Raised(**about | {"told": [], "python": None, "numpy": []} | facts)
+    return Raised(**about | {"told": [], "python": None, "numpy": [], "torch": []} | facts)
 
 
 def test_a_peer_can_name_exceptions_only() -> None:

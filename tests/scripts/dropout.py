@@ -1,6 +1,5 @@
 """Dropout in a sliced model."""
 
-# test: different=masks are drawn for slices, each from its worker's stream, so they can't be those of one process
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

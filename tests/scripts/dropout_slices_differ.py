@@ -1,6 +1,5 @@
 """All rows are equal, so outputs differ only by their masks: masks must differ between rows, slices and calls."""
 
-# test: different=masks are drawn for slices, each from its worker's stream, so they can't be those of one process
 import torch
 from torch import nn
 

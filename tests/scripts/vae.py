@@ -1,6 +1,5 @@
 """A VAE whose reparametrisation noise is drawn inside the model."""
 
-# test: different=noise is drawn for slices, each from its worker's stream, so it can't be that of one process
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -46,6 +46,7 @@ class Mod:
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
+        stage.views.own_draws = True  # a micro-batch is no slice of the batch: its draws have no place in one process's
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:

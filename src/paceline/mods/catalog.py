@@ -153,6 +153,12 @@ CATALOG = {
             numbers="other",
         ),
         ModEntry(
+            name="random",
+            values=("own",),
+            summary="each worker draws its own random numbers inside the model, for its rows only: faster",
+            numbers="other",
+        ),
+        ModEntry(
             name="resident",
             values=(),
             summary="keep a TensorDataset on the device, and make a batch by one gather",

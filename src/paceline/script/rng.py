@@ -1,8 +1,8 @@
-"""Random streams: equal on all workers for the script, different on each inside a sliced call.
+"""Random streams: equal on all workers.
 
 The script's streams (torch, numpy, random) start from the run's seed on every worker and stay equal, because every
-worker runs the same lines. Inside a sliced call torch's streams are swapped for the worker's own, so that dropout
-differs between slices and between calls, and swapped back afterwards.
+worker runs the same lines and draws for the whole batch (see `draws`). With `--mod random=own`, in the slice view and
+for draws that cannot be split, torch's streams are swapped for the worker's own, and swapped back afterwards.
 """
 
 from __future__ import annotations
@@ -144,6 +144,11 @@ def _set_states(states: list[torch.Tensor]) -> None:
 def snapshot() -> tuple[Any, ...]:
     """All random streams of the script, to be compared or restored."""
     return (_states(), random.getstate(), np.random.get_state())
+
+
+def digest() -> int:
+    """A checksum of torch's random streams."""
+    return zlib.crc32(b"".join(state.numpy().tobytes() for state in _states()))
 
 
 def restore(streams: tuple[Any, ...]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,14 +17,21 @@ from torch import nn
 
 from paceline.errors import ScriptError
 from paceline.script import tree
+from paceline.script.draws.rows import Draws
 from paceline.script.rng import OwnStream
 from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.proof import Proof, initialise_lazy
-from paceline.script.slicing.sliced import SlicedCalls
+from paceline.script.slicing.sliced import SlicedCalls, SlicePlan
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
+
+OWN_DRAWS = "Each worker draws its own random numbers inside the model, so numbers differ from one process."
+COMPILED_DRAWS = (
+    "A compiled model draws random numbers (dropout, noise): torch.compile makes them itself, so each worker draws its "
+    "own, and numbers differ from one process."
+)
 
 
 class Views:
@@ -38,12 +45,22 @@ class Views:
         self._stream = OwnStream(stage.run.seed, self.group.rank)
         self.averages = Averages()
         self.norms_see_batch = True  # batch norm: of the whole batch, or (mod bn=local) of the worker's slice
-        proof = Proof(self.group, stage.run.batch_dim, self._split_for_norms, self.averages)
+        self.own_draws = False  # random numbers in a sliced call: of one process, or (mod random=own) of the worker
+        self.draws = Draws()
+        self.draws.apart = self._stream.inside
+        proof = Proof(
+            self.group,
+            stage.run.batch_dim,
+            self._split_for_norms,
+            self.averages,
+            self.draws,
+            lambda: self.norms_see_batch,
+        )
         self._calls = SlicedCalls(
             self.group,
             stage.together,
             proof,
-            self._stream.inside,
+            self._inside,
             self.averages,
             lambda: self.norms_see_batch,
             stage.run.gather_below,
@@ -115,8 +132,24 @@ class Views:
         self.on_slices(module, (args, kwargs))
         return self._calls.call(plain, module, args, kwargs)
 
+    @contextmanager
+    def _inside(self, plan: SlicePlan, split: Split) -> Iterator[None]:
+        """Random draws inside a sliced call."""
+        if self.own_draws or (plan.compiled and plan.draws):
+            with self._stream.inside():
+                yield
+        else:
+            with self.draws.in_call(split, plan.draws):
+                yield
+        if plan.draws and (self.own_draws or plan.compiled):
+            self.warn(OWN_DRAWS if self.own_draws else COMPILED_DRAWS)
+        for what in self.draws.told:
+            self.warn(
+                f"{what[0].upper()}{what[1:]}: each worker draws its own random numbers, not those of one process."
+            )
+
     def _call_in_slice(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        with self._own_stream():
+        with self._stream.inside():
             output = plain(module, *args, **kwargs)
         self.group.agree()  # nothing is gathered here, so no other collective would report a failure
         return output
@@ -207,12 +240,12 @@ class Views:
         finally:
             self.split_of_call = None
 
+    def _norms(self) -> bool:
+        return self.norms_see_batch
+
     def _size(self, value: Any) -> int:
         dim, leaf = self.stage.run.batch_dim, tree.first_tensor(value)
         return 0 if leaf is None else int(leaf.shape[dim if leaf.dim() > dim else 0])
-
-    def _own_stream(self) -> AbstractContextManager[None]:
-        return self._stream.inside()
 
     def warn(self, text: str) -> None:
         """A notice, once."""

@@ -100,5 +100,5 @@ def same_numbers_line(same: SameNumbers, base: int) -> str:
         return f"{line} (limit {same.tolerance:.0e})"
     return (
         f"{line}\n  ({count(same.workers or 0, 'worker')} against {base}, step {same.step}; limit "
-        f"{same.tolerance:.0e}). Each worker draws its own dropout."
+        f"{same.tolerance:.0e})."
     )

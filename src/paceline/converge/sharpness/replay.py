@@ -290,7 +290,7 @@ def _as_it_was(models: list[nn.Module]) -> Iterator[None]:
         yield
         return
     training = [[module.training for module in model.modules()] for model in models[:1]]
-    with undisturbed(models[0], all_eval=False), _as_it_was(models[1:]), torch.enable_grad():
+    with undisturbed(models[0], still=()), _as_it_was(models[1:]), torch.enable_grad():
         for module, was in zip(models[0].modules(), training[0], strict=True):
             module.__dict__["training"] = was
         yield

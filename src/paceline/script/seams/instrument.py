@@ -9,6 +9,7 @@ before_backward, after_backward           patch of torch.autograd.backward, whic
 on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
 on_save                                   patch of torch.save
 (batch norm in a sliced call)             patch of F.batch_norm: see `batch_norm`
+(random numbers in a sliced call)         patches of torch's random functions: see `draws.table`
 (gradients seen inside a sliced call)     patches of Tensor.register_hook and Function.apply: see `gradient_rescaling`
 """
 
@@ -27,6 +28,7 @@ from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.script import loading
+from paceline.script.draws import table
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
@@ -64,6 +66,7 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         *_slice_view_readings(stage),
         stage.views.averages.find(),
         batch_norm.find(stage),
+        table.find(stage.views.draws),
         gradient_rescaling.find(stage),
     ]
 

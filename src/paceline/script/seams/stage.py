@@ -227,16 +227,17 @@ class Stage:
 
     def where(self) -> Any:
         """The script's position: inside a sliced call or outside. `back_at` returns to it temporarily."""
-        return self.depth, self.views.split_of_call
+        return self.depth, self.views.split_of_call, self.views.draws.where()
 
     @contextmanager
     def back_at(self, where: Any) -> Iterator[None]:
         now = self.where()
-        self.depth, self.views.split_of_call = where
+        self.depth, self.views.split_of_call, draws = where
         try:
-            yield
+            with self.views.draws.at(*draws):
+                yield
         finally:
-            self.depth, self.views.split_of_call = now
+            self.depth, self.views.split_of_call, _ = now
 
     def end(self) -> None:
         """The script has ended by itself."""

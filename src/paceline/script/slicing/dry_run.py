@@ -11,16 +11,17 @@ import contextlib
 import copy
 import io
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
+from paceline.script.draws.rows import DrawRule, Position, Shape
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.side_effects import Place
 
@@ -34,32 +35,41 @@ class SeenCall:
     output: Any
     states: dict[Place, Any]  # tensors and numbers that the call left in attributes
     buffers: dict[tuple[str, str], torch.Tensor]  # the changed buffers: new value minus old
-    drew: bool  # random numbers
+    draws: tuple[Shape, ...] = ()  # the shapes of the random numbers drawn
+    rules: tuple[DrawRule, ...] = ()  # on a slice: which dimensions of these hold rows
+    streams: int = 0  # a checksum of torch's random streams afterwards
     error: str = ""
 
 
 def rehearse(
-    plain: Callable[..., Any], module: nn.Module, given: Any, *, all_eval: bool, graph: bool, shift: bool = False
+    plain: Callable[..., Any],
+    module: nn.Module,
+    given: Any,
+    drawing: AbstractContextManager[Position],
+    *,
+    still: Any,
+    graph: bool,
+    shift: bool = False,
 ) -> SeenCall:
-    """One call without lasting effects. `graph`: with gradients on, for modules that need a graph. `shift`: draws other
-    random numbers than a call without it."""
-    with _on_a_copy(module), undisturbed(module, all_eval=all_eval), torch.set_grad_enabled(graph):
+    """One call without lasting effects. `still`: types of modules that run in eval mode. `graph`: with gradients on,
+    for modules that need a graph. `shift`: draws other random numbers than a call without it."""
+    with _on_a_copy(module), undisturbed(module, still=still), torch.set_grad_enabled(graph):
         if shift:
             torch.rand(1)
-        before = rng.snapshot()
         attributes = side_effects.look(module)
         old = {key: buffer.clone() for key, buffer in own_buffers(module)}
         try:
-            output = plain(module, *given[0], **given[1])
+            with drawing as at:
+                output = plain(module, *given[0], **given[1])
         except Exception as error:
-            return SeenCall(FAILED, {}, {}, False, f"it raised {type(error).__name__}: {error}")
+            return SeenCall(FAILED, {}, {}, error=f"it raised {type(error).__name__}: {error}")
         states = side_effects.changed(module, attributes)
         changes = {
             key: b - old[key] if key in old and old[key].shape == b.shape else b.clone()
             for key, b in own_buffers(module)
             if key not in old or not torch.equal(b, old[key])
         }
-        return SeenCall(output, states, changes, rng.drawn_since(before))
+        return SeenCall(output, states, changes, tuple(at.drawn or ()), tuple(at.found), rng.digest())
 
 
 @contextlib.contextmanager
@@ -76,9 +86,9 @@ def _on_a_copy(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
-    """Sets eval mode (for all modules, or for batch norm and dropout only), no gradients and no output; restores the
-    script's state afterwards."""
+def undisturbed(module: nn.Module, *, still: Any = nn.Module) -> Iterator[None]:
+    """Sets eval mode (for modules of the types `still`), no gradients and no output; restores the script's state
+    afterwards."""
     modules = list(module.modules())
     attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
@@ -88,7 +98,7 @@ def undisturbed(module: nn.Module, *, all_eval: bool = True) -> Iterator[None]:
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     for m in modules:
-        if all_eval or isinstance(m, (_BatchNorm, _DropoutNd)):
+        if isinstance(m, still):
             m.__dict__["training"] = False
         m.__dict__["_compiled_call_impl"] = None  # do not compile for a dry run
     try:

@@ -1,8 +1,8 @@
 """Proves that a module may be computed in slices, and finds out how its outputs are combined.
 
 At the first call of its kind the module runs twice without gradients: on the whole batch, and on the worker's slice.
-Batch norm and dropout are in eval mode (or all modules, if the module draws random numbers). If the results agree, the
-comparison says what each output is (rows of the batch, a mean, a sum, the same everywhere). If they agree for no way of
+If the results agree, also with other random numbers, the comparison says what each output is (rows of the batch, a
+mean, a sum, the same everywhere) and which dimension of each random draw holds rows. If they agree for no way of
 cutting the arguments, the module mixes samples or the batch dimension is another one, and the run stops before a wrong
 number is printed.
 
@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import tree
+from paceline.script.draws.rows import Draws, Shape
 from paceline.script.slicing.comparing import (
     CLEAR,
     COMPARABLE,
@@ -37,7 +39,7 @@ from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.dry_run import FAILED, SeenCall, asleep, in_double, rehearse, woken
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.sliced import Role, SlicePlan, cut_leaves, role_by_shape
+from paceline.script.slicing.sliced import Role, SlicePlan, cut_leaves
 
 
 class Proof:
@@ -49,11 +51,13 @@ class Proof:
         batch_dim: int,
         split_for_norms: Callable[[Split], AbstractContextManager[None]],
         averages: Averages,
+        draws: Draws,
+        norms_see_batch: Callable[[], bool],
     ) -> None:
-        """`split_for_norms` tells synchronised batch norms, temporarily, that they see a slice."""
+        """`split_for_norms` tells batch norms, temporarily, that they see a slice."""
         self.group, self.batch_dim, self._split_for_norms = group, batch_dim, split_for_norms
-        self._all_eval, self._graph = True, False  # mode of the dry runs
-        self._averages = averages
+        self._all_eval, self._graph, self._shift = False, False, False  # mode of the dry runs
+        self._averages, self._draws, self._norms_see_batch = averages, draws, norms_see_batch
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
         """The plan for calls like this one. None if every worker must compute the whole call: no argument has a batch,
@@ -67,36 +71,36 @@ class Proof:
         if not hypotheses:
             return None
         subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
-        # As the script called it, except for batch norm and dropout; all in eval mode if it still draws random numbers.
-        self._all_eval, self._graph = not module.training, False
+        self._all_eval, self._graph, self._shift = False, False, False
         whole = self._observe(plain, subject, given)
         if any(self._agree(torch.is_grad_enabled() and whole.output is FAILED)):
             self._graph = True  # the module uses its own graph: a hook on a tensor, a gradient inside
             whole = self._observe(plain, subject, given)
-        if any(self._agree(not self._all_eval and (whole.drew or whole.output is FAILED))):
+        if any(self._agree(whole.output is FAILED)):
             self._all_eval = True
             whole = self._observe(plain, subject, given)
         if any(self._agree(whole.output is FAILED)):
             batch_leaf, cuts = hypotheses[0]
-            return SlicePlan(batch_leaf, cuts, None)  # the module runs in training mode only: roles follow from shapes
-        random = self._random_leaves(plain, subject, given, whole)
+            return SlicePlan(batch_leaf, cuts, None)  # roles follow from shapes
         trouble = ""
         hidden = asleep(subject)
         for batch_leaf, cuts in hypotheses:
             split = Split.of(self.group, leaves[batch_leaf].shape[cuts[batch_leaf]])
-            piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole, random)
+            piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole)
             proven = roles is not None and None not in roles
             if all(self._agree(proven)):
-                if hidden:
+                if hidden or whole.draws:
+                    # Again with other values in the place of zero weights, and with other random numbers.
+                    self._shift = bool(whole.draws)
                     with woken(hidden):
-                        awake = self._observe(plain, subject, given)
-                        piece_awake, roles, more_doubt = self._compare(
-                            plain, subject, given, cuts, split, awake, random
-                        )
-                    proven, doubt = roles is not None and None not in roles, doubt or more_doubt
-                    piece, whole = (piece, whole) if proven else (piece_awake, awake)
+                        other = self._observe(plain, subject, given)
+                        other_piece, other_roles, more_doubt = self._compare(plain, subject, given, cuts, split, other)
+                    self._shift = False
+                    proven, doubt = other_roles is not None and None not in other_roles, doubt or more_doubt
+                    roles = other_roles if hidden else roles
+                    piece, whole = (piece, whole) if proven else (other_piece, other)
                 if any(self._agree(doubt)) and all(self._agree(proven)):
-                    proven = self._holds_in_double(plain, subject, given, cuts, split, random, hidden)
+                    proven = self._holds_in_double(plain, subject, given, cuts, split, hidden)
             if all(self._agree(proven)):
                 common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
                 return SlicePlan(
@@ -105,6 +109,8 @@ class Proof:
                     common,
                     self._states(piece, whole, split, module),
                     self._buffers(piece, whole, split, module),
+                    draws=piece.rules,
+                    compiled=any(map(_is_compiled, module.modules())),
                     rows=split.batch,
                     shaky=any(map(_is_shaky, common, tree.leaves(whole.output))),
                 )
@@ -117,20 +123,32 @@ class Proof:
         self.group.pulse.notice(f"{describe(module)} cannot be computed in slices: every worker computes it whole.")
         return None
 
-    def _observe(self, plain: Callable[..., Any], module: nn.Module, given: Any, *, shift: bool = False) -> SeenCall:
+    def _observe(
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        given: Any,
+        split: Split | None = None,
+        expected: tuple[Shape, ...] = (),
+    ) -> SeenCall:
+        """A dry run: of a slice, if there is a `split`; `expected` are then the draws of the whole batch."""
+        still = nn.Module if self._all_eval else () if self._norms_see_batch() else _BatchNorm
+        drawing = self._draws.rehearsal(split, expected)
         self._averages.begin()
         try:
-            return rehearse(plain, module, given, all_eval=self._all_eval, graph=self._graph, shift=shift)
+            return rehearse(plain, module, given, drawing, still=still, graph=self._graph, shift=self._shift)
         finally:
             self._averages.end()
 
-    def _observe_all(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> SeenCall:
+    def _observe_all(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, split: Split, expected: tuple[Shape, ...]
+    ) -> SeenCall:
         """Observes the call on every worker's slice. Batch norms may use collectives: if one worker fails, all fail."""
         try:
-            seen = self._observe(plain, module, given)
+            seen = self._observe(plain, module, given, split, expected)
             self.group.agree(failed=seen.output is FAILED)
         except CalledOff:
-            seen = SeenCall(FAILED, {}, {}, False)  # the worker that failed reports the reason
+            seen = SeenCall(FAILED, {}, {})  # the worker that failed reports the reason
         if self.group.off:
             self.group.begin_again()
         return seen
@@ -143,19 +161,20 @@ class Proof:
         cuts: dict[int, int],
         split: Split,
         whole: SeenCall,
-        random: set[int],
         tolerance: float | None = None,
     ) -> tuple[SeenCall, list[Role | None] | None, bool]:
         """The call on this worker's slice, the resulting roles, and whether a comparison was too close to decide."""
         leaves = tree.leaves(given)
         with torch.no_grad(), self._split_for_norms(split):
-            piece = self._observe_all(plain, module, cut_leaves(given, leaves, cuts, split))
-        roles = self._roles(piece.output, whole.output, random, split, tolerance)
+            piece = self._observe_all(plain, module, cut_leaves(given, leaves, cuts, split), split, whole.draws)
+        roles = self._roles(piece.output, whole.output, split, tolerance)
+        if piece.streams != whole.streams:
+            roles = None
         if tolerance is not None or not is_float32(whole.output):
             return piece, roles, False
         if not all(self._agree(roles is not None and None not in roles)):
             return piece, roles, False
-        strict = self._roles(piece.output, whole.output, random, split, CLEAR)
+        strict = self._roles(piece.output, whole.output, split, CLEAR)
         return piece, roles, None in (strict or ())
 
     def _holds_in_double(
@@ -165,7 +184,6 @@ class Proof:
         given: Any,
         cuts: dict[int, int],
         split: Split,
-        random: set[int],
         hidden: list[nn.Parameter],
     ) -> bool:
         """Whether slices and whole batch agree in float64, where rounding is negligible; also True if float64 cannot be
@@ -178,12 +196,10 @@ class Proof:
         whole = self._observe(plain, double, exact)
         if any(self._agree(whole.output is FAILED)):
             return True
-        piece, roles, _ = self._compare(plain, double, exact, cuts, split, whole, random, IN_DOUBLE)
+        piece, roles, _ = self._compare(plain, double, exact, cuts, split, whole, IN_DOUBLE)
         return piece.output is FAILED or (roles is not None and None not in roles)
 
-    def _roles(
-        self, piece: Any, whole: Any, random: set[int], split: Split, tolerance: float | None = None
-    ) -> list[Role | None] | None:
+    def _roles(self, piece: Any, whole: Any, split: Split, tolerance: float | None = None) -> list[Role | None] | None:
         """The role of each output (None if it has none); None if the output structures differ. Every worker calls this,
         also one whose slice failed: outputs that are not rows are compared collectively."""
         wholes, pieces = tree.leaves(whole), tree.leaves(piece)
@@ -194,9 +210,7 @@ class Proof:
             own = pieces[i] if fine else None
             dim = row_dim(own, target, split) if isinstance(target, torch.Tensor) else None
             role = None
-            if i in random:
-                role = role_by_shape(own, split)
-            elif dim is not None:
+            if dim is not None:
                 part = split.times(target.shape[dim] // max(split.batch, 1))
                 borrowed = target.narrow(dim, 0, target.shape[dim] // max(split.batch, 1))
                 rows = target.narrow(dim, part.start, part.mine) if part.mine else borrowed
@@ -217,7 +231,7 @@ class Proof:
         """The values that the call leaves in attributes, with their roles: they are outputs too."""
         places = sorted(whole.states, key=repr)
         pieces = tuple(piece.states.get(place) for place in places)
-        roles = self._roles(pieces, tuple(whole.states[place] for place in places), set(), split) or []
+        roles = self._roles(pieces, tuple(whole.states[place] for place in places), split) or []
         # A list that is shorter on a slice has an item per row: its items cannot be combined.
         here = {place[:2] for place in whole.states.keys() ^ piece.states.keys()}
         uneven = {tuple(place) for some in self.group.gather_objects(here, "the proof") for place in some}
@@ -238,7 +252,7 @@ class Proof:
         """The buffers that the call changes depending on its rows, with the roles of the changes."""
         keys = [key for key, change in sorted(whole.buffers.items()) if not self._changes_equally(piece, key, change)]
         pieces = tuple(piece.buffers.get(key) for key in keys)
-        roles = self._roles(pieces, tuple(whole.buffers[key] for key in keys), set(), split) or []
+        roles = self._roles(pieces, tuple(whole.buffers[key] for key in keys), split) or []
         roles = self._roles_of_rank_0(roles)
         for (path, name), role in zip(keys, roles, strict=True):
             if role is None and torch.is_grad_enabled() and module.training:
@@ -254,14 +268,6 @@ class Proof:
         """Whether a buffer changes equally on the whole batch and on every slice: it counts calls."""
         return all(self._agree(close(piece.buffers.get(key), change)))
 
-    def _random_leaves(self, plain: Callable[..., Any], module: nn.Module, given: Any, whole: SeenCall) -> set[int]:
-        """Outputs that are random even in eval mode (a sampled latent): they cannot be compared."""
-        if not whole.drew:
-            return set()
-        again = self._observe(plain, module, given, shift=True)
-        pairs = zip(tree.leaves(whole.output), tree.leaves(again.output), strict=True)
-        return {i for i, (a, b) in enumerate(pairs) if isinstance(b, torch.Tensor) and not close(a, b)}
-
     def _agree(self, value: bool) -> list[bool]:
         return self.group.gather_objects(value, "the proof")
 
@@ -274,6 +280,8 @@ class Proof:
     def _reason(self, seen: SeenCall, seen_whole: SeenCall) -> str:
         if seen.output is FAILED:
             return f"on a slice {seen.error}" if seen.error else ""
+        if seen.streams != seen_whole.streams:
+            return "it draws other random numbers on a slice than on the batch, in a way that cannot be split"
         piece, whole = seen.output, seen_whole.output
         names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
         opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, type(None), *COMPARABLE))]
@@ -328,6 +336,10 @@ def describe(module: nn.Module) -> str:
 def _is_shaky(role: Role, output: Any) -> bool:
     """Whether the role may not hold for the next batch: a mean or a sum (a mask), or a tensor equal on all workers."""
     return role.kind in ("mean", "sum") or (role.kind == "same" and isinstance(output, torch.Tensor))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:

@@ -19,6 +19,7 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import PacelineError, PartedError
 from paceline.script import tree
+from paceline.script.draws.rows import DrawRule
 from paceline.script.rows.catalogue import Rows
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
@@ -64,6 +65,8 @@ class SlicePlan:
     outputs: tuple[Role, ...] | None
     states: tuple[tuple[Place, Role], ...] = ()  # values that the call leaves in attributes
     buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call adds to; the role is that of the addend
+    draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
+    compiled: bool = False  # torch.compile draws its own random numbers
     rows: int = 0  # of the batch in the proof
     shaky: bool = False  # the roles may depend on the values of a batch: see `_is_due`
     calls: int = 1  # made with this plan
@@ -98,7 +101,7 @@ class SlicedCalls:
         group: Group,
         together: Together,
         prove: Callable[..., SlicePlan | None],
-        inside: Callable[[], Any],
+        inside: Callable[[SlicePlan, Split], Any],
         averages: Averages,
         norms_see_batch: Callable[[], bool],
         gather_below: int,
@@ -162,7 +165,7 @@ class SlicedCalls:
         versions = _versions(leaves, plan.cuts)
         self.averages.begin()
         try:
-            with self._inside(), _sharing(module, plan, self.group):
+            with self._inside(plan, split), _sharing(module, plan, self.group):
                 output = plain(module, *cut_args, **cut_kwargs)
         finally:
             self.split = None

@@ -39,6 +39,7 @@ class Raised(msgspec.Struct, array_like=True):
     told: list[Any]
     python: Any
     numpy: list[Any]
+    torch: list[bytes]
 
 
 class Together:
@@ -143,6 +144,7 @@ def _describe(error: Exception, told: list[Any]) -> Raised:
         told=told,
         python=random.getstate(),
         numpy=[state[0], np.asarray(state[1], dtype=np.uint32).tobytes(), *map(float, state[2:])],
+        torch=[state.numpy().tobytes() for state in _torch_states()],
     )
 
 
@@ -173,8 +175,16 @@ def _kinds(kind: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def _set_streams(raised: Raised) -> None:
-    """Python's and numpy's streams belong to the script also inside a call: all workers take the failed worker's."""
+    """Random streams belong to the script also inside a call: all workers take the failed worker's."""
     version, inner, gauss = raised.python
     random.setstate((version, tuple(inner), gauss))
     name, keys, position, has_gauss, gauss = raised.numpy
     np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), int(position), int(has_gauss), gauss))
+    setters = (torch.set_rng_state, torch.cuda.set_rng_state)
+    for put, raw, _ in zip(setters, raised.torch, _torch_states(), strict=False):
+        put(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+
+
+def _torch_states() -> list[torch.Tensor]:
+    """The state of the CPU's stream, and of the GPU's if it was used."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else ())]

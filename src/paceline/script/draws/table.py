@@ -1,0 +1,86 @@
+"""All random functions of torch that are patched, and what takes their place inside a sliced call.
+
+Outside sliced calls and dry runs a patched function is torch's own, after one look at `Draws.on`. The patches are at
+torch's bindings, not at the Python functions that call them, so F.dropout, nn.Dropout, F.gumbel_softmax and
+torch.distributions stay as they are. A function that torch.compile traces is torch's own as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.jit import _builtins as jit
+
+from paceline.script.draws import dropout, functions, layers
+from paceline.script.draws.rows import Draws
+
+Substitute = Callable[..., Any]
+
+FILLS = ("normal_", "uniform_", "exponential_", "geometric_", "cauchy_", "log_normal_", "random_", "bernoulli_")
+DROPOUTS = tuple(
+    name + end for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout") for end in ("", "_")
+)
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+OF_TORCH: dict[str, Substitute] = {
+    "rand": functions.create,
+    "randn": functions.create,
+    "randint": functions.create,
+    "rand_like": functions.like,
+    "randn_like": functions.like,
+    "randint_like": functions.like,
+    "normal": functions.normal,
+    "bernoulli": functions.bernoulli,
+    "multinomial": functions.multinomial,
+    "poisson": functions.gathered,
+    "binomial": functions.gathered,
+    "_sample_dirichlet": functions.gathered,
+    "_standard_gamma": functions.standard_gamma,
+    "rrelu": functions.rrelu,
+    "rrelu_": functions.rrelu_,
+    **{name: getattr(dropout, name) for name in DROPOUTS},
+    **dict.fromkeys(RECURRENT, layers.recurrent),
+}
+OF_TENSORS: dict[str, Substitute] = {
+    **dict.fromkeys(FILLS, functions.fill),
+    "bernoulli": functions.bernoulli,
+    "multinomial": functions.multinomial,
+}
+TABLE: list[tuple[Any, str, Substitute]] = [
+    *((torch, name, substitute) for name, substitute in OF_TORCH.items()),
+    *((torch._VF, name, OF_TORCH[name]) for name in (*DROPOUTS, *RECURRENT)),
+    *((torch.Tensor, name, substitute) for name, substitute in OF_TENSORS.items()),
+    (F, "rrelu_", functions.rrelu_),
+    (F, "scaled_dot_product_attention", layers.attention),
+]
+
+
+def find(draws: Draws) -> Callable[[], None]:
+    """Installs the patches. Returns a function that removes them."""
+    undo = [_patch(owner, name, draws, substitute) for owner, name, substitute in TABLE]
+
+    def remove() -> None:
+        for take_back in undo:
+            take_back()
+
+    return remove
+
+
+def _patch(owner: Any, name: str, draws: Draws, substitute: Substitute) -> Callable[[], None]:
+    plain, inherited = getattr(owner, name), name not in vars(owner)
+
+    @functools.wraps(plain, assigned=("__doc__",), updated=())
+    def random(*args: Any, **kwargs: Any) -> Any:
+        if not draws.on or torch.compiler.is_compiling() or not draws.mine:
+            return plain(*args, **kwargs)
+        return substitute(draws, plain, *args, **kwargs)
+
+    random.__name__ = random.__qualname__ = name
+    random.__module__ = owner.__name__ if owner is not torch.Tensor else "torch"
+    if (operator := jit._find_builtin(plain)) is not None:
+        jit._register_builtin(random, operator)  # torch.jit.script takes it for torch's own
+    setattr(owner, name, random)
+    return lambda: delattr(owner, name) if inherited else setattr(owner, name, plain)

@@ -1,0 +1,112 @@
+"""Random draws of own rows on a GPU: dropout by Philox counters, and by drawing the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from paceline.script.draws import philox, table
+from paceline.script.draws.rows import Draws
+from paceline.script.slicing.crossings import Split
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SHAPES = [(12, 7, 8), (7, 3, 5), (256, 256, 384), (9, 1)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+
+@pytest.fixture
+def draws() -> Iterator[Draws]:
+    made = Draws()
+    remove = table.find(made)
+    yield made
+    remove()
+
+
+def in_slices(draws: Draws, draw: Any, x: torch.Tensor, world: int = 3) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """All workers' rows, and what each stream gives next."""
+    torch.manual_seed(5)
+    with draws.rehearsal(None, ()) as at:
+        draw(x)
+    pieces, then = [], []
+    for rank in range(world):
+        split = Split.of(SimpleNamespace(rank=rank, world=world), len(x))  # type: ignore[arg-type]
+        torch.manual_seed(5)
+        with draws.rehearsal(split, at.drawn or ()):
+            pieces.append(draw(x.narrow(0, split.start, split.mine).clone()))
+        then.append(torch.rand(3, device="cuda"))
+    return torch.cat(pieces), then
+
+
+def check(draws: Draws, draw: Any, x: torch.Tensor) -> None:
+    torch.manual_seed(5)
+    whole, after = draw(x), torch.rand(3, device="cuda")
+    found, then = in_slices(draws, draw, x)
+    assert torch.equal(found, whole)
+    assert all(torch.equal(next_, after) for next_ in then)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dropout_is_that_of_one_process(draws: Draws, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(draws, lambda x: F.dropout(x, 0.1), torch.randn(shape, device="cuda").to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dropout_by_drawing_the_whole(
+    draws: Draws, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(philox, "dropout_rows", lambda x, p, piece: None)
+    check(draws, lambda x: F.dropout(x, 0.1), torch.randn(shape, device="cuda").to(dtype))
+
+
+def test_the_kernel_is_used_where_it_can_be(draws: Draws, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    used: list[bool] = []
+    plain = philox.dropout_rows
+
+    def noticing(x: torch.Tensor, p: float, piece: Any) -> Any:
+        rows = plain(x, p, piece)
+        used.append(rows is not None)
+        return rows
+
+    monkeypatch.setattr(philox, "dropout_rows", noticing)
+    in_slices(draws, lambda x: F.dropout(x, 0.1), torch.randn(12, 7, 8, device="cuda"))
+    assert used == [True] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_gradient_of_dropout(draws: Draws, dtype: torch.dtype) -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        F.dropout(x, 0.3).square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    check(draws, gradient, torch.randn(12, 7, 8, device="cuda").to(dtype))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand_like(x),
+        lambda x: torch.randn_like(x),
+        lambda x: torch.bernoulli(x.sigmoid()),
+        lambda x: torch.empty_like(x).normal_(),
+        lambda x: torch.rand(len(x), 3, device="cuda"),
+        lambda x: F.dropout(x.clone(), 0.3, inplace=True),
+        lambda x: F.dropout2d(x.unsqueeze(-1), 0.3),
+        lambda x: F.alpha_dropout(x, 0.3, True),
+        lambda x: F.gumbel_softmax(x),
+        lambda x: torch.multinomial(x.flatten(1).softmax(1), 2),
+    ],
+)
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_other_draws(draws: Draws, draw: Any, shape: tuple[int, ...]) -> None:
+    check(draws, draw, torch.randn(shape, device="cuda"))
