@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.errors import ScriptError
+from paceline.errors import NotSplitError, ScriptError
 from paceline.script import tree
 from paceline.script.draws.rows import Draws
 from paceline.script.rng import OwnStream
@@ -74,6 +74,11 @@ class Views:
     def batch_is_cut(self) -> bool:
         """Whether the script's current batch is this worker's slice."""
         return self._cut is not None
+
+    @property
+    def refusal(self) -> NotSplitError | None:
+        """Why a module could not be split."""
+        return self._calls.refusal
 
     @property
     def share(self) -> float:

@@ -18,8 +18,8 @@ from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.slicing.comparing import close
 from paceline.script.slicing.dry_run import undisturbed
-from paceline.script.slicing.proof import ways_to_cut
 from paceline.script.slicing.sliced import Role
+from paceline.script.slicing.ways import ways_to_cut
 
 
 @dataclass(slots=True)

@@ -257,6 +257,11 @@ class Stage:
                 raise self._not_split()
 
     def _not_split(self) -> NotSplitError:
+        if (why := self.views.refusal) is not None:
+            return NotSplitError(
+                f"{why.message}\nNothing else is split: each of {self.group.world} workers would do all of the work.",
+                advice=why.advice,
+            )
         return NotSplitError(
             f"The backward at {script_line()} crossed no module call that could be split: each of the "
             f"{self.group.world} workers would do all of the work.",

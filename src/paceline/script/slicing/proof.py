@@ -11,7 +11,7 @@ The proof changes nothing in the script's state: random streams, buffers, attrib
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,6 +25,7 @@ from paceline.comm.group import Group
 from paceline.errors import NotSplitError
 from paceline.script import tree
 from paceline.script.draws.rows import Draws, Shape
+from paceline.script.slicing.arguments import cut_leaves
 from paceline.script.slicing.comparing import (
     CLEAR,
     COMPARABLE,
@@ -39,7 +40,10 @@ from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.dry_run import FAILED, SeenCall, asleep, in_double, rehearse, woken
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.sliced import Role, SlicePlan, cut_leaves
+from paceline.script.slicing.sliced import Judgement, Role, SlicePlan
+from paceline.script.slicing.ways import Way, some_rows, ways_to_cut
+
+FEW = 2  # rows per worker in a proof on few rows, and one more, so that slices differ in size
 
 
 class Proof:
@@ -59,17 +63,55 @@ class Proof:
         self._all_eval, self._graph, self._shift = False, False, False  # mode of the dry runs
         self._averages, self._draws, self._norms_see_batch = averages, draws, norms_see_batch
 
-    def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> SlicePlan | None:
-        """The plan for calls like this one. None if every worker must compute the whole call: no argument has a batch,
-        or the call cannot be sliced and is not the training work (evaluation, or a head behind a sliced call)."""
+    def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Judgement:
+        """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise NotSplitError(
                 f"{describe(module)} is called inside a torch.func transform, which cannot be split between workers.",
                 advice=f"Run it whole on every worker: --whole {type(module).__name__}",
             )
-        hypotheses = list(ways_to_cut(leaves, self.batch_dim))
-        if not hypotheses:
+        ways = list(ways_to_cut(leaves, self.batch_dim))
+        if not ways:
             return None
+        try:
+            plan, why = self._on_few_rows(plain, module, given, leaves, ways), ""
+            if plan is None:
+                plan, why = self._on_all_rows(plain, module, given, leaves, ways)
+            refusal = self._refusal(module, given, leaves, ways[0], why)
+        except NotSplitError as error:
+            return error
+        return plan or refusal
+
+    def _on_few_rows(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any], ways: list[Way]
+    ) -> SlicePlan | None:
+        """The plan, proven on a few rows of the batch, which take little time and memory. Only if every output is rows
+        of the batch: a mean or a sum may hold for some rows and not for others (padding)."""
+        for batch_leaf, cuts in ways:
+            batch, few = leaves[batch_leaf].shape[cuts[batch_leaf]], FEW * self.group.world + 1
+            if batch <= few:
+                return None
+            some = some_rows(given, leaves, cuts, few)
+            plan, _ = self._try(plain, module, some, (batch_leaf, cuts), self._whole(plain, module, some))
+            if plan is not None:
+                return None if plan.shaky else plan
+        return None
+
+    def _on_all_rows(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any], ways: list[Way]
+    ) -> tuple[SlicePlan | None, str]:
+        """The plan, or why there is none."""
+        whole = self._whole(plain, module, given)
+        trouble = ""
+        for way in ways:
+            plan, why = self._try(plain, module, given, way, whole)
+            if plan is not None:
+                return plan, ""
+            trouble = trouble or why
+        return None, trouble
+
+    def _whole(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> SeenCall:
+        """The dry run on the whole batch, in a mode in which the module can run; its output is FAILED if in none."""
         subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
         self._all_eval, self._graph, self._shift = False, False, False
         whole = self._observe(plain, subject, given)
@@ -79,49 +121,52 @@ class Proof:
         if any(self._agree(whole.output is FAILED)):
             self._all_eval = True
             whole = self._observe(plain, subject, given)
-        if any(self._agree(whole.output is FAILED)):
-            batch_leaf, cuts = hypotheses[0]
-            return SlicePlan(batch_leaf, cuts, None)  # roles follow from shapes
-        trouble = ""
+        failed = next(filter(None, self.group.gather_objects(whole.error, "the proof")), "")
+        return SeenCall(FAILED, {}, {}, error=failed) if failed else whole
+
+    def _try(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, way: Way, whole: SeenCall
+    ) -> tuple[SlicePlan | None, str]:
+        """The plan for this way of cutting the arguments, or why there is none."""
+        if whole.output is FAILED:
+            return None, f"when it was tried out {whole.error}"
+        subject, (batch_leaf, cuts) = getattr(module, "_orig_mod", module), way
         hidden = asleep(subject)
-        for batch_leaf, cuts in hypotheses:
-            split = Split.of(self.group, leaves[batch_leaf].shape[cuts[batch_leaf]])
-            piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole)
-            proven = roles is not None and None not in roles
-            if all(self._agree(proven)):
-                if hidden or whole.draws:
-                    # Again with other values in the place of zero weights, and with other random numbers.
-                    self._shift = bool(whole.draws)
-                    with woken(hidden):
-                        other = self._observe(plain, subject, given)
-                        other_piece, other_roles, more_doubt = self._compare(plain, subject, given, cuts, split, other)
-                    self._shift = False
-                    proven, doubt = other_roles is not None and None not in other_roles, doubt or more_doubt
-                    roles = other_roles if hidden else roles
-                    piece, whole = (piece, whole) if proven else (other_piece, other)
-                if any(self._agree(doubt)) and all(self._agree(proven)):
-                    proven = self._holds_in_double(plain, subject, given, cuts, split, hidden)
-            if all(self._agree(proven)):
-                common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
-                return SlicePlan(
-                    batch_leaf,
-                    cuts,
-                    common,
-                    self._states(piece, whole, split, module),
-                    self._buffers(piece, whole, split, module),
-                    draws=piece.rules,
-                    compiled=any(map(_is_compiled, module.modules())),
-                    rows=split.batch,
-                    shaky=any(map(_is_shaky, common, tree.leaves(whole.output))),
-                )
+        split = Split.of(self.group, tree.leaves(given)[batch_leaf].shape[cuts[batch_leaf]])
+        piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole)
+        proven = roles is not None and None not in roles
+        if all(self._agree(proven)):
+            if hidden or whole.draws:
+                # Again with other values in the place of zero weights, and with other random numbers.
+                self._shift = bool(whole.draws)
+                with woken(hidden):
+                    other = self._observe(plain, subject, given)
+                    other_piece, other_roles, more_doubt = self._compare(plain, subject, given, cuts, split, other)
+                self._shift = False
+                proven, doubt = other_roles is not None and None not in other_roles, doubt or more_doubt
+                roles = other_roles if hidden else roles
+                piece, whole = (piece, whole) if proven else (other_piece, other)
+            if any(self._agree(doubt)) and all(self._agree(proven)):
+                proven = self._holds_in_double(plain, subject, given, cuts, split, hidden)
+        if not all(self._agree(proven)):
             why = "" if proven else self._reason(piece, whole)
-            trouble = trouble or next(filter(None, self.group.gather_objects(why, "the proof")), "")
-        refusal = self._refusal(module, given, leaves, hypotheses[0], trouble)
-        behind = any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in leaves)
-        if torch.is_grad_enabled() and module.training and not behind:
-            raise refusal
-        self.group.pulse.notice(f"{describe(module)} cannot be computed in slices: every worker computes it whole.")
-        return None
+            return None, next(filter(None, self.group.gather_objects(why, "the proof")), "")
+        common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
+        states = self._states(piece, whole, split, module)
+        buffers = self._buffers(piece, whole, split, module)
+        left = [*(role for _, role in states), *(role for *_, role in buffers)]
+        plan = SlicePlan(
+            batch_leaf,
+            cuts,
+            common,
+            states,
+            buffers,
+            draws=piece.rules,
+            compiled=any(map(_is_compiled, module.modules())),
+            rows=split.batch,
+            shaky=any(map(_is_shaky, common, tree.leaves(whole.output))) or any(map(_is_blended, left)),
+        )
+        return plan, ""
 
     def _observe(
         self,
@@ -333,43 +378,14 @@ def describe(module: nn.Module) -> str:
     return f"The module {type(getattr(module, '_orig_mod', module)).__name__}"
 
 
+def _is_blended(role: Role) -> bool:
+    return role.kind in ("mean", "sum", "average")
+
+
 def _is_shaky(role: Role, output: Any) -> bool:
     """Whether the role may not hold for the next batch: a mean or a sum (a mask), or a tensor equal on all workers."""
-    return role.kind in ("mean", "sum") or (role.kind == "same" and isinstance(output, torch.Tensor))
+    return _is_blended(role) or (role.kind == "same" and isinstance(output, torch.Tensor))
 
 
 def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-
-
-def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[tuple[int, dict[int, int]]]:
-    """Ways to cut the arguments, likeliest first: (the leaf whose size is the batch, {leaf: dimension})."""
-    tensors = {i: leaf for i, leaf in enumerate(leaves) if _can_be_cut(leaf)}
-    seen: list[dict[int, int]] = []
-
-    def new(cuts: dict[int, int]) -> bool:
-        if cuts in seen:
-            return False
-        seen.append(cuts)
-        return True
-
-    for first, leaf in tensors.items():
-        if leaf.dim() <= batch_dim:
-            continue
-        batch = leaf.shape[batch_dim]
-        plain = {
-            i: dim
-            for i, t in tensors.items()
-            if t.shape[(dim := batch_dim if t.dim() > batch_dim else 0)] == batch
-            and (t.dim() > batch_dim or t.dim() == 1)
-        }
-        others = {i: list(t.shape) for i, t in tensors.items() if i not in plain}
-        deeper = plain | {i: shape.index(batch) for i, shape in others.items() if batch in shape}
-        without = [{i: d for i, d in plain.items() if i != left} for left in reversed(plain) if left != first]
-        for cuts in [plain, deeper, *without, {first: batch_dim}]:
-            if new(cuts):
-                yield first, cuts
-
-
-def _can_be_cut(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.layout is torch.strided

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +16,14 @@ import torch
 from torch import nn
 
 from paceline.comm.group import Group
-from paceline.errors import PacelineError, PartedError
+from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import tree
 from paceline.script.draws.rows import DrawRule
 from paceline.script.rows.catalogue import Rows
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings, side_effects
+from paceline.script.slicing.arguments import cut_leaves, sharing, split_of, versions_of, whole_of
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
@@ -55,14 +55,11 @@ class Role:
 
 @dataclass(slots=True)
 class SlicePlan:
-    """The plan for one kind of call: the arguments to cut, along which dimension, and each output's role.
-
-    `outputs` is None if the roles are not known: then they follow from the shapes.
-    """
+    """The plan for one kind of call: the arguments to cut, along which dimension, and each output's role."""
 
     batch_leaf: int  # the argument whose size is the batch
     cuts: dict[int, int]  # leaf → dim
-    outputs: tuple[Role, ...] | None
+    outputs: tuple[Role, ...]
     states: tuple[tuple[Place, Role], ...] = ()  # values that the call leaves in attributes
     buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call adds to; the role is that of the addend
     draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
@@ -79,14 +76,17 @@ class SlicePlan:
         return all(leaves[i].shape[dim] == batch for i, dim in self.cuts.items())
 
 
+Judgement = SlicePlan | NotSplitError | None  # of the proof: with the second and the third, a call runs whole
+
+
 @dataclass(slots=True)
 class _Begun:
     """The current call, and the plan that calls of its kind had before."""
 
     module: nn.Module
-    plans: dict[Hashable, SlicePlan | None]
+    plans: dict[Hashable, Judgement]
     kind: Hashable
-    before: SlicePlan | None
+    before: Judgement
     calls: int  # made with the plan before
     plan: SlicePlan | None = None
     split: Split | None = None
@@ -100,7 +100,7 @@ class SlicedCalls:
         self,
         group: Group,
         together: Together,
-        prove: Callable[..., SlicePlan | None],
+        prove: Callable[..., Judgement],
         inside: Callable[[SlicePlan, Split], Any],
         averages: Averages,
         norms_see_batch: Callable[[], bool],
@@ -113,10 +113,10 @@ class SlicedCalls:
         self.averages = averages
         self._prove, self._inside = prove, inside
         self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
-        self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, SlicePlan | None]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()
         self._begun: _Begun | None = None  # the current call
+        self.refusal: NotSplitError | None = None  # why the first module that runs whole does
+        self._whole: set[str] = set()  # names of such modules
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls the module in slices. If the call raises on one worker, it raises on all workers."""
@@ -132,24 +132,18 @@ class SlicedCalls:
         few = len(plans) < MANY
         flags = self._flags(module) if few else ()
         kind = (module.training, flags, tree.structure(given), *_kinds_of_arguments(leaves, values=few))
-        plan = plans.get(kind)
-        self._begun = begun = _Begun(module, plans, kind, plan, 0 if plan is None else plan.calls)
-        if kind not in plans or (plan is not None and (not plan.fits(leaves) or self._is_due(plan, leaves))):
-            calls = 1 if plan is None else plan.calls
-            whole = tree.replace(given, _whole)
-            plan = plans[kind] = self._prove(plain, module, whole, tree.leaves(whole))
-            if plan is not None:
-                plan.calls = calls
-        unproven = plan is not None and plan.outputs is None and plan is not begun.before
-        known = begun.before is not None and begun.before.outputs is None
-        # Every worker computes the whole call, with the script's own random numbers, if it cannot be sliced, and once
-        # if its proof raised: the call itself most likely raises too.
-        if plan is None or (unproven and not known):
-            make_plain(given)
-            output = plain(module, *args, **kwargs)
-            self.group.agree()
-            return output
-        split = _split_of(leaves, plan.cuts) or Split.of(self.group, plan.batch(leaves))
+        known = plans.get(kind)
+        before = known if isinstance(known, SlicePlan) else None
+        self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)
+        if kind not in plans or (before is not None and (not before.fits(leaves) or self._is_due(before, leaves))):
+            whole = tree.replace(given, whole_of)
+            known = plans[kind] = self._prove(plain, module, whole, tree.leaves(whole))
+            if isinstance(known, SlicePlan):
+                known.calls = 1 if before is None else before.calls
+        if not isinstance(known, SlicePlan):
+            return self._call_whole(plain, module, given, known)
+        plan = known
+        split = split_of(leaves, plan.cuts) or Split.of(self.group, plan.batch(leaves))
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
         subject = getattr(module, "_orig_mod", module)
         attributes = [Attribute.of(subject, place) for place, _ in plan.states]
@@ -162,10 +156,10 @@ class SlicedCalls:
                 attribute.lent = crossings.cut(value, role.dim, split)
                 side_effects.put(subject, place, attribute.lent)
         self.split = split
-        versions = _versions(leaves, plan.cuts)
+        versions = versions_of(leaves, plan.cuts)
         self.averages.begin()
         try:
-            with self._inside(plan, split), _sharing(module, plan, self.group):
+            with self._inside(plan, split), sharing(module, plan.states, self.group):
                 output = plain(module, *cut_args, **cut_kwargs)
         finally:
             self.split = None
@@ -179,6 +173,21 @@ class SlicedCalls:
         whole = self._join(output, plan, split, tree.leaves((cut_args, cut_kwargs)))
         self._together.meet_since(met)
         return whole
+
+    def _call_whole(self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | None) -> Any:
+        """Every worker computes the whole call, with the script's own random numbers."""
+        make_plain(given)
+        output = plain(module, *given[0], **given[1])
+        self.group.agree()
+        if why is not None:  # said only now: a call that was refused because it raises is not refused
+            self.refusal = self.refusal or why
+            name = type(getattr(module, "_orig_mod", module)).__name__
+            if name not in self._whole:
+                self._whole.add(name)
+                self.group.pulse.notice(
+                    f"The module {name} cannot be computed in slices: every worker computes it whole."
+                )
+        return output
 
     def _join_argument(self, whole: torch.Tensor, dim: int, split: Split) -> None:
         """The call has changed its argument in place, each worker its own rows: all workers get all rows."""
@@ -222,13 +231,13 @@ class SlicedCalls:
         sizes, numbers = told
         set_numbers(getattr(begun.module, "_orig_mod", begun.module), numbers)
         follow(self._equal_buffers(), first, sizes, self.group)
-        if begun.plans.get(begun.kind) is not begun.before and (plan is None or plan.outputs is None):
+        if begun.plans.get(begun.kind) is not begun.before and plan is None:
             # The proof met the same exception and proved nothing: the next call must make the proof.
             if begun.before is None:
                 begun.plans.pop(begun.kind, None)
             else:
                 begun.plans[begun.kind] = begun.before
-        if begun.before is not None:
+        if isinstance(begun.before, SlicePlan):
             begun.before.calls = begun.calls
 
     def _equal_buffers(self) -> list[torch.Tensor]:
@@ -260,8 +269,12 @@ class SlicedCalls:
     def _join(self, output: Any, plan: SlicePlan, split: Split, given: list[Any]) -> Any:
         pieces = tree.leaves(output)
         roles = plan.outputs
-        if roles is None or len(roles) != len(pieces):
-            roles = tuple(role_by_shape(piece, split) for piece in pieces)
+        if len(roles) != len(pieces):
+            raise NotSplitError(
+                f"A model returned {len(roles)} values when it was tried out, and now returns {len(pieces)}: how the "
+                "workers' values are combined is not known.",
+                advice="Run it whole on every worker: --whole NAME",
+            )
         inputs = {_memory(leaf) for leaf in given if isinstance(leaf, torch.Tensor)}
         joined = [
             Rows(piece, _layout(piece, role.dim, split))
@@ -335,86 +348,12 @@ def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
         yield module.get_submodule(path).get_buffer(name)
 
 
-@contextmanager
-def _sharing(module: nn.Module, plan: SlicePlan, group: Group) -> Iterator[None]:
-    """Passes tensors that a module holds but that were computed outside it (generated weights, MAML's fast weights)
-    through a crossing, like arguments."""
-    subject = getattr(module, "_orig_mod", module)
-    own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in plan.states if place[0] is not None}
-    lent: list[tuple[dict[str, Any], str, Any, Any]] = []
-    for m in module.modules() if torch.is_grad_enabled() else ():
-        for place in (m._parameters, m._buffers, m.__dict__):
-            for name, value in place.items():
-                if isinstance(value, torch.Tensor) and value.grad_fn is not None and (id(m), name) not in own:
-                    lent.append((place, name, value, crossings.share(value, group)))
-    for place, name, _, shared in lent:
-        place[name] = shared
-    try:
-        yield
-    finally:
-        for place, name, value, shared in lent:
-            if place.get(name) is shared:
-                place[name] = value
-
-
-def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
-    """The arguments for this worker: its own rows of those with a batch dimension, the others shared."""
-    local = [
-        _own_rows(leaf, cuts[i], split)
-        if i in cuts
-        else crossings.share(make_plain(leaf), split.group)
-        if isinstance(leaf, torch.Tensor)
-        else leaf
-        for i, leaf in enumerate(leaves)
-    ]
-    return tree.rebuild(given, iter(local))
-
-
-def _own_rows(leaf: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
-    """Own rows of an argument; those of another sliced call's output need no message."""
-    if isinstance(leaf, Rows) and _rows_along(leaf, dim) == split.sizes:
-        return leaf.local
-    return crossings.cut(make_plain(leaf), dim, split)
-
-
-def _rows_along(leaf: Rows, dim: int) -> tuple[int, ...] | None:
-    layout = leaf.rows
-    return layout.split.times(layout.inner).sizes if layout.dim == dim and layout.outer == 1 else None
-
-
-def _split_of(leaves: list[Any], cuts: dict[int, int]) -> Split | None:
-    """The split that an argument brings along from another sliced call."""
-    for i, dim in cuts.items():
-        if isinstance(leaves[i], Rows) and (sizes := _rows_along(leaves[i], dim)):
-            return Split(leaves[i].rows.split.group, sizes)
-    return None
-
-
 def _layout(piece: torch.Tensor, dim: int, split: Split) -> Layout:
     return Layout(split, dim, inner=piece.shape[dim] // split.mine)
 
 
-def _versions(leaves: list[Any], cuts: dict[int, int]) -> dict[int, int]:
-    """How often each cut argument has been changed in place. An argument with a gradient is cut as a copy."""
-    whole = {i: leaves[i] for i in cuts if not isinstance(leaves[i], Rows) and not leaves[i].requires_grad}
-    return {i: leaf._version for i, leaf in whole.items() if not leaf.is_inference()}
-
-
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _whole(leaf: Any) -> Any:
-    return leaf.whole() if isinstance(leaf, Rows) else leaf
-
-
-def role_by_shape(piece: Any, split: Split) -> Role:
-    """The role of an output that cannot be compared: rows if its first dimension is the slice, else a mean."""
-    if not isinstance(piece, torch.Tensor):
-        return Role("same")
-    if piece.dim() and piece.shape[0] == max(split.mine, 1):
-        return Role("rows")
-    return Role("mean") if piece.dim() == 0 and piece.is_floating_point() else Role("same")
 
 
 def _kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:

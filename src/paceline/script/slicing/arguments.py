@@ -1,0 +1,83 @@
+"""The arguments of a sliced call: own rows of those with a batch dimension, the others shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.script import tree
+from paceline.script.rows.tensor import Rows, make_plain
+from paceline.script.slicing import crossings
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.side_effects import Place
+
+
+def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
+    """The arguments for this worker: its own rows of those with a batch dimension, the others shared."""
+    local = [
+        _own_rows(leaf, cuts[i], split)
+        if i in cuts
+        else crossings.share(make_plain(leaf), split.group)
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for i, leaf in enumerate(leaves)
+    ]
+    return tree.rebuild(given, iter(local))
+
+
+def _own_rows(leaf: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
+    """Own rows of an argument; those of another sliced call's output need no message."""
+    if isinstance(leaf, Rows) and _rows_along(leaf, dim) == split.sizes:
+        return leaf.local
+    return crossings.cut(make_plain(leaf), dim, split)
+
+
+def _rows_along(leaf: Rows, dim: int) -> tuple[int, ...] | None:
+    layout = leaf.rows
+    return layout.split.times(layout.inner).sizes if layout.dim == dim and layout.outer == 1 else None
+
+
+def split_of(leaves: list[Any], cuts: dict[int, int]) -> Split | None:
+    """The split that an argument brings along from another sliced call."""
+    for i, dim in cuts.items():
+        if isinstance(leaves[i], Rows) and (sizes := _rows_along(leaves[i], dim)):
+            return Split(leaves[i].rows.split.group, sizes)
+    return None
+
+
+def versions_of(leaves: list[Any], cuts: dict[int, int]) -> dict[int, int]:
+    """How often each cut argument has been changed in place. An argument with a gradient is cut as a copy."""
+    whole = {i: leaves[i] for i in cuts if not isinstance(leaves[i], Rows) and not leaves[i].requires_grad}
+    return {i: leaf._version for i, leaf in whole.items() if not leaf.is_inference()}
+
+
+def whole_of(leaf: Any) -> Any:
+    """A plain tensor in the place of a sharded one, which stays sharded."""
+    return leaf.whole() if isinstance(leaf, Rows) else leaf
+
+
+@contextmanager
+def sharing(module: nn.Module, states: Iterable[tuple[Place, Any]], group: Group) -> Iterator[None]:
+    """Passes tensors that a module holds but that were computed outside it (generated weights, MAML's fast weights)
+    through a crossing, like arguments."""
+    subject = getattr(module, "_orig_mod", module)
+    own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in states if place[0] is not None}
+    lent: list[tuple[dict[str, Any], str, Any, Any]] = []
+    for m in module.modules() if torch.is_grad_enabled() else ():
+        for place in (m._parameters, m._buffers, m.__dict__):
+            for name, value in place.items():
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None and (id(m), name) not in own:
+                    lent.append((place, name, value, crossings.share(value, group)))
+    for place, name, _, shared in lent:
+        place[name] = shared
+    try:
+        yield
+    finally:
+        for place, name, value, shared in lent:
+            if place.get(name) is shared:
+                place[name] = value
