@@ -46,7 +46,7 @@ def test_a_run_asks_for_one_worker_that_sees_the_batch_unless_told_otherwise() -
     run = RunSettings(script="train.py")
     assert (run.workers, run.view, run.batch, run.batch_dim, run.steps) == (
         1,
-        "auto",
+        "batch",
         "keep",
         0,
         None,

@@ -202,7 +202,7 @@ for step in range(8):
 
 def names_the_loop(launched: Launched) -> None:
     # A worker that is slow to start may stall the others too, on a busy machine; at step 5 nobody but the loop.
-    (text,) = [text for text in launched.stalls if "; step 5," in text]
+    text, *_ = [text for text in launched.stalls if "; step 5," in text]
     assert "Missing: worker 1." in text
     assert "waits in" in text
     there = text[text.index("\nworker 1:") :]

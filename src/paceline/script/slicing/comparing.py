@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -43,6 +44,14 @@ def is_float32(output: Any) -> bool:
     return all(leaf.dtype is torch.float32 and not _is_coarse(leaf) for leaf in floats)
 
 
+def _holds_nothing(value: Any) -> bool:
+    """Whether an object surely has no tensor: a data type, a class, an object in whose attributes none was found. A
+    generator may still make some."""
+    if isinstance(value, (torch.dtype, torch.device, type)):
+        return True
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Iterator)
+
+
 def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
     """The dimension along which a piece is a slice of the whole, with one row per sample or several (time steps)."""
     if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
@@ -80,8 +89,8 @@ def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -
         tolerance = tolerance or (CLEAR if isinstance(target, float) else None)  # the value may come from float32
     elif isinstance(target, torch.Tensor):
         whole, pieces = on_host(target), list(values)
-    else:  # an object without tensors that can be found: each worker keeps its own
-        return Role("same") if all(value == on_host(target) for value in values) else None
+    else:
+        return Role("same") if _holds_nothing(target) and all(value == on_host(target) for value in values) else None
     if any(piece.shape != whole.shape for piece in pieces):
         return None
     if all(close(piece, whole, tolerance) for piece in pieces) and whole.dim():
