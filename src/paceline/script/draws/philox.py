@@ -65,7 +65,7 @@ class _Rows(Function):
 def _kernel() -> Any:
     """The Triton kernel; None without Triton."""
     try:
-        from paceline.script.draws.philox_kernel import rows_kernel
+        from paceline.script.draws.philox_kernels import rows_kernel
     except ImportError:
         return None
     return rows_kernel
