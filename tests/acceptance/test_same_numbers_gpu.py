@@ -1,0 +1,140 @@
+"""Same numbers on a GPU: scripts of the corpus, and three in bf16, on two workers that share one GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from corpus import FOLDER, difference, read
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+# Everything that a script makes is on the GPU, and rounding is that of float32, as on a CPU.
+ON_GPU = """import torch
+torch.set_default_device("cuda")
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+torch.use_deterministic_algorithms(True, warn_only=True)
+"""
+NAMES = (
+    "dropout_everywhere",
+    "random_functions",
+    "vae",
+    "batch_norm_conv",
+    "sharded_outputs",
+    "gan_conv",
+    "flattened_output",
+    "activation_checkpoint",
+    "print_loss_graph",
+    "char_rnn",
+    "small_gpt",
+    "unet",
+    "wgan_gp",
+    "diffusion",
+    "retain_output_grad",
+)
+REFUSED = {"zero_gate_batch_mix": "mixes samples", "raw_tensors": "could be split", "vq_ema": "changes its buffer"}
+BF16 = {
+    "gpt": """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mix, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.drop = nn.Dropout(0.2)
+    def forward(self, x):
+        q, k, v = self.mix(self.norm(x)).chunk(3, -1)
+        return x + self.drop(self.out((q @ k.transpose(1, 2)).tril().mul(0.1) @ v))
+model = nn.Sequential(nn.Embedding(61, 32), nn.Dropout(0.1), Block(), Block(), nn.Linear(32, 61))
+def batch():
+    ids = torch.randint(0, 61, (12, 17))
+    ids[:5, 9:] = 0
+    return ids[:, :-1], ids[:, 1:]
+def loss_of(out, y):
+    return F.cross_entropy(out.view(-1, 61), y.reshape(-1), ignore_index=0)
+""",
+    "cnn": """
+model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Dropout2d(0.2), nn.AdaptiveAvgPool2d(2),
+                      nn.Flatten(), nn.Linear(64, 10))
+def batch():
+    return torch.randn(14, 3, 12, 12), torch.randint(0, 10, (14,))
+def loss_of(out, y):
+    return F.cross_entropy(out, y, label_smoothing=0.1)
+""",
+    "vae": """
+class VAE(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.dec = nn.Linear(20, 8), nn.Linear(4, 20)
+    def forward(self, x):
+        mean, log_var = self.enc(x).chunk(2, -1)
+        z = mean + torch.randn_like(mean) * (log_var / 2).exp()
+        return self.dec(z), mean, log_var
+model = VAE()
+def batch():
+    x = torch.rand(13, 20)
+    return x, x
+def loss_of(out, y):
+    x, mean, log_var = out
+    return F.mse_loss(x.float(), y) + 0.01 * (mean**2 + log_var.exp() - log_var - 1).float().mean()
+""",
+}
+LOOP = """
+import torch.nn.functional as F
+from torch import nn
+torch.manual_seed(4)
+{model}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    x, y = batch()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = loss_of(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    print(step, f"{{loss.item():.4f}} {{norm.item():.4f}}")
+"""
+
+
+def ran(command: list[str], script: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*command, str(script)], capture_output=True, text=True, cwd=script.parent, timeout=300)
+
+
+def on_workers(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return ran([sys.executable, "-m", "paceline", "run", "-n", "2", "--quiet", *options], script)
+
+
+def check(text: str, folder: Path, tolerance: float, *options: str) -> None:
+    script = folder / "train.py"
+    script.write_text(ON_GPU + text)
+    expected = ran([sys.executable], script)
+    assert expected.returncode == 0, expected.stderr
+    found = on_workers(script, *options)
+    assert found.returncode == 0, found.stderr
+    wrong = difference(expected.stdout, found.stdout, tolerance)
+    assert not wrong, f"{wrong}\n{found.stderr}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prints_what_plain_python_prints(name: str, tmp_path: Path) -> None:
+    script = read(FOLDER / f"{name}.py")
+    check(script.path.read_text(), tmp_path, max(script.tolerance, 1e-3), "--gather-below", "0")
+
+
+@pytest.mark.parametrize("name", BF16)
+def test_prints_what_plain_python_prints_in_bf16(name: str, tmp_path: Path) -> None:
+    check(LOOP.format(model=BF16[name]), tmp_path, 1e-2, "--gather-below", "0")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_what_it_refuses_on_cpus(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ON_GPU + (FOLDER / f"{name}.py").read_text())
+    found = on_workers(script)
+    assert found.returncode != 0
+    assert REFUSED[name] in found.stderr
+    assert "Traceback" not in found.stderr
