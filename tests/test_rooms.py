@@ -123,6 +123,20 @@ def test_the_command_line_never_imports_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_tensors_of_our_own_are_on_the_host_whatever_the_scripts_default_device_is() -> None:
+    makers = {"tensor", "empty", "zeros", "ones", "full", "arange", "rand", "randn", "randint", "as_tensor", "linspace"}
+    wrong = [
+        f"{path.name}:{call.lineno}"
+        for path in FILES
+        if room_of(path) in {"comm", "script", "strategies", "mods", "converge"}
+        if not {"measuring", "draws"} & set(path.parts)  # a program of ours, and torch's own functions
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"torch.{name}" for name in makers}
+        if not any(keyword.arg in ("device", None) for keyword in call.keywords)
+    ]
+    assert not wrong
+
+
 def test_a_file_holds_one_idea() -> None:
     assert not [path.name for path in FILES if len(path.read_text().splitlines()) > 400]
 

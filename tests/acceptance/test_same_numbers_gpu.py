@@ -21,7 +21,7 @@ torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 torch.use_deterministic_algorithms(True, warn_only=True)
 """
 NAMES = (
-    "dropout_everywhere",
+    "dropout_slices_differ",
     "random_functions",
     "vae",
     "batch_norm_conv",

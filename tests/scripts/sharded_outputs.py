@@ -190,7 +190,7 @@ GATHERED = {
     "along rows": lambda o: o.softmax(0).square().sum() + o.cumsum(0).mean(),
     "retained": retained,
     "function": lambda o: Double.apply(o).sum(),
-    "numpy": lambda o: np.asarray(o.detach()).sum() + o.sum(),
+    "numpy": lambda o: np.asarray(o.detach().cpu()).sum() + o.sum(),
     "list": lambda o: o.tolist()[2][1][0] + o.sum(),
     "iteration": lambda o: sum(row.sum() for row in o),
     "deepcopy": lambda o: copy.deepcopy(o.detach()).sum() + pickle.loads(pickle.dumps(o.detach())).sum() + o.sum(),

@@ -82,7 +82,7 @@ class BucketTuner:
         step, waited = median(self._times[2:]), self._buckets.waited / self._steps
         size = sum(bucket.flat.nbytes for bucket in self._buckets.all())
         # The shortest wait of all workers is the cost of communication; the other workers also waited for a slow peer.
-        facts = torch.tensor([step, waited, float(size)], dtype=torch.float64)
+        facts = torch.tensor([step, waited, float(size)], dtype=torch.float64, device="cpu")
         table = self._group.gather_vectors(facts, "the cost of a step")
         step, waited, size = float(table[:, 0].max()), float(table[:, 1].min()), int(table[:, 2].max())
         if size <= SMALL:
@@ -94,7 +94,7 @@ class BucketTuner:
             self._use(self._plan[0])
 
     def _end_block(self) -> None:
-        mine = torch.tensor([median(self._times[1:])], dtype=torch.float64)
+        mine = torch.tensor([median(self._times[1:])], dtype=torch.float64, device="cpu")
         slowest = float(self._group.gather_vectors(mine, "the step times of all workers").max())
         self._measured[self._plan.pop(0)].append(slowest)
         if self._plan:

@@ -179,7 +179,7 @@ class Buckets:
         sends the buckets that its peers have sent, so that all sums finish. Returns the slots that have an unusable
         gradient on any worker."""
         mine = 0 if self._keeping else self._sent
-        told = torch.tensor([mine, *map(self.has_reached, range(len(self.slots)))])
+        told = torch.tensor([mine, *map(self.has_reached, range(len(self.slots)))], device="cpu")
         most, *flags = self.group.gather_vectors(told, "the buckets of a failed backward").max(0).values.tolist()
         for bucket in self._sending[mine:most]:
             self._send(bucket)
@@ -196,9 +196,11 @@ class Buckets:
 
     def _tail(self, loss: float, share: float, riders: Sequence[int]) -> torch.Tensor:
         first = 2 + len(riders)
-        tail = torch.zeros(first + len(self.slots), dtype=torch.float64)
+        tail = torch.zeros(first + len(self.slots), dtype=torch.float64, device="cpu")
         tail[0], tail[1] = loss, share
-        tail[2:first].view(torch.int64).copy_(torch.tensor(riders, dtype=torch.int64))  # bits are copied, not converted
+        tail[2:first].view(torch.int64).copy_(
+            torch.tensor(riders, dtype=torch.int64, device="cpu")
+        )  # bits are copied, not converted
         for index in self._order:
             parameter = self.slots[index].parameter()
             tail[first + index] = ODD if parameter is not None and _is_unbucketable(parameter) else REACHED

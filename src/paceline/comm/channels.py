@@ -135,7 +135,7 @@ class GlooChannel:
         )
 
     def agree(self, *, failed: bool) -> None:
-        count = torch.tensor([int(failed)])
+        count = torch.tensor([int(failed)], device="cpu")
         self._rows.allreduce([count], dist.AllreduceOptions()).wait()
         if count.item() and not failed:
             raise CalledOff
@@ -157,9 +157,9 @@ class GlooChannel:
         if all(piece.numel() == longest for piece in pieces):
             self._rows.allgather([pieces], [own], AllgatherOptions()).wait()
             return
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: own.numel()] = own
-        whole = torch.empty(self.world * longest, dtype=torch.uint8)
+        whole = torch.empty(self.world * longest, dtype=torch.uint8, device="cpu")
         self._rows._allgather_base(whole, padded).wait()
         for piece, row in zip(pieces, whole.split(longest), strict=True):
             piece.copy_(row[: piece.numel()])

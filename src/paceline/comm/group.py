@@ -156,7 +156,7 @@ class Group:
         if self._on_gpus(rows):
             out = self._gather_on_gpus(mine, sizes, what)
         else:
-            host = torch.empty((sum(sizes), *mine.shape[1:]), dtype=mine.dtype)
+            host = torch.empty((sum(sizes), *mine.shape[1:]), dtype=mine.dtype, device="cpu")
             into = [as_bytes(part) for part in host.split(list(sizes))]
             with self.waiting(what, asks=not self._channel.answers):
                 self._channel.all_gather(as_bytes(mine), into, what)
@@ -178,7 +178,7 @@ class Group:
         if self.world == 1:
             return [value]
         raw = torch.frombuffer(bytearray(plain.encode(value)), dtype=torch.uint8)
-        sizes = self.gather_vectors(torch.tensor([raw.numel()]), what).flatten().tolist()
+        sizes = self.gather_vectors(torch.tensor([raw.numel()], device="cpu"), what).flatten().tolist()
         whole = self.gather_rows(raw, 0, sizes, what)
         return [plain.decode(part.numpy().tobytes()) for part in whole.split(sizes)]
 

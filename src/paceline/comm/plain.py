@@ -56,7 +56,7 @@ def _decode_extension(code: int, data: memoryview) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"Unknown torch dtype {name!r}")
     raw = bytearray(data[2 + size :])
-    return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype, device="cpu")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_tensor)

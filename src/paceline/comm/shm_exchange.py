@@ -60,7 +60,7 @@ class Segments:
     def _exchange_rows(self, row: tuple[int, ...], what: str) -> list[tuple[int, ...]]:
         """Every worker's row. Rows that arrived over Gloo are not trusted: then the rows are read from shared
         memory."""
-        rows = self.group.gather_vectors(torch.tensor(row), what).tolist()
+        rows = self.group.gather_vectors(torch.tensor(row, device="cpu"), what).tolist()
         if self.group.is_private:
             return [tuple(each) for each in rows]
         with self.group.waiting(what):
@@ -123,5 +123,5 @@ class _Pickler(pickle.Pickler):
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if not len(memoryview(buffer)):
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(buffer, dtype=dtype).view(shape)

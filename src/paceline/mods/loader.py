@@ -79,7 +79,7 @@ class Mod:
                 elif sys.getrefcount(loader._iterator) > OURS:  # another loop over the same loader is still running
                     return _persisting(loader, plain, False)
                 else:  # torch draws no seed for persistent processes, so without this draw the order would change
-                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
+                    torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator).item()
             return _persisting(loader, plain, True)
 
         return begin

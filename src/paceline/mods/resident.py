@@ -52,7 +52,7 @@ class Mod:
         inner = None if inner is None else inner.to(device)
 
         def give(indices: Any) -> ResidentBatch:
-            index = torch.as_tensor(indices).to(device)
+            index = torch.as_tensor(indices, device="cpu").to(device)
             if inner is not None:
                 index = inner[index]
             return ResidentBatch(tensor.index_select(0, index) for tensor in tensors)
@@ -80,7 +80,7 @@ class Mod:
             yield from order[:whole].split(batches.batch_size) if whole else ()
             if (generator := getattr(batches.sampler, "generator", None)) is not None:
                 # At its end, RandomSampler draws one more permutation of which it uses no element.
-                torch.randperm(len(order), generator=generator)
+                torch.randperm(len(order), generator=generator, device="cpu")
 
         return __iter__
 
@@ -95,12 +95,12 @@ def _order(sampler: Any) -> torch.Tensor:
     """All indices in the plain sampler's order, drawn with the same random numbers."""
     count = len(sampler.data_source)
     if type(sampler) is SequentialSampler:
-        return torch.arange(count)
+        return torch.arange(count, device="cpu")
     generator = sampler.generator
     if generator is None:
         generator = torch.Generator()
-        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    return torch.randperm(count, generator=generator)
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_().item()))
+    return torch.randperm(count, generator=generator, device="cpu")
 
 
 def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None] | None:
@@ -108,5 +108,5 @@ def _tensors(dataset: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | Non
     if type(dataset) is TensorDataset:
         return dataset.tensors, None
     if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-        return dataset.dataset.tensors, torch.as_tensor(list(dataset.indices))
+        return dataset.dataset.tensors, torch.as_tensor(list(dataset.indices), device="cpu")
     return None

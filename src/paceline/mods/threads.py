@@ -57,7 +57,7 @@ def bind(cores: list[int], threads: int) -> bool:
     if len(cores) < threads:
         return False
     before = set(os.listdir(TASKS))
-    torch.ones(ENOUGH * threads).add_(1)  # torch starts its other threads at the first large op
+    torch.ones(ENOUGH * threads, device="cpu").add_(1)  # torch starts its other threads at the first large op
     others = sorted(set(os.listdir(TASKS)) - before, key=int)
     if len(others) != threads - 1:
         return False

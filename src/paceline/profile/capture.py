@@ -92,7 +92,7 @@ class Capture:
             return False
         # The first step's time includes the script's set-up before it.
         late = self._seen == LOOKS[-1] or now - self._begun > PATIENCE
-        answer = torch.tensor([late or settle(self._seconds) is not None], dtype=torch.uint8)
+        answer = torch.tensor([late or settle(self._seconds) is not None], dtype=torch.uint8, device="cpu")
         self.stage.group.broadcast(answer, "the decision to start the trace")
         return bool(answer.item())
 

@@ -35,7 +35,9 @@ class LossBatch:
     def send(self) -> None:
         device = self.tensors[0].device
         whole = torch.stack([tensor.to(device) for tensor in self.tensors])
-        self.values = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True).copy_(whole, non_blocking=True)
+        self.values = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=True, device="cpu").copy_(
+            whole, non_blocking=True
+        )
         self.sent = torch.cuda.Event()
         self.sent.record(torch.cuda.current_stream(device))
         # A tensor that the script has changed in place since then no longer holds the loss.

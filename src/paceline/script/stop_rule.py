@@ -37,7 +37,7 @@ class Enough:
         """Every worker asks at the same steps; waits for all workers, and returns rank 0's answer."""
         # Numbers 2^k and 3·2^k: the next one is a half or a third larger.
         self._look = self._look * 3 // 2 if self._look.bit_count() == 1 else self._look * 4 // 3
-        answer = torch.tensor([self._measured()], dtype=torch.uint8)
+        answer = torch.tensor([self._measured()], dtype=torch.uint8, device="cpu")
         group.broadcast(answer, "whether enough was measured")
         return bool(answer.item())
 

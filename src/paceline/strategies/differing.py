@@ -234,7 +234,7 @@ def _numbers(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _place(name: str, shape: torch.Size, at: int, values: Sequence[float], norms: Sequence[float]) -> str:
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), shape)] if len(shape) else []
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at, device="cpu"), shape)] if len(shape) else []
     where = f"{name}{index}" if index else name
     return f"{where} is {_by_worker(values)} (norm of {name}: {_by_worker(norms)})"
 

@@ -32,7 +32,7 @@ class HalfDone:
         """Before a backward: forgets the gradients that the script has dropped on all workers. Waits for all."""
         if self._slots:
             known = sorted(self._slots)
-            mine = torch.tensor([self._is_there(index) for index in known], dtype=torch.uint8)
+            mine = torch.tensor([self._is_there(index) for index in known], dtype=torch.uint8, device="cpu")
             told = self._buckets.group.gather_vectors(mine, "what a backward that raised has left").max(0).values
             self._slots = {index for index, there in zip(known, told.tolist(), strict=True) if there}
 

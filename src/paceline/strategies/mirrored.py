@@ -307,11 +307,11 @@ def leaves_of(losses: list[torch.Tensor]) -> list[tuple[torch.Tensor, bool]]:
 def gather_sparse(grad: torch.Tensor | None, parameter: torch.Tensor, group: Group) -> torch.Tensor:
     """The average of sparse gradients: the rows of all workers, summed where indices coincide."""
     if grad is None:
-        nowhere = torch.empty((1, 0), dtype=torch.long)
+        nowhere = torch.empty((1, 0), dtype=torch.long, device="cpu")
         grad = sparse(nowhere, parameter.new_empty((0, *parameter.shape[1:])), parameter.shape)
     grad = grad.coalesce()
     indices, values = grad.indices(), grad.values()
-    sizes = group.gather_vectors(torch.tensor([values.shape[0]]), "sparse gradients").flatten().tolist()
+    sizes = group.gather_vectors(torch.tensor([values.shape[0]], device="cpu"), "sparse gradients").flatten().tolist()
     indices = group.gather_rows(indices, 1, sizes, "sparse gradients")
     values = group.gather_rows(values, 0, sizes, "sparse gradients") / group.world
     return sparse(indices, values, parameter.shape, parameter.device).coalesce()

@@ -132,8 +132,8 @@ class MemoryEngine:
 
     def _longest_piece(self, pieces: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> int:
         """The length of the longest piece. Every worker gathers all sizes, so that all raise if a pair disagrees."""
-        own = torch.tensor([[piece.numel() for piece in pieces], [piece.numel() for piece in into]])
-        every = [torch.empty(2 * self.world, dtype=torch.int64) for _ in range(self.world)]
+        own = torch.tensor([[piece.numel() for piece in pieces], [piece.numel() for piece in into]], device="cpu")
+        every = [torch.empty(2 * self.world, dtype=torch.int64, device="cpu") for _ in range(self.world)]
         every[self.rank].copy_(own.flatten())
         self._copy_between(own.flatten(), lambda peer: every[peer], [own.numel()])
         sent, wanted = torch.stack(every).view(self.world, 2, self.world).unbind(1)
@@ -173,15 +173,19 @@ class MemoryEngine:
 
     def gather_bytes(self, raw: bytes) -> list[bytes]:
         """The bytes of every worker, in rank order; lengths may differ."""
-        own = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-        into = [torch.empty(size, dtype=torch.uint8) for size in self.gather_sizes(len(raw))]
+        own = (
+            torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+            if raw
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
+        into = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in self.gather_sizes(len(raw))]
         self.all_gather(own, into)
         return [piece.numpy().tobytes() for piece in into]
 
     def gather_sizes(self, size: int) -> list[int]:
         """The `size` of every worker, in rank order."""
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world)]
-        self.all_gather(torch.tensor([size]), sizes)
+        sizes = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self.world)]
+        self.all_gather(torch.tensor([size], device="cpu"), sizes)
         return [int(each) for each in sizes]
 
     def _copy_between(

@@ -134,7 +134,7 @@ class Mailbox:
             if got == tag and size == data.numel():
                 self._read_into(data, source)
                 return True
-            message = torch.empty(size, dtype=torch.uint8)
+            message = torch.empty(size, dtype=torch.uint8, device="cpu")
             self._read_into(message, source)
             aside = got, message
             return False

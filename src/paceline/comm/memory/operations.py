@@ -55,7 +55,7 @@ def _leave(flat: torch.Tensor) -> None:
 @functools.cache
 def _can_reduce(kind: Any, dtype: torch.dtype) -> bool:
     """Whether the operation works on this dtype: tries it on one element."""
-    one, other = torch.ones(1, dtype=dtype), torch.ones(1, dtype=dtype)
+    one, other = torch.ones(1, dtype=dtype, device="cpu"), torch.ones(1, dtype=dtype, device="cpu")
     try:
         REDUCTIONS[kind](one, other)
         if kind == Op.AVG:

@@ -95,7 +95,7 @@ class Scaled:
         self.dtype = dtype
 
     def empty(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.empty(values.numel() + -(-values.numel() // BLOCK), dtype=torch.int16)
+        return torch.empty(values.numel() + -(-values.numel() // BLOCK), dtype=torch.int16, device="cpu")
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         blocks = _in_blocks(values)

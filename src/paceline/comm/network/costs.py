@@ -74,11 +74,11 @@ def measure(wire: Wire, rounds: int = 5) -> Costs:
     result. Each round sends 4 MiB over every link at once, in both directions, as the algorithms do."""
     if wire.world == 1:
         return Costs()
-    small, large = torch.zeros(1), torch.zeros(PROBE // 4)
+    small, large = torch.zeros(1, device="cpu"), torch.zeros(PROBE // 4, device="cpu")
     latency = min(_ring_once(wire, small) for _ in range(rounds + 1))
     whole = min(_ring_once(wire, large) for _ in range(rounds))
-    mine = torch.tensor([latency, PROBE / max(whole - latency, 1e-9)], dtype=torch.float64)
-    table = torch.empty(wire.world, 2, dtype=torch.float64)
+    mine = torch.tensor([latency, PROBE / max(whole - latency, 1e-9)], dtype=torch.float64, device="cpu")
+    table = torch.empty(wire.world, 2, dtype=torch.float64, device="cpu")
     table[wire.rank] = mine
     for transfer in [
         start

@@ -41,7 +41,7 @@ class Cast:
         return values.to(self.dtype, copy=True)
 
     def empty(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.empty(values.numel(), dtype=self.dtype)
+        return torch.empty(values.numel(), dtype=self.dtype, device="cpu")
 
     def decode(self, encoded: torch.Tensor, length: int) -> torch.Tensor:
         return encoded
@@ -72,7 +72,7 @@ def direct(flat: torch.Tensor, wire: Wire, codec: Codec) -> None:
     # float16 and bfloat16 are summed in float32: the sum is more exact, and a decoded value may need the range.
     exact = torch.float32 if flat.dtype in (torch.float16, torch.bfloat16) else flat.dtype
     for number, chunk in enumerate(parts[rank]):
-        total = torch.zeros(chunk.numel(), dtype=exact)
+        total = torch.zeros(chunk.numel(), dtype=exact, device="cpu")
         for peer in range(world):
             if peer == rank:
                 total += chunk

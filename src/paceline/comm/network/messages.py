@@ -91,7 +91,7 @@ class GlooWire:
         if not self._closing.acquire(blocking=False):  # close only once
             return
         # Gloo cannot close a connection, but a receive that times out breaks all connections of a group, at both ends.
-        never = torch.empty(1, dtype=torch.uint8)
+        never = torch.empty(1, dtype=torch.uint8, device="cpu")
         for group in (self._upward, self._downward):
             for peer in range(self.world):
                 try:

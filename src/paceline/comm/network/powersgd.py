@@ -137,7 +137,10 @@ class PowerSGD:
         edges = [0, *(edge for p in places for edge in (p.start, p.start + p.rows * p.columns)), part.numel()]
         rest = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
         generator = torch.Generator().manual_seed(offset)
-        q = [torch.randn(place.columns, self.rank, generator=generator, dtype=part.dtype) for place in places]
+        q = [
+            torch.randn(place.columns, self.rank, generator=generator, dtype=part.dtype, device="cpu")
+            for place in places
+        ]
         left_out = [torch.zeros_like(place.of(part)) for place in places] if self.feedback else []
         return _Memory(places, rest, q, left_out)
 

@@ -179,7 +179,7 @@ class NoiseMeter:
     def _square(self, tensors: list[Tensor]) -> Tensor:
         if self.group.world == 1 and any(tensor.layout is not torch.strided for tensor in tensors):
             self._now.whole = False
-            return torch.zeros(())
+            return torch.zeros((), device="cpu")
         if tensors and tensors[0].is_cuda:
             self._now.cost += sum(tensor.nbytes for tensor in tensors) / BANDWIDTH
         wide = [tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor for tensor in tensors]

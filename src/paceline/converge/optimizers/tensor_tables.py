@@ -53,7 +53,7 @@ class Table:
         self.mesh, self.sharded = batch.mesh, batch.sharded
         self.dtypes = tuple(t[0].dtype for t in (parameters, batch.grads, batch.state(moments[0])))
         self._strides = [parameter.stride() for parameter in parameters]
-        lengths = torch.tensor([parameter.numel() for parameter in parameters])
+        lengths = torch.tensor([parameter.numel() for parameter in parameters], device="cpu")
         # A tensor without elements has one chunk too: its program counts the step.
         chunks = ((lengths + self.block - 1) // self.block).clamp_min(1)
         self.chunks = int(chunks.sum())
@@ -65,8 +65,8 @@ class Table:
             _addresses(batch.state("step")) if "step" in batch.states[0] else [0] * self.tensors,
             *(_addresses(tensors) for tensors in (parameters, *(batch.state(name) for name in moments))),
         ]
-        self.rows = torch.tensor(rows, dtype=torch.int64).to(self.device)
-        of_chunks = torch.arange(self.tensors, dtype=torch.int32).repeat_interleave(chunks)
+        self.rows = torch.tensor(rows, dtype=torch.int64, device="cpu").to(self.device)
+        of_chunks = torch.arange(self.tensors, dtype=torch.int32, device="cpu").repeat_interleave(chunks)
         self.tensor_of_chunk = of_chunks.to(self.device)
         # Two sums of squares, per chunk and then per tensor. The program that completes a tensor, found by counting
         # arrivals, adds its chunks up in a fixed order, so that a run is reproducible to the last digit.
@@ -91,7 +91,7 @@ class Table:
             torch._foreach_add_(self._cells, addresses)
             self._told = []
         elif addresses != self._told:
-            fresh = torch.tensor(addresses, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+            fresh = torch.tensor(addresses, dtype=torch.int64, pin_memory=self.device.type == "cuda", device="cpu")
             self._grads.copy_(fresh, non_blocking=True)
             self._told = addresses
         return grads

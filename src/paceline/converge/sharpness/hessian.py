@@ -192,7 +192,9 @@ def _random_like(weights: Sequence[Tensor], seed: int) -> list[Tensor]:
     """Drawn on the host, so that the directions do not depend on the device, and without the script's own stream."""
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device, weight.dtype)
+        torch.randn(weight.shape, generator=generator, dtype=torch.float64, device="cpu").to(
+            weight.device, weight.dtype
+        )
         for weight in weights
     ]
 

@@ -42,7 +42,7 @@ def settle_mathematics() -> None:
     processor at the first call of a vector function (sqrt, exp, log, tanh, …). If several threads make that first call
     together, as they do on a large tensor, some threads may get low-precision functions: in 1 to 2 % of processes, the
     first result was wrong in the fourth digit."""
-    torch.sqrt(torch.ones(1))
+    torch.sqrt(torch.ones(1, device="cpu"))
 
 
 def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[int], parent: int) -> int | str | None:

@@ -84,7 +84,7 @@ def prove(
     def observe(given: Any, *, shift: bool = False) -> Any:
         with undisturbed(subject):
             if shift:
-                torch.rand(1)
+                torch.rand(1, device="cpu")
             before = rng.snapshot()
             return plain(subject, *given[0], **given[1]), rng.drawn_since(before)
 

@@ -68,7 +68,7 @@ class Redirected:
             for part in self._parts:  # Adam requires "step" when it loads a state
                 for parameter in part[2]:
                     if parameter in optimizer.state:
-                        optimizer.state[parameter].setdefault("step", torch.zeros(()))
+                        optimizer.state[parameter].setdefault("step", torch.zeros((), device="cpu"))
         return loss
 
     def _divide(self, optimizer: Any) -> None:

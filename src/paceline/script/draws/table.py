@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.jit import _builtins as jit
+from torch.utils._device import _device_constructors
 
 from paceline.script.draws import dropout, functions, layers
 from paceline.script.draws.rows import Draws
@@ -60,6 +61,8 @@ TABLE: list[tuple[Any, str, Substitute]] = [
 
 def find(draws: Draws) -> Callable[[], None]:
     """Installs the patches. Returns a function that removes them."""
+    # torch.set_default_device knows functions by their identity, and lists them at its first use: before the patches.
+    _device_constructors()
     undo = [_patch(owner, name, draws, substitute) for owner, name, substitute in TABLE]
 
     def remove() -> None:

@@ -94,7 +94,7 @@ def _of_classes(f: Callable[..., Any], me: Rows, own: torch.Tensor, given: dict[
 def _divisor(target: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
     """The number of own targets that count, or the sum of their classes' weights."""
     if target.is_floating_point():  # probabilities of classes: every row counts once
-        return torch.tensor(float(target.numel() // target.shape[1]))
+        return torch.tensor(float(target.numel() // target.shape[1]), device="cpu")
     counted = target != given.get("ignore_index", -100)
     weight = given.get("weight")
     if weight is None:

@@ -58,7 +58,7 @@ def view(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     steps = [0] * me.dim()
     steps[me.rows.dim] = 1
     try:
-        found = f(torch.empty_strided(me.shape, steps, dtype=torch.uint8), *args[1:], **kwargs)
+        found = f(torch.empty_strided(me.shape, steps, dtype=torch.uint8, device="cpu"), *args[1:], **kwargs)
     except (RuntimeError, IndexError, TypeError, ValueError):
         return NotImplemented  # torch's own words come from the plain tensor
     if not isinstance(found, torch.Tensor):

@@ -85,7 +85,7 @@ def blend_role(target: Any, column: list[Any], tolerance: float | None = None) -
     if isinstance(target, int) and all(value == target for value in values):
         return Role("same")
     if isinstance(target, (int, float)):
-        whole, *pieces = (torch.tensor(float(value), dtype=torch.float64) for value in (target, *values))
+        whole, *pieces = (torch.tensor(float(value), dtype=torch.float64, device="cpu") for value in (target, *values))
         tolerance = tolerance or (CLEAR if isinstance(target, float) else None)  # the value may come from float32
     elif isinstance(target, torch.Tensor):
         whole, pieces = on_host(target), list(values)

@@ -55,7 +55,7 @@ def rehearse(
     for modules that need a graph. `shift`: draws other random numbers than a call without it."""
     with _on_a_copy(module), undisturbed(module, still=still), torch.set_grad_enabled(graph):
         if shift:
-            torch.rand(1)
+            torch.rand(1, device="cpu")
         attributes = side_effects.look(module)
         old = {key: buffer.clone() for key, buffer in own_buffers(module)}
         try:

@@ -328,7 +328,7 @@ class SlicedCalls:
         weight = float(split.mine > 0) if role.kind == "sum" else split.share
         if isinstance(piece, torch.Tensor):
             return crossings.blend(piece, weight, self.group)
-        value = crossings.blend(torch.tensor(piece, dtype=torch.float64), weight, self.group).item()
+        value = crossings.blend(torch.tensor(piece, dtype=torch.float64, device="cpu"), weight, self.group).item()
         return type(piece)(round(value) if isinstance(piece, int) else value)
 
 

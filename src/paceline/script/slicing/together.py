@@ -88,9 +88,13 @@ class Together:
     def _first(self, own: Exception | None, tell: Callable[[], list[Any]]) -> tuple[int, Raised]:
         """The lowest rank that failed, and its failure. Called by every worker; waits for all of them."""
         raw = b"" if own is None else msgspec.msgpack.encode(_describe(own, tell()))
-        mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        mine = (
+            torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+            if raw
+            else torch.empty(0, dtype=torch.uint8, device="cpu")
+        )
         what = "an exception that a worker raised"
-        sizes = self.group.gather_vectors(torch.tensor([mine.numel()]), what).flatten().tolist()
+        sizes = self.group.gather_vectors(torch.tensor([mine.numel()], device="cpu"), what).flatten().tolist()
         first = next(rank for rank, size in enumerate(sizes) if size)
         only = [size if rank == first else 0 for rank, size in enumerate(sizes)]
         sent = self.group.gather_rows(mine[: only[self.group.rank]], 0, only, what)

@@ -65,7 +65,9 @@ class Unfinished:
         ]
         if not mine:
             return []
-        told = group.gather_vectors(torch.tensor(mine, dtype=torch.uint8), "what an unfinished call has changed")
+        told = group.gather_vectors(
+            torch.tensor(mine, dtype=torch.uint8, device="cpu"), "what an unfinished call has changed"
+        )
         return [bool(flag) for flag in told.min(0).values.tolist()]
 
     @torch.no_grad()
@@ -118,7 +120,11 @@ def follow(buffers: list[torch.Tensor], first: int, sizes: list[int], group: Gro
     all of them."""
     if not sum(sizes):
         return
-    mine = torch.cat([as_bytes(buffer) for buffer in buffers]) if group.rank == first else torch.empty(0).byte()
+    mine = (
+        torch.cat([as_bytes(buffer) for buffer in buffers])
+        if group.rank == first
+        else torch.empty(0, device="cpu").byte()
+    )
     counts = [sum(sizes) if rank == first else 0 for rank in range(group.world)]
     whole = group.gather_rows(mine, 0, counts, "the buffers of an unfinished call")
     for buffer, raw in zip(buffers, whole.split(sizes), strict=False):
