@@ -50,10 +50,10 @@ def split_of(leaves: list[Any], cuts: dict[int, int]) -> Split | None:
     return None
 
 
-def versions_of(leaves: list[Any], cuts: dict[int, int]) -> dict[int, int]:
-    """How often each cut argument has been changed in place. An argument with a gradient is cut as a copy."""
-    whole = {i: leaves[i] for i in cuts if not isinstance(leaves[i], Rows) and not leaves[i].requires_grad}
-    return {i: leaf._version for i, leaf in whole.items() if not leaf.is_inference()}
+def versions_of(local: list[Any], cuts: dict[int, int]) -> dict[int, int]:
+    """How often own rows of each argument have been changed in place; without those that have a gradient."""
+    plain = {i: local[i] for i in cuts if not local[i].requires_grad and not local[i].is_inference()}
+    return {i: rows._version for i, rows in plain.items()}
 
 
 def whole_of(leaf: Any) -> Any:

@@ -67,6 +67,8 @@ def cut(whole: torch.Tensor, dim: int, split: Split) -> torch.Tensor:
         rows = _Cut.apply(whole, dim, split)
     else:
         rows = whole.narrow(dim, split.start, split.mine)
+        if dim and whole.is_contiguous():  # as the model expects it: `view`, cuDNN
+            rows = rows.contiguous()
     if split.mine or not split.batch:
         return rows
     # The empty piece stays in the graph: the other workers' backward gathers from this worker too.

@@ -156,7 +156,8 @@ class SlicedCalls:
                 attribute.lent = crossings.cut(value, role.dim, split)
                 side_effects.put(subject, place, attribute.lent)
         self.split = split
-        versions = versions_of(leaves, plan.cuts)
+        local = tree.leaves((cut_args, cut_kwargs))
+        versions = versions_of(local, plan.cuts)
         self.averages.begin()
         try:
             with self._inside(plan, split), sharing(module, plan.states, self.group):
@@ -166,11 +167,11 @@ class SlicedCalls:
             self.averages.end()
         met = self.group.pulse.collectives
         for i in versions:
-            if leaves[i]._version != versions[i]:
-                self._join_argument(leaves[i], plan.cuts[i], split)
+            if local[i]._version != versions[i] and not isinstance(leaves[i], Rows):
+                self._join_argument(leaves[i], local[i], plan.cuts[i], split)
         for number in range(len(plan.states) + len(plan.buffers)):
             self._join_left(left, number, plan, split)
-        whole = self._join(output, plan, split, tree.leaves((cut_args, cut_kwargs)))
+        whole = self._join(output, plan, split, local)
         self._together.meet_since(met)
         return whole
 
@@ -189,9 +190,9 @@ class SlicedCalls:
                 )
         return output
 
-    def _join_argument(self, whole: torch.Tensor, dim: int, split: Split) -> None:
+    def _join_argument(self, whole: torch.Tensor, local: torch.Tensor, dim: int, split: Split) -> None:
         """The call has changed its argument in place, each worker its own rows: all workers get all rows."""
-        rows = whole.narrow(dim, split.start, split.mine)
+        rows = local.narrow(dim, 0, split.mine)
         # `data`, because own rows, which backward may need, do not change here.
         whole.data.copy_(self.group.gather_rows(rows, dim, split.sizes, "an argument that the model changed"))
 
