@@ -45,7 +45,7 @@ def main() -> None:
         return
     options = [word for name in ("device", "batch_size", "size", "rounds", "steps") for word in _option(args, name)]
     print(f"ResNet-18, batch {args.batch_size}, {args.size}×{args.size}, 2 workers, {args.device}", flush=True)
-    lines = run([*PACELINE, "run", "-n", "2", "--quiet", "--view", "batch", __file__, "--inside", *options])
+    lines = run([*PACELINE, "run", "-n", "2", "--quiet", __file__, "--inside", *options])
     rounds = [line.text.split()[1:] for line in lines if line.text.startswith("round ")]
     whole, local = ([float(figures[i]) for figures in rounds] for i in range(2))
     print(f"  a step with bn=local: {statistics.median(local) * 1e3:.1f} ms")

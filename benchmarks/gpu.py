@@ -48,7 +48,7 @@ def numbers(name: str) -> dict[str, float]:
     same = script(name, steps=20, epochs=2)
     exact = {"NVIDIA_TF32_OVERRIDE": "0"}
     plain = run([sys.executable, *same], exact)
-    two = [*PACELINE, "run", "-n", "2", "--backend", "gloo", "--view", "batch", "--quiet"]
+    two = [*PACELINE, "run", "-n", "2", "--backend", "gloo", "--quiet"]
     commands = {
         "python again": [sys.executable, *same],
         "paceline -n 1": [*PACELINE, "run", "-n", "1", "--quiet", *same],

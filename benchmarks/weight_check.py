@@ -56,7 +56,7 @@ def main() -> None:
         options = ["--inside", name, "--device", args.device, "--batch-size", str(batch)]
         options += ["--blocks", str(args.blocks), "--steps", str(args.steps)]
         print(f"{name}, batch {batch}, 2 workers, {args.device}", flush=True)
-        lines = run([*PACELINE, "run", "-n", "2", "--quiet", "--view", "batch", __file__, *options])
+        lines = run([*PACELINE, "run", "-n", "2", "--quiet", __file__, *options])
         blocks = [line.text.split() for line in lines if line.text.startswith("block ")]
         looking = [float(seconds) for _, kind, seconds in blocks if kind == "looking"]
         without = [float(seconds) for _, kind, seconds in blocks if kind == "without"]

@@ -18,12 +18,14 @@ from paceline.strategies.mirrored import Mirrored
 
 
 @contextmanager
-def staged(group: Group, *, listeners: tuple[object, ...] = (), **run: Any) -> Iterator[Stage]:
-    """The seams of torch call into this stage until the block ends. `stage.notices` is what a person would read."""
+def staged(group: Group, *, listeners: tuple[object, ...] = (), sliced: bool = False, **run: Any) -> Iterator[Stage]:
+    """The seams of torch call into this stage until the block ends. `stage.notices` is what a person would read.
+    `sliced`: as the mod view=slice."""
     notices: list[str] = []
     group.watch, group.pulse = Stopwatch(), Pulse(lambda text, mod: notices.append(text))
     stage = Stage(RunSettings(**{"script": "", "workers": group.world} | run), group)
     stage.notices = notices  # type: ignore[attr-defined]
+    stage.views.is_sliced = sliced
     Mirrored().on_stage(stage)
     for listener in listeners:
         stage.subscribe(listener)

@@ -44,13 +44,7 @@ def test_settings_travel_to_a_worker_as_json() -> None:
 
 def test_a_run_asks_for_one_worker_that_sees_the_batch_unless_told_otherwise() -> None:
     run = RunSettings(script="train.py")
-    assert (run.workers, run.view, run.batch, run.batch_dim, run.steps) == (
-        1,
-        "batch",
-        "keep",
-        0,
-        None,
-    )
+    assert (run.workers, run.mods, run.batch, run.batch_dim, run.steps) == (1, (), "keep", 0, None)
 
 
 # -- started by another launcher ---------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-View = Literal["batch", "slice"]
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
@@ -74,7 +73,6 @@ class RunSettings:
     arguments: tuple[str, ...] = ()
     workers: int = 1
     launch_as: Launcher | None = None  # the script distributes itself, and gets this launcher's environment variables
-    view: View = "batch"
     batch: Batch = "keep"
     batch_dim: int = 0
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path

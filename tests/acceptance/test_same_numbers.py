@@ -128,7 +128,7 @@ def settings_of(case: Case) -> RunSettings:
         script=str(case.script.path),
         arguments=case.script.arguments,
         workers=case.workers,
-        view="slice" if case.view == "slice" else "batch",
+        mods=("view=slice",) if case.view == "slice" else (),
         gather_below=0 if case.view == "sharded" else SMALL,
         threads=1,
         stall_warning=80.0,  # longer than a busy machine keeps a worker from starting

@@ -44,14 +44,14 @@ def test_a_module(launched, paceline_, tmp_path):
 
 def test_every_option_arrives(launched, paceline_, tmp_path):
     line = (
-        "-n 3 --view slice --batch scale --batch-dim 1 --whole Head --whole model.tail --threads 2 "
+        "-n 3 --mod view=slice --batch scale --batch-dim 1 --whole Head --whole model.tail --threads 2 "
         "--steps 9 --backend gloo --seed 5 --stall-warning 7 --stall-abort 8.5 --record elsewhere --quiet "
         "train.py"
     )
     code, out, err = paceline_("run", *line.split())
     [run] = launched.runs
     assert (code, out, err) == (0, "", "")
-    assert (run.workers, run.view, run.batch, run.batch_dim) == (3, "slice", "scale", 1)
+    assert (run.workers, run.mods, run.batch, run.batch_dim) == (3, ("view=slice",), "scale", 1)
     assert (run.whole, run.threads, run.steps) == (("Head", "model.tail"), 2, 9)
     assert (run.backend, run.seed, run.stall_warning, run.stall_abort) == ("gloo", 5, 7.0, 8.5)
     assert launched.records[0].parent.name == "elsewhere"
@@ -76,7 +76,7 @@ def test_an_unknown_launcher_is_refused_with_those_that_there_are(launched, pace
 
 
 @pytest.mark.parametrize(
-    "option", ["--view slice", "--batch scale", "--noise-scale", "--whole Head", "--mod channels_last"]
+    "option", ["--mod view=slice", "--batch scale", "--noise-scale", "--whole Head", "--mod channels_last"]
 )
 def test_a_script_that_distributes_itself_is_not_changed(launched, paceline_, option):
     code, _, err = paceline_("run", "-n", "2", "--as", "torchrun", *option.split(), "train.py")
@@ -152,7 +152,7 @@ def test_without_a_number_there_is_a_worker_for_each_gpu(launched, paceline_, mo
         ("run -m nowhere.train", "-m nowhere.train: there is no module 'nowhere'", "-m package.train"),
         ("run folder", "The script 'folder' cannot be run", "Python file"),
         ("run --wrokers 2 train.py", "No such option: --wrokers", "paceline run --help"),
-        ("run --view both train.py", "Invalid value for '--view'", "paceline run --help"),
+        ("run --view slice train.py", "No such option: --view", "--mod view=slice"),
         ("run", "Missing argument 'SCRIPT'", "paceline run --help"),
         ("scale -n 1,two train.py", "-n 1,two: not a list of numbers", "-n 1,2,4"),
         ("scale -n 0,1 train.py", "-n 0: a run needs at least one worker", "-n 1"),

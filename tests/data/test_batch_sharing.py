@@ -160,7 +160,7 @@ class Wrapped(IterableDataset[Any]):
 
 def inside_of(group: Any, processes: int) -> Any:
     """What comes of pipelines inside a DataLoader, and of one that gives samples, in the slice view."""
-    with run_as_one(group, view="slice"):
+    with run_as_one(group, sliced=True):
         torch.nn.Linear(1, 1)
         batches = pd.items(list(range(8))).map_and_batch(lambda n: torch.full((2,), n), 4, kind="threads", parallel=1)
         loader = DataLoader(Wrapped(batches), batch_size=None, num_workers=processes)
@@ -202,7 +202,7 @@ train.close()
 
 
 def losses_of(group: Any, view: str) -> Any:
-    with run_as_one(group, view=view):
+    with run_as_one(group, sliced=view == "slice"):
         printed: list[Any] = []
         made: list[int] = []
         exec(SCRIPT, {"__name__": "script", "print": printed.append, "made": made})

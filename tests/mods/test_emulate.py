@@ -33,7 +33,7 @@ def trained(group: Group, mods: list[str], batch: str = "keep", how: str = "SGD"
     plain, threads = BatchSampler.__iter__, torch.get_num_threads()
     torch.set_num_threads(1)  # a busy machine makes small operations wait for each other
     try:
-        with staged(group, mods=tuple(mods), batch=batch, view="batch") as stage:
+        with staged(group, mods=tuple(mods), batch=batch) as stage:
             for asked in catalog.parse(mods):
                 catalog.load(asked).on_stage(stage)
             torch.manual_seed(7)

@@ -50,7 +50,7 @@ for x, y in DataLoader(Numbers(), batch_size=8):
 @pytest.mark.parametrize("where", ["data", "forward"])
 def test_the_slow_rank_is_named_with_its_cause(tmp_path, where):
     (tmp_path / "train.py").write_text(SCRIPT.format(where=where))
-    line = [sys.executable, "-m", "paceline", "run", "-n", "2", "--view", "batch", "--quiet", "train.py"]
+    line = [sys.executable, "-m", "paceline", "run", "-n", "2", "--quiet", "train.py"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     table = stragglers(read_record(next((tmp_path / "paceline-runs").iterdir())).steps)

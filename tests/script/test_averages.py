@@ -98,7 +98,7 @@ def trained(name: str, batches: list[list[int]]) -> list[torch.Tensor]:
 
 
 def trained_in_slices(group: Group, name: str, batches: list[list[int]]) -> list[torch.Tensor]:
-    with staged(group, view="batch"):
+    with staged(group):
         return trained(name, batches)
 
 
@@ -144,7 +144,7 @@ def mixed(batches: list[list[int]]) -> list[torch.Tensor]:
 
 
 def mixed_in_slices(group: Group, batches: list[list[int]]) -> list[torch.Tensor]:
-    with staged(group, view="batch"):
+    with staged(group):
         return mixed(batches)
 
 
@@ -171,7 +171,7 @@ def nothing_counts(group: Group | None) -> torch.Tensor:
 
 
 def nothing_counts_in_slices(group: Group) -> torch.Tensor:
-    with staged(group, view="batch"):
+    with staged(group):
         return nothing_counts(group)
 
 

@@ -99,7 +99,7 @@ LIBRARY = "import random, uuid\ndef new_id(): return uuid.uuid4()\ndef new_rando
 def started(group: Group, seed: int = 3, **run: Any) -> Iterator[Any]:
     """A stage on which the script's streams and chances begin, as in a run; all is as before afterwards."""
     before, dtype = rng.snapshot(), torch.get_default_dtype()
-    with staged(group, view="batch", **run) as stage:
+    with staged(group, **run) as stage:
         undo = rng.start(seed)
         try:
             yield stage

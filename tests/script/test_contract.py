@@ -105,7 +105,7 @@ def gan_weights() -> list[torch.Tensor]:
 
 
 def gan_in_slices(group: Group) -> list[torch.Tensor]:
-    with staged(group, view="batch"):
+    with staged(group):
         return gan_weights()
 
 
@@ -137,7 +137,7 @@ def norms() -> list[float]:
 
 
 def norms_in_slices(group: Group) -> list[float]:
-    with staged(group, view="batch"):
+    with staged(group):
         return norms()
 
 
@@ -170,7 +170,7 @@ def test_point_04_a_script_whose_only_model_mixes_samples_is_refused(play: Play)
     assert played.outcome.exit_code != 0
     assert played.printed == "step 0\n"  # one backward may be a penalty
     message = played.outcome.message
-    for part in ("Mixer", "argument", "(6, 3)", "--batch-dim 1", "--view slice", "--whole Mixer"):
+    for part in ("Mixer", "argument", "(6, 3)", "--batch-dim 1", "--mod view=slice", "--whole Mixer"):
         assert part in message
     assert "Traceback" not in message
 
@@ -203,7 +203,7 @@ def epochs(loaded: list[int]) -> tuple[list[list[float]], list[int], list[int]]:
 
 
 def epochs_in_slices(group: Group) -> tuple[list[list[float]], list[int], list[int]]:
-    with staged(group, view="batch"):
+    with staged(group):
         return epochs([])
 
 
@@ -472,7 +472,7 @@ SLICES = """
 
 def test_in_the_slice_view_losses_and_gradients_are_of_the_whole_batch(play: Play) -> None:
     expected = [line.split() for line in play(SLICES, workers=1).well.printed.splitlines()]
-    played = play(SLICES, workers=2, view="slice").well
+    played = play(SLICES, workers=2, mods=("view=slice",)).well
     found = [line.split() for line in played.printed.splitlines()]
     assert [line[:3] for line in found] == [line[:3] for line in expected]
     assert [line[3] for line in found] == ["2", "2", "1"], "rank 0's slice of each batch"

@@ -303,7 +303,7 @@ def state(stage: Stage) -> tuple[Any, ...]:
 def after_failures(group: Group) -> tuple[list[Any], torch.Tensor]:
     """Exceptions that the script catches, in a call, in a backward and in a loader; then it goes on."""
     states = []
-    with staged(group, view="batch") as stage:
+    with staged(group) as stage:
         model = Failing()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(KeyError):

@@ -254,7 +254,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def played_by_workers(group: Group, name: str) -> list[Any]:
-    with staged(group, view="batch"):
+    with staged(group):
         return played(LOADERS[name])
 
 
@@ -285,7 +285,7 @@ def watched(make: Callable[[int], Any], loaded: list[int]) -> Samples:
 def loaded_by(group: Group, shuffle: bool, batches: int) -> list[int]:
     """What a worker loads after the first batch of the first epoch, which is the proof."""
     loaded: list[int] = []
-    with staged(group, view="batch"):
+    with staged(group):
         loader = DataLoader(watched(x, loaded), batch_size=4, shuffle=shuffle)
         next(iter(loader))
         loaded.clear()
@@ -303,7 +303,7 @@ def test_each_sample_is_loaded_by_one_worker(pool: Any, shuffle: bool) -> None:
 
 def first_batch(group: Group) -> list[int]:
     loaded: list[int] = []
-    with staged(group, view="batch"):
+    with staged(group):
         next(iter(DataLoader(watched(x, loaded), batch_size=4)))
     return loaded
 
@@ -315,7 +315,7 @@ def test_the_first_batch_is_loaded_by_everybody_as_the_proof(pool: Any) -> None:
 def loaded_whole_by(group: Group, name: str) -> int:
     loaded: list[int] = []
     make, options = WHOLE[name]
-    with staged(group, view="batch"):
+    with staged(group):
         loader = DataLoader(watched(make, loaded), batch_size=4, **options)
         for _ in range(2):
             list(loader)
@@ -360,7 +360,7 @@ def test_a_dataset_that_counts_what_it_loads_counts_all_of_it(pool: Any) -> None
 
 
 def some_drawn_in_processes(group: Group) -> list[Any] | str:
-    with staged(group, view="batch"):
+    with staged(group):
         try:
             return played(rows(lambda i: x(i) + (torch.rand(3) if i == 9 else 0), num_workers=2))
         except ScriptError as error:
@@ -411,14 +411,14 @@ def test_iterators_may_be_left_zipped_and_nested(pool: Any, script: Any) -> None
 
 
 def on_stage(group: Group, script: Callable[..., Any]) -> Any:
-    with staged(group, view="batch"):
+    with staged(group):
         return script(group)
 
 
 def written_to(group: Group) -> list[Any]:
     """A batch belongs to the script: changing it must not reach another worker, nor the next batch."""
     seen = []
-    with staged(group, view="batch"):
+    with staged(group):
         for batch in DataLoader(Samples(x), batch_size=4):
             batch.add_(100 * (group.rank + 1))
             seen.append(batch)
@@ -435,7 +435,7 @@ def test_a_batch_belongs_to_the_script(pool: Any) -> None:
 
 
 def scaled(group: Group, options: dict[str, Any], data: str) -> tuple[list[list[float]], int | None]:
-    with staged(group, batch="scale", view="batch"):
+    with staged(group, batch="scale"):
         made: Any = {"map": Samples(lambda i: torch.tensor(float(i))), "stream": Stream()}[data]
         loader = DataLoader(made, **options)
         return [batch.tolist() for batch in loader], _length(loader)
@@ -467,7 +467,7 @@ def test_batch_scale_of_an_iterable_dataset(pool: Any) -> None:
 
 def slices(group: Group, data: str, batch_size: int) -> tuple[list[Any], list[int]]:
     """A model in training mode was met: from then on batches are cut."""
-    with staged(group, view="slice") as stage:
+    with staged(group, sliced=True) as stage:
         model = torch.nn.Linear(1, 1)
         made: Any = {"map": Samples(lambda i: torch.tensor([float(i)])), "stream": StreamOfRows()}[data]
         seen, sizes = [], []
@@ -501,7 +501,7 @@ def test_in_the_slice_view_a_worker_without_rows_holds_a_borrowed_one(pool: Any,
 
 
 def evaluated(group: Group) -> list[Any]:
-    with staged(group, view="slice"):
+    with staged(group, sliced=True):
         model = torch.nn.Linear(3, 1)
         for batch in DataLoader(Samples(x), batch_size=4):
             model(batch).sum().backward()

@@ -263,7 +263,7 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def in_slices(group: Group, name: str) -> dict[str, Any]:
     case = RIGHT[name]
-    with staged(group, batch_dim=case.batch_dim, view="batch"):
+    with staged(group, batch_dim=case.batch_dim):
         return called(case)
 
 
@@ -332,7 +332,7 @@ def test_the_refusal_names_the_module_the_argument_and_the_ways_out(pool: Any) -
     assert "module Centred" in message
     assert "argument [0]" in message
     assert "(4, 3)" in message
-    for way_out in ("--batch-dim", "--view slice", "--whole Centred"):
+    for way_out in ("--batch-dim", "--mod view=slice", "--whole Centred"):
         assert way_out in message
 
 

@@ -535,7 +535,7 @@ def test_gradients_of_a_backward_that_raised_are_not_used(pool: Any, steps: bool
 
 def collectives(group: Group, view: str) -> list[int]:
     counts: list[int] = []
-    with staged(group, view=view):
+    with staged(group, sliced=view == "slice"):
         model = nn.Linear(3, 1).double()
         for (x,) in DataLoader(TensorDataset(data(bad=()).flatten(0, 1)), batch_size=7):
             before = group.pulse.collectives

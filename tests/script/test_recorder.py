@@ -157,7 +157,7 @@ def test_samples_are_of_the_global_batch(
 
 
 def in_slices(group: Group, folder: Path, script: Script) -> list[Step]:
-    return recorded(group, folder, script, view="slice")
+    return recorded(group, folder, script, sliced=True)
 
 
 @pytest.mark.parametrize("script", [with_a_loader, accumulated_from_a_loader], ids=lambda s: s.__name__)

@@ -563,7 +563,7 @@ def counted(group: Group, looks: bool) -> tuple[int, int]:
         words.append(sum(flat.numel() for flat in flats))
         return plain(device, flats)
 
-    with pytest.MonkeyPatch.context() as patch, staged(group, view="batch"):
+    with pytest.MonkeyPatch.context() as patch, staged(group):
         patch.setattr(digest, "_sum", counting)
         if not looks:
             patch.setattr(watched, "is_due", lambda count: False)

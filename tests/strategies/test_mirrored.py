@@ -29,7 +29,7 @@ def rows(batch: int, seed: int = 0) -> torch.Tensor:
 
 
 def on_workers(group: Group, script: Callable[..., Any], *args: Any) -> Any:
-    with staged(group, view="batch"):
+    with staged(group):
         return script(*args)
 
 
@@ -118,7 +118,7 @@ def test_under_torchrun_it_connects_the_workers() -> None:
 
 def under_paceline(group: Group) -> tuple[bool, list[torch.Tensor]]:
     """Everything is distributed already: asking for it again changes nothing."""
-    with staged(group, view="batch") as stage:
+    with staged(group) as stage:
         api.take_stage(stage)
         numbers = trained(paceline.Mirrored().distribute)
         return api._stage is stage, numbers

@@ -74,7 +74,7 @@ def explained(zygote: Zygote, tmp_path: Path, cause: str, mode: series.Mode, clo
     """Why two workers lose what they lose."""
     script = tmp_path / "train.py"
     script.write_text(clock + SCRIPT)
-    settings = RunSettings(script=str(script), arguments=(cause,), threads=1, steps=14, view="batch")
+    settings = RunSettings(script=str(script), arguments=(cause,), threads=1, steps=14)
     results = series.carry_out(
         series.plan(settings, (1, 2), rounds=1, mode=mode),
         zygote=zygote,

@@ -83,6 +83,8 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
         advice = f"For the options, type: {help_command}"
         if "--sync-bn" in error.format_message():
             advice = "Leave --sync-bn out: batch norm sees the whole batch by default. (DDP's form: --mod bn=local)"
+        if "--view" in error.format_message():
+            advice = "Leave --view out: the script sees the whole batch. (DDP's form: --mod view=slice)"
         return _tell(session, UsageError(error.format_message(), advice=advice), 2)
     except PacelineError as error:
         return _tell(session, error, 2 if isinstance(error, UsageError) else 1)

@@ -12,7 +12,7 @@ from rich.progress import TaskID
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted, progress_bar, stderr
 from paceline.cli.tables.scale import show_verdict
@@ -56,7 +56,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def scale(
     context: typer.Context,
-    asked: ScriptOptionsWithView,
+    asked: ScriptOptions,
     workers: WorkersList = "1,2",
     weak: Weak = False,
     repeat: Repeat = 3,

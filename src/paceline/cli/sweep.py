@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables.sweep import advice, complaint, show_verdict
@@ -85,7 +85,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def sweep(
     context: typer.Context,
-    asked: ScriptOptionsWithView,
+    asked: ScriptOptions,
     workers: Workers = 1,
     start: From = None,
     to: To = None,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.script_options import ScriptOptionsWithView, runs_scripts
+from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables import tune as tune_tables
@@ -96,7 +96,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def tune(
     context: typer.Context,
-    asked: ScriptOptionsWithView,
+    asked: ScriptOptions,
     workers: options.Workers = None,
     budget: BudgetOption = "5m",
     allow: Allow = None,

@@ -126,7 +126,6 @@ def _check_launcher(run: RunSettings) -> None:
     if run.launch_as is None:
         return
     changes = {
-        "--view": run.view != "batch",
         "--batch": run.batch != "keep",
         "--batch-dim": run.batch_dim != 0,
         "--whole": bool(run.whole),

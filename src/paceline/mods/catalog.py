@@ -179,6 +179,12 @@ CATALOG = {
             numbers="rounded",
         ),
         ModEntry(
+            name="view",
+            values=("slice",),
+            summary="the script sees its worker's slice of a training batch, as under DDP, instead of the whole batch",
+            numbers="other",
+        ),
+        ModEntry(
             name="warmup",
             values=("N",),
             summary="linear warm-up of the learning rate over the first N steps",

@@ -246,7 +246,7 @@ class Dealer:
                 raise ScriptError(
                     "The dataset draws random numbers for some samples and not for others, in the loader's processes, "
                     "where the workers cannot be kept equal.",
-                    advice="Load in the script's own process (num_workers=0), or use --view slice.",
+                    advice="Load in the script's own process (num_workers=0), or use --mod view=slice.",
                 )
             if part.whole == NO:
                 # Another worker's samples drew random numbers: load the whole batch, to draw as one process would.

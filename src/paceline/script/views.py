@@ -44,6 +44,7 @@ class Views:
         self._cut: Split | None = None  # how the current batch of the script was cut, in the slice view
         self._stream = OwnStream(stage.run.seed, self.group.rank)
         self.averages = Averages()
+        self.is_sliced = False  # mod view=slice: the script sees its worker's slice
         self.norms_see_batch = True  # batch norm: of the whole batch, or (mod bn=local) of the worker's slice
         self.own_draws = False  # random numbers in a sliced call: of one process, or (mod random=own) of the worker
         self.draws = Draws()
@@ -129,10 +130,10 @@ class Views:
             return self.stage.together.do(
                 self._call_in_slice, plain, module, args, kwargs, tell=self._tell, undo=self._undo
             )
-        if self.stage.run.view == "slice" and not self.stage.has_loader and torch.is_grad_enabled() and module.training:
+        if self.is_sliced and not self.stage.has_loader and torch.is_grad_enabled() and module.training:
             raise ScriptError(
-                "--view slice needs a DataLoader, which hands out the slices; this script trains without one.",
-                advice="Use the batch view, which needs no DataLoader: --view batch",
+                "--mod view=slice needs a DataLoader, which hands out the slices; this script trains without one.",
+                advice="Leave --mod view=slice out: the batch view needs no DataLoader.",
             )
         self.on_slices(module, (args, kwargs))
         return self._calls.call(plain, module, args, kwargs)
@@ -175,7 +176,7 @@ class Views:
 
     def wants_slices(self) -> bool:
         """Whether the next batch of a loader must be cut: in the slice view, while training."""
-        if self.name != "slice" and self.stage.run.view == "slice":
+        if self.name != "slice" and self.is_sliced:
             self._go_slice()
         return self.name == "slice" and self.is_training()
 
@@ -208,7 +209,7 @@ class Views:
         if self.batch_is_cut:
             raise ScriptError(
                 "torch.autograd.grad, which the script calls, has no weighting by slice size in the slice view.",
-                advice="Use the batch view: --view batch",
+                advice="Leave --mod view=slice out.",
             )
 
     def _go_slice(self) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.settings import Backend, Launcher, View
+from paceline.settings import Backend, Launcher
 from paceline.topology import discover
 
 # Arguments after the script belong to the script, so parsing stops there.
@@ -49,14 +49,6 @@ LaunchAs = Annotated[
     ),
 ]
 Module = Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module: -m package.train.")]
-ViewOption = Annotated[
-    View,
-    typer.Option(
-        "--view",
-        help="Rows that the script sees: the whole batch, or its worker's slice, as under DDP (other numbers).",
-        rich_help_panel=HOW,
-    ),
-]
 BatchDim = Annotated[
     int,
     typer.Option("--batch-dim", metavar="N", min=0, help="Tensor dimension that counts samples.", rich_help_panel=HOW),

@@ -52,23 +52,13 @@ class ScriptOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptOptionsWithView(ScriptOptions):
-    """The same for verbs whose user may choose the view."""
-
-    view: options.ViewOption = "batch"
-
-    def settings(self) -> RunSettings:
-        return replace(ScriptOptions.settings(self), view=self.view)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptOptionsWithLauncher(ScriptOptionsWithView):
+class ScriptOptionsWithLauncher(ScriptOptions):
     """The same for verbs that also run a script that distributes itself."""
 
     launch_as: options.LaunchAs = None
 
     def settings(self) -> RunSettings:
-        return replace(ScriptOptionsWithView.settings(self), launch_as=self.launch_as)
+        return replace(ScriptOptions.settings(self), launch_as=self.launch_as)
 
 
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:

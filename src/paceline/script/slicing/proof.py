@@ -355,7 +355,7 @@ class Proof:
             f"The module was cut along dimension {dim} of {names[batch_leaf]}, shape {shape}: either the batch is "
             f"another dimension, or the module mixes samples.",
             advice="If the batch is dimension 1 (sequence first), add --batch-dim 1. To let every worker see only its "
-            f"own slice, as under DDP: --view slice. To run this module whole on every worker: "
+            f"own slice, as under DDP: --mod view=slice. To run this module whole on every worker: "
             f"--whole {type(module).__name__}",
         )
 

@@ -311,7 +311,7 @@ class SlicedCalls:
             told = PartedError(
                 f"Worker {self.group.rank} failed while combining the workers' outputs, and the other workers did not: "
                 f"{type(error).__name__}: {error}",
-                advice="If memory ran out: use a smaller batch, or let each worker see only its slice: --view slice",
+                advice="If memory ran out: use a smaller batch, or let each worker see its slice: --mod view=slice",
             )
             raise self.group.ending.carry(told) from error
 

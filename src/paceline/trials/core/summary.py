@@ -49,7 +49,7 @@ class Summary(msgspec.Struct, kw_only=True):
 def warm_up(steps: Sequence[Step]) -> int:
     """The number of warm-up steps to leave out: until step times are steady, or a third of the steps if they never are.
     Step 1 includes the set-up, allocates memory, picks kernels and proves the slicing; the next steps fill buckets in a
-    new order; with --view auto, the view is chosen after step 3; compilation takes any number of steps."""
+    new order; compilation takes any number of steps."""
     found = settle([step.total - step.evaluation for step in steps])
     return len(steps) // 3 if found is None else found
 
