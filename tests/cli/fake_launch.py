@@ -35,7 +35,7 @@ class FakeLaunch:
         self.records: list[Path] = []
         self.steps = 12
         self.events: list[Event] = []
-        self.outcome = Outcome(exit_code=0, seconds=3.0)
+        self.outcome = Outcome(exit_code=0, seconds=3.0, view="batch")
         self.raises: BaseException | None = None
 
     def __call__(

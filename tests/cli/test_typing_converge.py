@@ -36,7 +36,7 @@ class Learning(FakeLaunch):
         emulated = next((int(m.partition("=")[2]) for m in run.mods if m.startswith("emulate=")), 1)
         value = max((v for name, v in self.accuracy.items() if name and name in mods), default=0.7)
         value = 0.4 if mods.startswith("emulate") and "=" not in mods.partition("=")[2] else value
-        self.outcome = Outcome(exit_code=0, seconds=3.0)
+        self.outcome = Outcome(exit_code=0, seconds=3.0, view="batch")
         self.events = [
             Output(0, "stdout", self.says.format(epoch=epoch, value=value * epoch / 3 + run.seed_shift / 100).encode())
             for epoch in (1, 2, 3)

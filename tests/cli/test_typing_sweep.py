@@ -23,7 +23,7 @@ class BySize(FakeLaunch):
     overhead = 0.01
 
     def __call__(self, run, *, record: Path, **rest) -> Outcome:
-        self.outcome = Outcome(exit_code=0, seconds=3.0)
+        self.outcome = Outcome(exit_code=0, seconds=3.0, view="batch")
         value = next(mod for mod in run.mods if mod.startswith("batch=")).removeprefix("batch=").removesuffix(":none")
         batch = round(OWN * float(value[1:])) if value.startswith("x") else int(value)
         if batch > FITS:

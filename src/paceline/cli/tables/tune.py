@@ -29,7 +29,7 @@ def command(settings: RunSettings, *options: str) -> str:
     plain = RunSettings(script=settings.script)
     typed = [
         word
-        for name in ("view", "batch_dim", "threads", "backend")
+        for name in ("batch_dim", "gather_below", "threads", "backend")
         if getattr(settings, name) != getattr(plain, name)
         for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))
     ]
