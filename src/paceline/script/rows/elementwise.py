@@ -30,6 +30,7 @@ __or__ __ror__ __xor__ __rxor__ __mod__ __rmod__ __floordiv__ __rfloordiv__"""
 IN_PLACE = """
 __iadd__ __isub__ __imul__ __idiv__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ copy_
 zero_ fill_ masked_fill_"""
+NUMBERS = (int, float, bool)
 OWNERS: tuple[Any, ...] = (torch, torch.Tensor, F, torch.special)
 
 
@@ -67,7 +68,10 @@ def of_own_rows(me: Rows, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def first_rows(args: Any, kwargs: Any) -> Rows | None:
-    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Rows)), None)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Rows):
+            return value
+    return None
 
 
 def one(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -79,6 +83,8 @@ def one(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def several(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if not kwargs and len(args) == 2 and type(args[1]) in NUMBERS and isinstance(args[0], Rows):
+        return like(args[0], f(args[0].local, args[1]))
     me = first_rows(args, kwargs)
     if me is None or kwargs.get("out") is not None:
         return NotImplemented

@@ -32,9 +32,9 @@ class Family:
 
     __slots__ = ("layout", "local", "members")
 
-    def __init__(self, local: torch.Tensor, layout: Layout) -> None:
-        self.local, self.layout = local, layout
-        self.members: list[weakref.ref[Rows]] = []
+    def __init__(self, first: Rows) -> None:
+        self.local, self.layout = first.local, first.rows
+        self.members: list[weakref.ref[Rows]] = [weakref.ref(first)]
 
 
 class Rows(torch.Tensor):
@@ -42,7 +42,7 @@ class Rows(torch.Tensor):
 
     local: torch.Tensor
     rows: Layout
-    family: Family
+    family: Family | None  # None: it has no view
     steps: tuple[Step, ...]
     _shape: torch.Size
 
@@ -53,11 +53,11 @@ class Rows(torch.Tensor):
         shape = layout.whole_shape(local.shape)
         made: Rows = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
         made.local, made.rows, made._shape = local, layout, shape
-        if view_of is None or step is None:
-            made.family, made.steps = Family(local, layout), ()
-        else:
-            made.family, made.steps = view_of.family, (*view_of.steps, step)
-        made.family.members.append(weakref.ref(made))
+        made.family, made.steps = None, ()
+        if view_of is not None and step is not None:
+            view_of.family = made.family = view_of.family or Family(view_of)
+            made.family.members.append(weakref.ref(made))
+            made.steps = (*view_of.steps, step)
         return made
 
     @classmethod
@@ -135,13 +135,14 @@ def make_plain(value: Any) -> Any:
 
 
 def _become_plain(rows: Rows) -> None:
-    family = rows.family
-    alive = [member for ref in family.members if (member := ref()) is not None]
-    family.members.clear()  # torch refuses to exchange tensors that have weak references
+    family, alive = rows.family, [rows]
+    if family is not None:
+        alive = [member for ref in family.members if (member := ref()) is not None]
+        family.members.clear()  # torch refuses to exchange tensors that have weak references
     # The script may meet an unknown function under no_grad (a metric), and compute its loss afterwards.
     graph = any(member.local.requires_grad for member in alive)
     with torch.inference_mode(not graph and torch.is_inference_mode_enabled()), torch.set_grad_enabled(graph):
-        if len(alive) == 1:
+        if family is None or len(alive) == 1:
             wholes = [rows.whole()]
         else:
             first = family.layout.gather(family.local)
