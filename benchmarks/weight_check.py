@@ -9,8 +9,8 @@ then scaled to six looks in 200 steps. The work is also counted (32-bit words re
 backward), and a look is timed separately, in CPU or GPU seconds. A look sends no extra message
 (tests/strategies/test_agreement.py). Aim: 0.5 % of a step, on average over 200 steps.
 
-Figures: two CPU cores, 0.13 to 0.23 %. One H200, two runs: CNN (10 ms a step) 0.50 and 1.21 %, GPT (600 ms a step)
-below the noise. A look takes 1 to 2 ms of the GPU, most of it launches of kernels.
+Figures: two CPU cores, 0.13 to 0.23 %. One H200: CNN (10 ms a step) 0.50 and 1.21 % in two runs, GPT (72 ms a step)
+0.17 %. A look takes 1 to 2 ms of the GPU, most of it launches of kernels.
 """
 
 from __future__ import annotations
