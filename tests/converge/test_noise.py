@@ -49,10 +49,11 @@ class Quadratic(nn.Module):
 
 
 @contextmanager
-def measured(group: Group, folder: Path, **run: Any) -> Iterator[NoiseMeter]:
+def measured(group: Group, folder: Path, *, sliced: bool = False, **run: Any) -> Iterator[NoiseMeter]:
     """A stage with a meter on it."""
     group.watch, group.pulse = Stopwatch(), Pulse()
     stage = Stage(RunSettings(**{"script": "", "workers": group.world} | run), group)
+    stage.views.is_sliced = sliced
     mirrored = Mirrored()
     mirrored.on_stage(stage)
     meter = NoiseMeter(stage, folder, mirrored)
@@ -96,13 +97,13 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("workers", "view", "sizes"),
-    [pytest.param(3, "auto", {(3, 9)}, marks=pytest.mark.slow), (2, "slice", {(4, 9), (5, 9)})],
+    ("workers", "sliced", "sizes"),
+    [pytest.param(3, False, {(3, 9)}, marks=pytest.mark.slow), (2, True, {(4, 9), (5, 9)})],
 )
 def test_a_quadratic_on_several_workers(
-    pool: Pools, tmp_path: Path, workers: int, view: str, sizes: set[tuple[int, int]]
+    pool: Pools, tmp_path: Path, workers: int, sliced: bool, sizes: set[tuple[int, int]]
 ) -> None:
-    shown = pool(workers).run(call, tmp_path, {"view": view})
+    shown = pool(workers).run(call, tmp_path, {"sliced": sliced})
     found = pl.critical_batch(tmp_path, last=1.0)
     assert found.batch == pytest.approx(TRUTH, rel=0.1)
     assert found.spread == pytest.approx(WIDE * SPREAD**2, rel=0.05)

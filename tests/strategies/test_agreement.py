@@ -29,7 +29,7 @@ def own(rank: int) -> torch.Generator:
 
 def played(group: Group, script: Callable[..., Any], options: dict[str, Any] | None = None) -> tuple[str, list[str]]:
     """What stops the script on this worker, and the notices. All workers stop at the same place, so the pool lives."""
-    with staged(group, **{"view": "batch"} | (options or {})) as stage:
+    with staged(group, **(options or {})) as stage:
         try:
             script(group.rank)
             stage.end()
@@ -547,7 +547,7 @@ def sliced_batches(rank: int) -> None:
             optimizer.step()
 
 
-@pytest.mark.parametrize("options", [{"view": "slice"}, {"batch": "scale"}], ids=["slice view", "batch scale"])
+@pytest.mark.parametrize("options", [{"sliced": True}, {"batch": "scale"}], ids=["slice view", "batch scale"])
 def test_workers_may_hold_other_rows_where_that_is_meant(pool: Any, options: dict[str, Any]) -> None:
     fine(pool, sliced_batches, **options)
 
