@@ -303,3 +303,20 @@ def test_a_collective_that_a_peer_no_longer_joins_is_shown_as_the_script_raised_
     assert (outcome.exit_code, outcome.failed_rank) == (1, 0)
     assert "dist.all_reduce(torch.ones(1))  # the line that waits" in outcome.message
     assert "Worker 1 had come to the end of the script before" in outcome.message
+
+
+def test_a_backward_in_another_thread_is_refused_with_its_line(play: Play) -> None:
+    played = play(
+        """
+        import threading, torch
+        model = torch.nn.Linear(3, 1)
+        model(torch.randn(6, 3)).mean().backward()
+        thread = threading.Thread(target=lambda: model(torch.randn(6, 3)).mean().backward())
+        thread.start()
+        thread.join()
+        model(torch.randn(6, 3)).mean().backward()
+        """
+    )
+    assert played.outcome.exit_code == 1
+    assert "train.py:5" in played.outcome.message
+    assert "another thread" in played.outcome.message

@@ -27,6 +27,8 @@ from torch import nn
 from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from paceline.comm.call_site import script_line
+from paceline.errors import ScriptError
 from paceline.script import loading
 from paceline.script.draws import table
 from paceline.script.rows.tensor import make_plain
@@ -79,7 +81,7 @@ def _patch(owner: Any, name: str, new: Any) -> Callable[[], None]:
 
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.aside or not _is_root(stage, self) or _is_tracing():
+        if stage.depth or stage.aside or not _is_root(stage, self) or _is_tracing() or stage.is_elsewhere():
             return plain(self, *args, **kwargs)
         return stage.call(plain, self, args, kwargs)
 
@@ -191,6 +193,13 @@ def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
         if stage.depth or stage.backward_depth or stage.aside:
             plain(tensors, grad_tensors, *args, **kwargs)
             return
+        if stage.group.world > 1 and stage.is_elsewhere():
+            error = ScriptError(
+                f"The backward at {script_line()} runs in another thread than the script, where the workers' gradients "
+                "have no common order.",
+                advice="Call backward in the script's main thread, or run the script on one worker: -n 1.",
+            )
+            raise stage.ending.carry(error)  # a thread that ends with an error does not end the script
         names = ("retain_graph", "create_graph", "grad_variables", "inputs")
         stage.backward(plain, tensors, grad_tensors, dict(zip(names, args, strict=False)) | kwargs)
 

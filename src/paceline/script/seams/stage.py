@@ -28,6 +28,7 @@ Every worker passes every seam, in the same order: listeners may use collectives
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ class Stage:
         # A stern error that ends the run leaves the script as `Fatal`, which an `except Exception` does not catch.
         self.ending = group.ending = Ending(group.pulse)
         self.together = group.together = Together(group)
+        self._thread, self._recomputing = threading.get_ident(), threading.local()
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called so far
@@ -225,19 +227,26 @@ class Stage:
         self.together.meet_since(met)
         return averaged
 
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the script's, whose calls come in no order that all workers share. Not
+        where autograd recomputes a checkpoint, which may be on a thread of its own."""
+        return threading.get_ident() != self._thread and not getattr(self._recomputing, "now", False)
+
     def where(self) -> Any:
         """The script's position: inside a sliced call or outside. `back_at` returns to it temporarily."""
         return self.depth, self.views.split_of_call, self.views.draws.where()
 
     @contextmanager
     def back_at(self, where: Any) -> Iterator[None]:
-        now = self.where()
+        now, before = self.where(), getattr(self._recomputing, "now", False)
         self.depth, self.views.split_of_call, draws = where
+        self._recomputing.now = True
         try:
             with self.views.draws.at(*draws):
                 yield
         finally:
             self.depth, self.views.split_of_call, _ = now
+            self._recomputing.now = before
 
     def end(self) -> None:
         """The script has ended by itself."""

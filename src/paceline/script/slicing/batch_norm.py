@@ -42,7 +42,7 @@ def find(stage: Stage) -> Callable[[], None]:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        if not training or (split := stage.views.split_for_norms) is None or not split.batch:
+        if not training or (split := stage.views.split_for_norms) is None or not split.batch or stage.is_elsewhere():
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return norm_whole_batch(input, running_mean, running_var, weight, bias, momentum, eps, split)
 

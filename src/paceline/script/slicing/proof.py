@@ -274,7 +274,9 @@ class Proof:
         self, piece: SeenCall, whole: SeenCall, split: Split, module: nn.Module
     ) -> tuple[tuple[Place, Role], ...]:
         """The values that the call leaves in attributes, with their roles: they are outputs too."""
-        places = sorted(whole.states, key=repr)
+        # A thread of the script may change a variable meanwhile, and not on every worker.
+        told = self.group.gather_objects(sorted(whole.states, key=repr), "the proof")
+        places = [place for place in map(tuple, told[0]) if all(place in map(tuple, other) for other in told)]
         pieces = tuple(piece.states.get(place) for place in places)
         roles = self._roles(pieces, tuple(whole.states[place] for place in places), split) or []
         # A list that is shorter on a slice has an item per row: its items cannot be combined.
