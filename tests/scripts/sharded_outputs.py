@@ -172,6 +172,7 @@ KEPT = {
         + F.binary_cross_entropy(o.sigmoid(), target, weight=mask.double().unsqueeze(-1))
     ),
     "kl": lambda o: F.kl_div(o.log_softmax(-1), target.softmax(-1), reduction="batchmean"),
+    "sums by flag": lambda o: F.cross_entropy(o.view(-1, V), flat.clamp_min(0), reduction="sum").sqrt(),
     "reversed": lambda o: F.mse_loss(target, o),
     "hooked": lambda o: hooked(o).sum(),
     "gradient of output": gradient_of_output,
@@ -183,6 +184,11 @@ KEPT = {
 }
 GATHERED = {
     "metric first": lambda o: (metric(o), o.square().sum())[1],
+    "places": lambda o: sum(at.sum() for at in torch.where(o > 0)) * 0.01 + o.sum(),
+    "flipped": lambda o: (o.transpose(0, 1).flip(0, 1) * target.transpose(0, 1)).sum(),
+    "quantiles": lambda o: (o.quantile(torch.tensor([0.2, 0.7]), dim=2) * torch.tensor([1.0, 3.0]).view(2, 1, 1)).sum(),
+    "weighted mse": lambda o: F.mse_loss(o, target, weight=target * torch.linspace(1, 9, B).view(-1, 1, 1)),
+    "other type": lambda o: (o.detach().view(torch.int64) > 0).sum() * 0.01 + o.sum(),
     "one sample": lambda o: o[0].sum() + o[1:3].mean(),
     "rows by mask": lambda o: o[mask].mean(),
     "pairs": lambda o: torch.cdist(o[:, 0], o[:, 1]).mean() + (o.flatten(1) @ o.flatten(1).T).mean(),

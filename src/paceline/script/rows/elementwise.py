@@ -96,8 +96,8 @@ def like(me: Rows, made: Any) -> Any:
     """The result of an elementwise function, given own rows of it."""
     if made is me.local:  # as `x.float()` of a float tensor, or a change in place
         return me
-    if not isinstance(made, torch.Tensor):
-        return made
+    if not isinstance(made, torch.Tensor):  # a text or a flag; the places of `torch.where(mask)` are of own rows
+        return NotImplemented if isinstance(made, tuple) else made
     return Rows(made, me.rows.at(made.dim() - me.dim() + me.rows.dim))
 
 
@@ -112,12 +112,10 @@ def in_place(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def product(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Rows times a whole matrix or vector (also `linear`), with the rows not along the contracted dimension."""
     me = args[0] if args else None
-    if not isinstance(me, Rows) or me.rows.dim == me.dim() - 1:
+    if not isinstance(me, Rows) or me.rows.dim == me.dim() - 1 or kwargs.get("out") is not None:
         return NotImplemented
     others = (*args[1:], *kwargs.values())
     if any(isinstance(x, Rows) or not (x is None or (isinstance(x, torch.Tensor) and x.dim() <= 2)) for x in others):
-        return NotImplemented
-    if len(others) == 1 and others[0].dim() == 2 and me.dim() == 1:
         return NotImplemented
     group = me.rows.split.group
     shared = [None if x is None else crossings.share(x, group) for x in args[1:]]
@@ -128,12 +126,13 @@ def product(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def filled(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A new tensor of the same shape that does not depend on the values: equal on all workers, so it is a whole one."""
     me = args[0] if args else None
-    if not isinstance(me, Rows):
+    if not isinstance(me, Rows) or not me.local.is_contiguous():  # random numbers come in the order of memory
         return NotImplemented
     return f(me.local.new_empty(()).expand(me.shape), *args[1:], **kwargs)
 
 
 knows(ONE, one)
+knows("is_complex is_contiguous is_floating_point is_signed element_size", one)
 knows(SEVERAL, several)
 knows(" ".join(f"{name}_" for name in f"{ONE} {SEVERAL}".split() if not name.startswith("__")), in_place)
 knows(IN_PLACE, in_place)

@@ -31,6 +31,7 @@ ELEMENTS = (
     F.hinge_embedding_loss,
     F.margin_ranking_loss,
 )
+BY_ELEMENTS = ("binary_cross_entropy", "binary_cross_entropy_with_logits")  # their means ignore the weights' sum
 CLASSES = (F.cross_entropy, F.nll_loss)
 NAMES = {f: tuple(inspect.signature(f).parameters) for f in (*ELEMENTS, *CLASSES)}
 
@@ -39,11 +40,13 @@ def of_elements(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     given = _named(f, args, kwargs)
     reduction = given.pop("reduction", "mean")
     me = first_rows((), given)
-    if given is None or me is None or reduction not in ("mean", "sum", "none", "batchmean"):
+    if me is None or reduction not in ("mean", "sum", "none", "batchmean"):
         return NotImplemented
     shapes = {value.shape for name, value in given.items() if name in ("input", "target", "input1", "input2")}
     if len(shapes) > 1:
         return NotImplemented  # broadcasts, with torch's warning
+    if reduction == "mean" and given.get("weight") is not None and f.__name__ not in BY_ELEMENTS:
+        return NotImplemented  # the mean is over the weights
     group = me.rows.split.group
     return group.together.do(_of_elements, f, me, given, reduction)
 
@@ -54,6 +57,7 @@ def _of_elements(f: Callable[..., Any], me: Rows, given: dict[str, Any], reducti
     if made is NotImplemented:
         return made
     if reduction == "none":
+        split.group.agree()  # a value out of range is one worker's error only: all workers must raise it
         return Rows(made, me.rows)
     if reduction == "batchmean" and me.rows.dim:  # divides by the first dimension, which is whole here
         return crossings.blend(made, 1.0, split.group)
@@ -64,6 +68,8 @@ def of_classes(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     given = _named(f, args, kwargs)
     me, target = given.get("input"), given.get("target")
     if not isinstance(me, Rows) or me.rows.dim or me.dim() < 2 or not isinstance(target, torch.Tensor):
+        return NotImplemented
+    if given.get("reduction", "mean") not in ("mean", "sum", "none"):
         return NotImplemented
     if not target.dim() or target.shape[0] != me.shape[0]:
         return NotImplemented

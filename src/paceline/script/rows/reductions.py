@@ -19,11 +19,11 @@ ALONG: dict[str, tuple[int, Any]] = {
     "normalize": (2, 1),
     **dict.fromkeys(("sort", "argsort", "glu"), (1, -1)),
     **dict.fromkeys(("topk", "kthvalue"), (2, -1)),
-    **dict.fromkeys(("norm", "vector_norm", "quantile"), (2, EVERY)),
+    **dict.fromkeys(("norm", "vector_norm"), (2, EVERY)),
 }
 SECOND = """
 softmax log_softmax softmin cumsum cumprod cummax cummin logcumsumexp logsumexp argmax argmin sum nansum mean
-nanmean prod std var any all amax amin max min median nanmedian mode count_nonzero flip"""
+nanmean prod std var any all amax amin max min median nanmedian mode count_nonzero"""
 ALONG |= dict.fromkeys(SECOND.split(), (1, EVERY))
 
 

@@ -12,14 +12,14 @@ from paceline.script.rows.elementwise import in_place, knows, operand
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import KNOWN, Rows, Step
 
-VIEWS = """transpose swapaxes swapdims permute movedim moveaxis unsqueeze squeeze t narrow select chunk split
-tensor_split unbind detach adjoint"""
+VIEWS = """transpose swapaxes swapdims permute movedim moveaxis unsqueeze squeeze t select chunk split tensor_split
+unbind detach adjoint"""
 BASIC = (int, slice, type(None), type(Ellipsis))
 
 
 def reshape(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     me = args[0]
-    shape = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
+    shape = args[1] if len(args) == 2 and isinstance(args[1], (tuple, list)) else args[1:]
     if kwargs or not isinstance(me, Rows) or not all(isinstance(size, int) for size in shape):
         return NotImplemented  # `view(dtype)`, `reshape(shape=…)`
     return _reshaped(me, list(shape))
