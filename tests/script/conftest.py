@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import pytest
 
 from paceline.launch import Event, Notice, Output, Stall, Zygote, launch
 from paceline.record.schema import Outcome
+from paceline.script.draws import table
+from paceline.script.draws.rows import Draws
 from paceline.settings import RunSettings
 
 
@@ -58,3 +60,12 @@ def play(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
         )
 
     return play
+
+
+@pytest.fixture
+def draws() -> Iterator[Draws]:
+    """The random functions of torch, patched during the test."""
+    made = Draws()
+    remove = table.find(made)
+    yield made
+    remove()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -67,14 +67,6 @@ DRAWS: dict[str, Draw] = {
     "one draw a sample": lambda x: x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.5),
     "a mask of weights": lambda x: x * F.dropout(torch.ones(6), 0.5),
 }
-
-
-@pytest.fixture
-def draws() -> Iterator[Draws]:
-    made = Draws()
-    remove = table.find(made)
-    yield made
-    remove()
 
 
 def on_worker(rank: int, world: int, batch: int) -> Split:

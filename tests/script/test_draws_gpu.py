@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.script.draws import philox, table
+from paceline.script.draws import philox
 from paceline.script.draws.rows import Draws
 from paceline.script.slicing.crossings import Split
 
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 SHAPES = [(12, 7, 8), (7, 3, 5), (256, 256, 384), (9, 1)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-
-
-@pytest.fixture
-def draws() -> Iterator[Draws]:
-    made = Draws()
-    remove = table.find(made)
-    yield made
-    remove()
 
 
 def in_slices(draws: Draws, draw: Any, x: torch.Tensor, world: int = 3) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -56,7 +56,7 @@ def versions_of(local: list[Any], cuts: dict[int, int]) -> dict[int, int]:
     return {i: rows._version for i, rows in plain.items()}
 
 
-def whole_of(leaf: Any) -> Any:
+def unsharded(leaf: Any) -> Any:
     """A plain tensor in the place of a sharded one, which stays sharded."""
     return leaf.whole() if isinstance(leaf, Rows) else leaf
 

@@ -23,7 +23,7 @@ from paceline.script.rows.catalogue import Rows
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings, side_effects
-from paceline.script.slicing.arguments import cut_leaves, sharing, split_of, versions_of, whole_of
+from paceline.script.slicing.arguments import cut_leaves, sharing, split_of, unsharded, versions_of
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
@@ -136,7 +136,7 @@ class SlicedCalls:
         before = known if isinstance(known, SlicePlan) else None
         self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)
         if kind not in plans or (before is not None and (not before.fits(leaves) or self._is_due(before, leaves))):
-            whole = tree.replace(given, whole_of)
+            whole = tree.replace(given, unsharded)
             known = plans[kind] = self._prove(plain, module, whole, tree.leaves(whole))
             if isinstance(known, SlicePlan):
                 known.calls = 1 if before is None else before.calls
