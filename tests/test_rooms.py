@@ -10,14 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from paceline import torch_private
 from paceline.launch import Output, Zygote, launch
 from paceline.settings import RunSettings
 
 PACKAGE = Path(__file__).parents[1] / "src" / "paceline"
 # Bottom up. A room imports only from itself and from rooms before it.
 ROOMS = (
-    *("errors", "units", "settings", "record", "charts", "topology", "comm", "script", "strategies", "data"),
-    *("converge", "checkpoint", "mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor"),
+    *(
+        "errors",
+        "units",
+        "settings",
+        "torch_private",
+        "record",
+        "charts",
+        "topology",
+        "comm",
+        "script",
+        "strategies",
+        "data",
+    ),
+    *("data", "converge", "checkpoint", "mods", "profile", "launch", "horovod", "tables", "advise", "trials", "doctor"),
     *("plan", "view", "cli"),
 )
 IN_WORKERS = ("comm", "script", "strategies", "converge", "record", "mods", "profile")
@@ -107,6 +120,47 @@ def test_what_runs_in_a_worker_imports_little() -> None:
     assert not heavy
 
 
+def private_names(path: Path) -> set[str]:
+    """Private names that a file takes from torch's modules."""
+    found = set()
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            words = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            found |= {f"{node.module}.{word}" for word in words if word.startswith("_") and not word.startswith("__")}
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            root: ast.expr = node
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            of_torch = isinstance(root, ast.Name) and root.id in ("torch", "nn", "F", "dist")
+            if of_torch and not node.attr.startswith("_foreach_") and node.attr not in torch_private.OF_OTHERS:
+                found.add(ast.unparse(node))
+    return found
+
+
+def test_private_names_of_torch_are_in_one_file() -> None:
+    found = {path.name: private_names(path) for path in FILES if path.name != "torch_private.py"}
+    assert not {name: names for name, names in found.items() if names}
+
+
+def test_private_attributes_of_torchs_objects_are_listed() -> None:
+    """So that the canary tries them."""
+    every = [node for path in FILES if room_of(path) in (*IN_WORKERS, "data", "launch") for node in nodes(path)]
+    own = {"_paceline", "_paceline_dealt", "_paceline_factor", "_paceline_whole"}
+    for node in every:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            own.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            own.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+    listed = {name for kind, names in vars(torch_private).items() if kind.startswith("OF_") for name in names}
+    of_python = {"_getframe", "_current_frames", "_exit", "_config", "_shutdown", "_run_exitfuncs", "_file_openers"}
+    of_python |= {"_TemporaryFileCloser", "_version"}  # a tensor's version is documented
+    used = {node.attr for node in every if isinstance(node, ast.Attribute) and node.attr.startswith("_")}
+    used = {name for name in used if not name.startswith(("__", "_foreach_"))}
+    assert used - own - listed - of_python == set()
+
+
 def test_a_worker_loads_nothing_of_the_command_line(zygote: Zygote, tmp_path: Path) -> None:
     heavy = "{'typer', 'rich', 'matplotlib', 'psutil', 'polars'}"
     script = tmp_path / "script.py"
@@ -129,7 +183,7 @@ def test_tensors_of_our_own_are_on_the_host_whatever_the_scripts_default_device_
         f"{path.name}:{call.lineno}"
         for path in FILES
         if room_of(path) in {"comm", "script", "strategies", "mods", "converge"}
-        if not {"measuring", "draws"} & set(path.parts)  # a program of ours, and torch's own functions
+        if not {"measuring", "draws", "canary.py"} & set(path.parts)  # programs of ours; torch's functions
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"torch.{name}" for name in makers}
         if not any(keyword.arg in ("device", None) for keyword in call.keywords)

@@ -345,5 +345,5 @@ def test_a_script_may_compile_where_our_modules_have_imported_torchs_names() -> 
     """The compiler is told to leave our code alone, and only ours: of some of torch's it cannot be told."""
     model = model_of()
     with staged(lone_group()) as stage:
-        instrument._keep_out_of_graphs(stage)
+        instrument._keep_paceline_out_of_graphs(stage)
         assert model(torch.ones(2, 4, dtype=torch.float64)).shape == (2, 2)

@@ -20,6 +20,7 @@ import torch
 from paceline.comm.bucket import Bucket, BucketSlot, BucketTail
 from paceline.comm.group import Group
 from paceline.errors import ScriptError
+from paceline.torch_private import uses_of
 
 FIRST = 1 << 20  # bytes: a small first bucket, so that communication starts early
 SIZE = 25 << 20  # bytes of every other bucket
@@ -376,4 +377,4 @@ def _laid_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
 
 
 def _uses(flat: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(flat.untyped_storage()._cdata))
+    return uses_of(flat.untyped_storage())

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
 
 from paceline.comm.called_off import CalledOff
 from paceline.comm.gloo import gloo_group
@@ -20,6 +19,7 @@ from paceline.comm.link.client import within
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.reductions import Reductions, Shared, Sum
+from paceline.torch_private import AllgatherOptions
 
 
 class Channel(Protocol):

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from paceline.comm import plain
 from paceline.comm.called_off import CalledOff
@@ -35,6 +34,7 @@ from paceline.errors import PacelineError, PartedError, PeerLostError
 from paceline.record.phases import COMMUNICATION, EVALUATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
+from paceline.torch_private import TCPStore
 
 # Bound before `script/own_gpu.py` patches torch's function: the workers need the count that the script does not see.
 count_gpus = torch.cuda.device_count

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from paceline.record.phases import EVALUATION, OTHER
+from paceline.torch_private import current_stream_number
 
 UNSPLIT = "unsplit"  # the time of a lap that was not split
 SHORT = 0.03  # seconds: a lap on a CUDA device is short below this duration
@@ -109,7 +110,7 @@ class Stopwatch:
 
     def _event(self) -> Any:
         """Records a timing event on the current stream of the script."""
-        number = torch._C._cuda_getCurrentStream(self._device)
+        number = current_stream_number(self._device)
         stream = self._streams.get(number)
         if stream is None:
             stream = self._streams[number] = torch.cuda.current_stream(self._device)

@@ -107,9 +107,9 @@ def _length(loader: DataLoader[Any]) -> int | None:
 
 
 def _pinned(batch: Any) -> Any:
-    from torch.utils.data._utils.pin_memory import pin_memory
+    from paceline.torch_private import pinning
 
-    return pin_memory(batch)
+    return pinning.pin_memory(batch)
 
 
 class Feeder:

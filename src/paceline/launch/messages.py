@@ -50,9 +50,10 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Broken(msgspec.Struct, tag=True, frozen=True):
-    """The zygote cannot serve because an import failed."""
+    """The zygote cannot serve: an import failed, or this torch does not do what Paceline needs."""
 
     reason: str
+    advice: str
 
 
 class Forked(msgspec.Struct, tag=True, frozen=True):

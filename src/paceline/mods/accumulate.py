@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.mods.support import micro_batches
 from paceline.mods.support.micro_batches import MicroBatchPlan
 from paceline.mods.support.recompute import Recomputed
 from paceline.script import tree
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import BatchNorm
 
 
 class ModelState:
@@ -50,7 +50,7 @@ class Mod:
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
-        if any(isinstance(child, _BatchNorm) for child in module.modules()):
+        if any(isinstance(child, BatchNorm) for child in module.modules()):
             self.stage.pulse.notice(
                 f"accumulate: batch norm sees each of the {self.parts} micro-batches separately, so numbers differ."
             )

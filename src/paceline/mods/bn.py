@@ -14,9 +14,9 @@ By hand:
 from __future__ import annotations
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import BatchNorm
 
 
 class Mod:
@@ -31,7 +31,7 @@ class Mod:
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
-        if self.stage.group.world > 1 and any(isinstance(m, _BatchNorm) for m in module.modules()):
+        if self.stage.group.world > 1 and any(isinstance(m, BatchNorm) for m in module.modules()):
             self.stage.pulse.notice(
                 "bn=local: batch norm sees each worker's slice, as under DDP, so numbers differ from one process."
             )

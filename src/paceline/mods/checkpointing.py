@@ -25,6 +25,7 @@ from torch import nn
 
 from paceline.mods.support.recompute import Recomputed
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import is_compiled
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -41,7 +42,7 @@ class Mod:
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
-        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+        if is_compiled(module):
             self.stage.pulse.notice(f"checkpointing: {type(module).__name__} is compiled, and stays unchanged.")
             return
         blocks = self._blocks[module] = repeated_blocks(module)

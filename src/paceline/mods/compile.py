@@ -22,6 +22,7 @@ from torch import nn
 
 from paceline.mods.support import fp32_outputs
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import is_compiled
 
 
 class Mod:
@@ -36,7 +37,7 @@ class Mod:
             F.cross_entropy = compiled_where_large(F.cross_entropy)
 
     def on_model(self, module: nn.Module) -> None:
-        if module._compiled_call_impl is None and not hasattr(module, "_orig_mod"):
+        if not is_compiled(module):
             module.compile(mode=None if self.mode == "default" else self.mode)
 
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.converge.ghost_bn.module import KINDS, ghost
 from paceline.errors import UsageError
 from paceline.mods import batch
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import BatchNorm
 
 
 class Mod(batch.Mod):
@@ -51,7 +51,7 @@ class Mod(batch.Mod):
 
     def on_model(self, module: nn.Module) -> None:
         """Batch norms see one emulated worker's samples."""
-        norms = [child for child in module.modules() if type(child) in KINDS and isinstance(child, _BatchNorm)]
+        norms = [child for child in module.modules() if type(child) in KINDS and isinstance(child, BatchNorm)]
         if self.ghosts == 1 or not norms:
             return
         if any(mod.startswith(("ghost_bn=", "large_batch=")) for mod in self.stage.run.mods):

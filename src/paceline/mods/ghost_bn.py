@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.converge.ghost_bn.module import KINDS, ghost
 from paceline.errors import ScriptError
 from paceline.script.seams.stage import Stage
+from paceline.torch_private import BatchNorm
 
 
 class Mod:
@@ -38,7 +38,7 @@ class Mod:
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
-        norms = [child for child in module.modules() if isinstance(child, _BatchNorm)]
+        norms = [child for child in module.modules() if isinstance(child, BatchNorm)]
         self._others |= {type(norm).__name__ for norm in norms if not isinstance(norm, tuple(KINDS))}
         if any(type(norm) in KINDS for norm in norms):
             ghost(module, self.size)

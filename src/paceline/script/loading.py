@@ -27,15 +27,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate, get_worker_info
-from torch.utils.data._utils import pin_memory
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.comm.shm_exchange import Segments
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.fingerprint import fingerprint, held_by
+from paceline.script.patches import all_of, patch
 from paceline.script.slicing.crossings import Split
+from paceline.torch_private import LoaderIterator, MapDatasetFetcher, pinning
 
 if TYPE_CHECKING:
     from paceline.script.seams.stage import Stage
@@ -87,12 +86,8 @@ class Part:
 
 def find(stage: Stage) -> Callable[[], None]:
     """Installs the seams of DataLoader. Returns a function that removes them."""
-    fetch, following, index = (
-        _MapDatasetFetcher.fetch,
-        _BaseDataLoaderIter.__next__,
-        _BaseDataLoaderIter._next_index,
-    )
-    length, begin, advice = DataLoader.__len__, DataLoader.__iter__, DataLoader.check_worker_number_rationality
+    fetch, following, index = MapDatasetFetcher.fetch, LoaderIterator.__next__, LoaderIterator._next_index
+    length, begin = DataLoader.__len__, DataLoader.__iter__
     dealer = Dealer(stage, fetch, index)
     alone = stage.group.world == 1
 
@@ -123,22 +118,17 @@ def find(stage: Stage) -> Callable[[], None]:
         whole: int = stage.around("around_length", length)(self)
         return -(-whole // stage.group.world) if dealer.grows else whole
 
-    _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
-    DataLoader.__iter__, DataLoader.__len__ = __iter__, __len__  # type: ignore[method-assign]
-    _MapDatasetFetcher.fetch = lambda self, index: _fetch(fetch, self, index)  # type: ignore[method-assign]
+    undo = [
+        patch(LoaderIterator, "__next__", __next__),
+        patch(DataLoader, "__iter__", __iter__),
+        patch(DataLoader, "__len__", __len__),
+        patch(MapDatasetFetcher, "fetch", lambda self, index: _fetch(fetch, self, index)),
+        # torch's check counts the worker's cores, but the loader's processes may use all cores.
+        patch(DataLoader, "check_worker_number_rationality", lambda self: None),
+    ]
     if not alone:
-        _BaseDataLoaderIter._next_index = lambda self: dealer.deal(self)  # type: ignore[method-assign]
-    # torch's check counts the worker's cores, but the loader's processes may use all cores.
-    DataLoader.check_worker_number_rationality = lambda self: None  # type: ignore[method-assign]
-
-    def lose() -> None:
-        _MapDatasetFetcher.fetch = fetch  # type: ignore[method-assign]
-        _BaseDataLoaderIter.__next__ = following  # type: ignore[method-assign]
-        _BaseDataLoaderIter._next_index = index  # type: ignore[method-assign]
-        DataLoader.__iter__, DataLoader.__len__ = begin, length  # type: ignore[method-assign]
-        DataLoader.check_worker_number_rationality = advice  # type: ignore[method-assign]
-
-    return lose
+        undo.append(patch(LoaderIterator, "_next_index", lambda self: dealer.deal(self)))
+    return all_of(undo)
 
 
 def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
@@ -300,7 +290,7 @@ class Dealer:
         return known.whole
 
     def _pinned(self, iterator: Any, batch: Any) -> Any:
-        return pin_memory.pin_memory(batch) if iterator._pin_memory else batch
+        return pinning.pin_memory(batch) if iterator._pin_memory else batch
 
 
 def known_of(loader: Any) -> LoaderState:

@@ -26,6 +26,7 @@ from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.proof import Proof, initialise_lazy
 from paceline.script.slicing.sliced import SlicedCalls, SlicePlan
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
+from paceline.torch_private import uncompiled
 
 OWN_DRAWS = "Each worker draws its own random numbers inside the model, so numbers differ from one process."
 COMPILED_DRAWS = (
@@ -222,9 +223,7 @@ class Views:
 
     def _is_whole(self, module: nn.Module) -> bool:
         names = self.stage.run.whole
-        return bool(names) and (
-            type(getattr(module, "_orig_mod", module)).__name__ in names or self.path_of(module) in names
-        )
+        return bool(names) and (type(uncompiled(module)).__name__ in names or self.path_of(module) in names)
 
     def path_of(self, module: nn.Module) -> str | None:
         """The name of the module in the script, or its path below another root module."""

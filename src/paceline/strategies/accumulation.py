@@ -7,9 +7,10 @@ one, so reading `.grad` sums the gradients first: all workers run the same lines
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from paceline.torch_private import plain_grad
 
 LEARNT = 2  # equal steps in a row
 
@@ -50,11 +51,10 @@ class Accumulation:
 
 def _guard_grad(accumulation: Accumulation) -> None:
     """From now on reading a tensor's `.grad` in Python first sums gradients that were kept back."""
-    plain: Any = torch._C.TensorBase.grad
 
     def read(tensor: torch.Tensor) -> torch.Tensor | None:
         if accumulation.kept_back and tensor.is_leaf:
             accumulation.look()
-        return plain.__get__(tensor)
+        return plain_grad.__get__(tensor)
 
-    torch.Tensor.grad = property(read, plain.__set__, plain.__delete__)  # type: ignore[assignment]
+    torch.Tensor.grad = property(read, plain_grad.__set__, plain_grad.__delete__)  # type: ignore[assignment]

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from paceline.script import tree
 from paceline.script.rows.tensor import Rows
 from paceline.strategies.digest import digest, sketch
+from paceline.torch_private import BatchOrInstanceNorm
 
 FIRST = 2  # steps of a model that are all compared; after them the 4th, 16th, 64th, …
 EVERY = 1024  # … and every 1024th
@@ -71,7 +71,7 @@ class Watched:
         ]
         self._buffers = []
         for path, child in module.named_modules():
-            for name, buffer in child._buffers.items() if not isinstance(child, _NormBase) else ():
+            for name, buffer in child._buffers.items() if not isinstance(child, BatchOrInstanceNorm) else ():
                 if isinstance(buffer, torch.Tensor) and not is_lazy(buffer) and buffer.is_leaf:
                     self._buffers.append((weakref.ref(child), child._buffers, path, name))
                     if (path, name) not in self._changed_buffers:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 
 from paceline.comm.memory.engine import MemoryEngine
 from paceline.comm.memory.flats import bytes_of, flat_of, write_back
@@ -29,6 +28,7 @@ from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.sparse import sparse
 from paceline.comm.torch_backend.works import MessageQueues, Queue, Work
 from paceline.errors import UsageError
+from paceline.torch_private import PrefixStore
 
 _ProcessGroup: Any = dist.ProcessGroup  # its type annotations are stricter than its callers
 

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from paceline.converge.ghost_bn.functional import Running, ghost_norm
 from paceline.errors import UsageError
+from paceline.torch_private import BatchNorm
 
 SIZE = 32
 M = TypeVar("M", bound=nn.Module)
 
 
-class _Ghost(nn.modules.batchnorm._BatchNorm):
+class _Ghost(BatchNorm):
     """The base of the three classes. In eval mode, with running statistics, it is torch's batch norm."""
 
     size: int
@@ -85,7 +86,7 @@ def ghost(model: M, size: int = SIZE) -> M:
         if isinstance(module, _Ghost):
             module.size = size
             changed += 1
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+        elif isinstance(module, BatchNorm):
             others.add(type(module).__name__)
     if not changed:
         found = f"only {', '.join(sorted(others))}" if others else "none"

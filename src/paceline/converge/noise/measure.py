@@ -26,13 +26,14 @@ from paceline.script.losses import LossReader, LossTicket
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.crossings import Split
 from paceline.strategies.mirrored import Mirrored
+from paceline.torch_private import plain_grad
 
 SHARE = 0.005  # of the time, at most
 WARM_UP = 2  # steps that are not measured
 TRIED = 4  # measured steps from which their cost is taken
 BANDWIDTH = 1e12  # bytes per second, about, at which a GPU reads gradients: timing a GPU would mean waiting for it
 # Reads a gradient without the strategy's patch, which would sum gradients over the workers first.
-GRAD: Any = torch._C.TensorBase.grad
+GRAD = plain_grad
 MEMORY = 0.97  # weight of the old value in the running estimate, per measured step
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+from paceline.torch_private import BatchOrInstanceNorm
+
+NORMS = (BatchOrInstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def no_decay(model: nn.Module) -> list[dict[str, Any]]:

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.overrides import TorchFunctionMode
 
 from paceline.script import rng, tree
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.dry_run import undisturbed
+from paceline.torch_private import current_function_mode, is_compiled
 
 MOST_CALLS = 10_000  # noted per step: more are a loop without a backward
 EXACT = 1e-3  # largest relative error of a replayed loss …
@@ -175,7 +176,7 @@ class Replay:
             self._open = True
             self._streams = None if self._checked else rng.snapshot()
             self._mode.__enter__()
-        if "call" in vars(self.stage) or module._compiled_call_impl is not None:
+        if "call" in vars(self.stage) or is_compiled(module):
             self._give_up("the model is compiled, and compiled code has no second derivative")
             return plain(module, *args, **kwargs)
         with self._without_mode():
@@ -256,7 +257,7 @@ class Replay:
 
     def _close(self) -> None:
         """Ends the step. Also removes the mode if it is on top: a script may have pushed a mode of its own."""
-        if self._open and _get_current_function_mode() is self._mode:
+        if self._open and current_function_mode() is self._mode:
             self._mode.__exit__(None, None, None)
             self._open = False
         self._now, self._slots, self._alive, self._values = ReplayedStep(), {}, [], []
@@ -264,7 +265,7 @@ class Replay:
     @contextmanager
     def _without_mode(self) -> Iterator[None]:
         """Notes nothing inside a model, and adds no overhead there."""
-        on_top = _get_current_function_mode() is self._mode
+        on_top = current_function_mode() is self._mode
         if on_top:
             self._mode.__exit__(None, None, None)
         try:

@@ -71,7 +71,7 @@ class Zygote:
         if isinstance(message, messages.Broken):
             raise LaunchError(
                 f"Workers cannot be started with {sys.executable}: {message.reason}",
-                advice="To see what is missing, type: paceline doctor",
+                advice=message.advice,
             )
         if isinstance(message, messages.Unforked):
             raise limits.unforked(message.rank, message.number)

@@ -21,8 +21,12 @@ import socket  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 from paceline.launch import messages, scratch  # noqa: E402
+
+if TYPE_CHECKING:
+    from paceline.launch.zygote.torch_check import TorchCheck
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE = 0.5  # seconds between SIGTERM and SIGKILL to the processes that a worker left behind
@@ -31,8 +35,8 @@ _PATIENCE = 0.5  # seconds between SIGTERM and SIGKILL to the processes that a w
 class Nursery:
     """Forks workers, reaps processes that end, and kills processes that workers leave behind."""
 
-    def __init__(self, launcher: socket.socket) -> None:
-        self._launcher = launcher
+    def __init__(self, launcher: socket.socket, torch_check: TorchCheck) -> None:
+        self._launcher, self._torch_check = launcher, torch_check
         self._workers: dict[int, int] = {}  # process id → rank
         self._served = False
         self._scratch = self._record = ""  # folders of the present run
@@ -74,6 +78,10 @@ class Nursery:
     ) -> tuple[messages.Spawn, messages.SpawnOrder, list[int]] | None:
         if self._served or len(spawn.orders) > 1:
             _import_what_comes_late()
+        if len(spawn.orders) > 1 and (why := self._torch_check.verdict()):
+            advice = "Install a version of torch that Paceline knows, or run the script on one worker: -n 1."
+            messages.send(self._launcher, messages.Broken(why, advice))
+            os._exit(1)
         self._served, self._scratch = True, spawn.scratch
         self._record = spawn.orders[0].settings.record
         if self._held >= 0:  # the lock of the previous run
@@ -215,19 +223,21 @@ def main() -> None:
     launcher.set_inheritable(False)
     try:
         from paceline.launch.worker import process as worker_process
+        from paceline.launch.zygote.torch_check import TorchCheck
     except ImportError as error:
-        messages.send(launcher, messages.Broken(f"{type(error).__name__}: {error}"))
+        advice = "To see what is missing, type: paceline doctor"
+        messages.send(launcher, messages.Broken(f"{type(error).__name__}: {error}", advice))
         os._exit(1)
     worker_process.settle_mathematics()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a fork silently until it has set up its own handler
     gc.freeze()
-    parent = os.getpid()
+    parent, torch_check = os.getpid(), TorchCheck()
     try:
         messages.send(launcher, messages.Ready(worker_process.default_threads()))
     except OSError:
         os._exit(0)
-    spawn, order, descriptors = Nursery(launcher).serve()
+    spawn, order, descriptors = Nursery(launcher, torch_check).serve()
     worker_process.leave(worker_process.work(spawn, order, descriptors, parent))  # from here on this is a worker
 
 

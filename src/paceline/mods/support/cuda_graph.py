@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import ScriptError
 from paceline.script import tree
+from paceline.torch_private import BatchNorm, uses_of
 
 VALUES = methodcaller("values")
 LEARNS, HOOKS = attrgetter("requires_grad"), attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -161,7 +161,7 @@ class GraphedCall:
             torch._foreach_add_(sums, added)
 
     def _count(self) -> Any:
-        uses = [torch._C._storage_Use_Count(storage._cdata) for storage in self._storages]
+        uses = [uses_of(storage) for storage in self._storages]
         return uses, [getrefcount(grad) for _, grad in self._kept]
 
     def _let_go(self) -> None:
@@ -277,7 +277,7 @@ def reason_against(module: nn.Module, given: Any, *, exchanges: bool) -> str:
     if any(torch.is_tensor(leaf) and not leaf.is_cuda for leaf in (*tree.leaves(given), *module.parameters())):
         return "not all of its inputs and parameters are on the GPU."
     for name, child in module.named_modules():
-        if exchanges and isinstance(child, _BatchNorm):
+        if exchanges and isinstance(child, BatchNorm):
             return f"{name or 'the model'} exchanges statistics between workers (with --mod bn=local it does not)."
         if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks or child._backward_pre_hooks:
             return f"{name or 'the model'} has hooks, which a graph would not call."

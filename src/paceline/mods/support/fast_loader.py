@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from paceline.data.planning.stages import How
 from paceline.data.torch_loader import Feeder, can_feed
+from paceline.torch_private import LoaderIteratorInProcess, pinning
 
 
 def feeder_for(loader: DataLoader[Any]) -> Feeder | None:
@@ -18,7 +17,7 @@ def feeder_for(loader: DataLoader[Any]) -> Feeder | None:
     return Feeder(loader, How()) if can_feed(loader) and not loader.num_workers else None
 
 
-class FedIter(_SingleProcessDataLoaderIter):
+class FedIter(LoaderIteratorInProcess):
     """Draws the same random numbers and takes the same indices from the sampler as torch's iterator; only the loading
     of samples differs."""
 
@@ -40,4 +39,4 @@ class FedIter(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         batch = next(self._batches)
-        return pin_memory(batch) if self._pin_memory else batch
+        return pinning.pin_memory(batch) if self._pin_memory else batch

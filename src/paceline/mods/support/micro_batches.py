@@ -20,6 +20,7 @@ from paceline.script.slicing.comparing import close
 from paceline.script.slicing.dry_run import undisturbed
 from paceline.script.slicing.sliced import Role
 from paceline.script.slicing.ways import ways_to_cut
+from paceline.torch_private import uncompiled
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ def prove(
 ) -> MicroBatchPlan | None:
     """The plan for calls like this one; None if no argument has a batch dimension. Runs the model without side effects.
     ScriptError if the model cannot be computed in micro-batches."""
-    subject = getattr(module, "_orig_mod", module)
+    subject = uncompiled(module)
     leaves = tree.leaves(given)
 
     def observe(given: Any, *, shift: bool = False) -> Any:
@@ -113,7 +114,7 @@ def prove(
 
 
 def refusal(module: nn.Module, parts: int, why: str) -> ScriptError:
-    name = type(getattr(module, "_orig_mod", module)).__name__
+    name = type(uncompiled(module)).__name__
     return ScriptError(
         f"--mod accumulate={parts}: {name} cannot be computed in micro-batches: {why}.",
         advice="Each output must have a row for each sample, or be a mean over samples (--batch-dim sets the batch "

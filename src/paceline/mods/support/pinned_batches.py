@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from paceline.torch_private import disabled_torch_function
+
 
 class PinnedTensor(torch.Tensor):
     """A tensor whose `to` and `cuda` are non-blocking by default. All results are plain tensors."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         return self._plain().to(*args, **kwargs if len(args) > 1 else {"non_blocking": True} | kwargs)

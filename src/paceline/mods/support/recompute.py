@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+
+from paceline.torch_private import BatchOrInstanceNorm
 
 Buffers = dict[tuple[int, str], torch.Tensor]  # by the module's index and the buffer's name
 
@@ -60,7 +61,7 @@ class Recomputed:
 
 def _stays(module: nn.Module, name: str, was: torch.Tensor) -> bool:
     buffer = module._buffers.get(name)
-    return not isinstance(module, _NormBase) and buffer is not None and torch.equal(buffer, was)
+    return not isinstance(module, BatchOrInstanceNorm) and buffer is not None and torch.equal(buffer, was)
 
 
 @contextmanager

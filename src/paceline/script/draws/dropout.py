@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.script.draws.rows import Draws, Piece
+from paceline.torch_private import plain_bernoulli_
 
 ALPHA = 1.7580993408473766  # of torch's alpha dropout: minus the value that SELU goes towards
 Plain = Callable[..., Any]
@@ -82,7 +83,7 @@ def _feature(x: torch.Tensor) -> torch.Tensor:
 def _mask(like: torch.Tensor, p: float, piece: Piece) -> torch.Tensor:
     """Own rows of the mask: 1 for what is kept."""
     whole = piece.blank(like)
-    torch._C.TensorBase.bernoulli_(whole, 1 - p)
+    plain_bernoulli_(whole, 1 - p)
     return piece.of(whole).clone()
 
 

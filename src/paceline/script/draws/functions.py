@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import Function
 
 from paceline.script.draws.rows import Draws, Piece
+from paceline.torch_private import gamma_gradient
 
 Plain = Callable[..., Any]
 WHAT = "the parameters of a random draw"
@@ -43,7 +45,10 @@ def like(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, requires_grad:
     if piece is None:
         return plain(x, *args, requires_grad=requires_grad, **kwargs)
     device = kwargs.pop("device", None) or x.device
-    whole = plain(piece.blank(x, "meta"), *args, device=device, **kwargs)
+    # On a GPU the model of the layout takes no memory. On a CPU it takes none either, being never written to, and a
+    # tensor on "meta" would make torch import sympy.
+    model = piece.blank(x, "meta" if x.is_cuda else None)
+    whole = plain(model, *args, device=device, **kwargs)
     return piece.of(whole).clone().requires_grad_(requires_grad)
 
 
@@ -93,7 +98,7 @@ def normal(draws: Draws, plain: Plain, mean: Any = 0.0, std: Any = 1.0, *args: A
     if not given:
         size = args[0] if args else kwargs.pop("size")
         return create(draws, plain, mean, std, size=size, **kwargs)
-    shape = torch.broadcast_shapes(*(t.shape for t in given))
+    shape = np.broadcast_shapes(*(t.shape for t in given))  # torch's own imports sympy
     piece = draws.place(shape, kwargs.get("generator")) if kwargs.get("out") is None else None
     if piece is None:
         return plain(mean, std, *args, **kwargs)
@@ -124,7 +129,7 @@ class _Gamma(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return grad * torch._standard_gamma_grad(*ctx.saved_tensors), None, None, None
+        return grad * gamma_gradient(*ctx.saved_tensors), None, None, None
 
 
 def rrelu(

@@ -15,6 +15,7 @@ import torch
 
 from paceline.script.draws.dropout import dropout
 from paceline.script.draws.rows import Draws
+from paceline.torch_private import plain_dropout, safe_softmax
 
 HALVES = (torch.float16, torch.bfloat16)
 Plain = Callable[..., Any]
@@ -57,8 +58,8 @@ def attention(
         if attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
         weights = weights + attn_mask
-    weights = torch._safe_softmax(weights, -1)
-    weights = dropout(draws, torch._C._VariableFunctions.dropout, weights, dropout_p, True)
+    weights = safe_softmax(weights, -1)
+    weights = dropout(draws, plain_dropout, weights, dropout_p, True)
     return torch.matmul(weights, value).to(dtype)
 
 
@@ -87,5 +88,5 @@ def recurrent(draws: Draws, plain: Plain, *args: Any) -> Any:
         )
         ends.append(end)
         if layer < layers - 1:
-            x = dropout(draws, torch._C._VariableFunctions.dropout, x, p, True)
+            x = dropout(draws, plain_dropout, x, p, True)
     return (x.transpose(0, 1) if batch_first else x, *(torch.cat(column) for column in zip(*ends, strict=True)))

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.jit import _builtins as jit
-from torch.utils._device import _device_constructors
 
 from paceline.script.draws import dropout, functions, layers
 from paceline.script.draws.rows import Draws
+from paceline.script.patches import all_of, patch
+from paceline.torch_private import bindings, list_device_constructors, take_for_torchs_own
 
 Substitute = Callable[..., Any]
 
@@ -52,7 +52,7 @@ OF_TENSORS: dict[str, Substitute] = {
 }
 TABLE: list[tuple[Any, str, Substitute]] = [
     *((torch, name, substitute) for name, substitute in OF_TORCH.items()),
-    *((torch._VF, name, OF_TORCH[name]) for name in (*DROPOUTS, *RECURRENT)),
+    *((bindings, name, OF_TORCH[name]) for name in (*DROPOUTS, *RECURRENT)),
     *((torch.Tensor, name, substitute) for name, substitute in OF_TENSORS.items()),
     (F, "rrelu_", functions.rrelu_),
     (F, "scaled_dot_product_attention", layers.attention),
@@ -62,28 +62,25 @@ TABLE: list[tuple[Any, str, Substitute]] = [
 def find(draws: Draws) -> Callable[[], None]:
     """Installs the patches. Returns a function that removes them."""
     # torch.set_default_device knows functions by their identity, and lists them at its first use: before the patches.
-    _device_constructors()
-    undo = [_patch(owner, name, draws, substitute) for owner, name, substitute in TABLE]
-
-    def remove() -> None:
-        for take_back in undo:
-            take_back()
-
-    return remove
+    list_device_constructors()
+    return all_of([_patch(owner, name, draws, substitute) for owner, name, substitute in TABLE])
 
 
 def _patch(owner: Any, name: str, draws: Draws, substitute: Substitute) -> Callable[[], None]:
-    plain, inherited = getattr(owner, name), name not in vars(owner)
+    plain = getattr(owner, name)
 
     @functools.wraps(plain, assigned=("__doc__",), updated=())
     def random(*args: Any, **kwargs: Any) -> Any:
         if not draws.on or torch.compiler.is_compiling() or not draws.mine:
             return plain(*args, **kwargs)
-        return substitute(draws, plain, *args, **kwargs)
+        # Under torch.set_default_device a method of a tensor comes back here by its name, from inside torch's own.
+        draws.on = False
+        try:
+            return substitute(draws, plain, *args, **kwargs)
+        finally:
+            draws.on = True
 
     random.__name__ = random.__qualname__ = name
     random.__module__ = owner.__name__ if owner is not torch.Tensor else "torch"
-    if (operator := jit._find_builtin(plain)) is not None:
-        jit._register_builtin(random, operator)  # torch.jit.script takes it for torch's own
-    setattr(owner, name, random)
-    return lambda: delattr(owner, name) if inherited else setattr(owner, name, plain)
+    take_for_torchs_own(random, plain)
+    return patch(owner, name, random)

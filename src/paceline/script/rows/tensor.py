@@ -20,6 +20,7 @@ import torch
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.rows.layout import Layout
+from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 KNOWN: dict[Any, Handler] = {}  # filled by `catalogue`; a handler may return NotImplemented
@@ -51,7 +52,7 @@ class Rows(torch.Tensor):
         cls: type[Rows], local: torch.Tensor, layout: Layout, view_of: Rows | None = None, step: Step | None = None
     ) -> Rows:
         shape = layout.whole_shape(local.shape)
-        made: Rows = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
+        made: Rows = make_wrapper_subclass(cls, shape, dtype=local.dtype, device=local.device)
         made.local, made.rows, made._shape = local, layout, shape
         made.family, made.steps = None, ()
         if view_of is not None and step is not None:
@@ -163,4 +164,4 @@ def _exchange(rows: Rows, whole: torch.Tensor) -> None:
     views."""
     rows.__class__, whole.__class__ = torch.Tensor, Rows  # type: ignore[assignment]
     rows.__dict__, whole.__dict__ = whole.__dict__, rows.__dict__
-    torch._C._swap_tensor_impl(rows, whole)
+    swap_tensor_impl(rows, whole)

@@ -24,47 +24,42 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch._guards import detect_fake_mode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.comm.call_site import script_line
 from paceline.errors import ScriptError
 from paceline.script import loading
 from paceline.script.draws import table
+from paceline.script.patches import all_of, patch
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
+from paceline.torch_private import is_tracing, keep_out_of_graphs, set_call_known_to_dynamo
 
 
 def find(stage: Stage) -> Callable[[], None]:
     """Installs the seams. Returns a function that removes them."""
-    undo = [
-        _patch(nn.Module, "__call__", _calls(stage, nn.Module.__call__)),
-        _patch(torch.autograd, "backward", _backwards(stage, torch.autograd.backward)),
-        _patch(torch.optim.Optimizer, "__init__", _optimizers(stage, torch.optim.Optimizer.__init__)),
-        _patch(torch, "compile", _compiles(stage, torch.compile)),
-        _patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
-        _patch(torch, "save", _saves(stage, torch.save)),
+    undo: list[Callable[[], None]] = [
+        patch(nn.Module, "__call__", _calls(stage, nn.Module.__call__)),
+        patch(torch.autograd, "backward", _backwards(stage, torch.autograd.backward)),
+        patch(torch.optim.Optimizer, "__init__", _optimizers(stage, torch.optim.Optimizer.__init__)),
+        patch(torch, "compile", _compiles(stage, torch.compile)),
+        patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
+        patch(torch, "save", _saves(stage, torch.save)),
         loading.find(stage),
         *(_between_workers(stage) if stage.group.world > 1 and not stage.aside else ()),
         register_optimizer_step_pre_hook(lambda optimizer, *_: _before_step(stage, optimizer)).remove,
         register_optimizer_step_post_hook(lambda optimizer, *_: _after_step(stage, optimizer)).remove,
     ]
 
-    def remove_all() -> None:
-        for remove in reversed(undo):
-            remove()
-        if "torch._dynamo" in sys.modules:
-            _set_call_known_to_dynamo()
-
-    return remove_all
+    return all_of([set_call_known_to_dynamo, *undo])
 
 
 def _between_workers(stage: Stage) -> list[Callable[[], None]]:
     """The patches that are needed only if Paceline splits work: a run with one worker, and one whose script distributes
     itself, do not pay for them."""
     return [
-        _patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
+        patch(torch.autograd, "grad", _gradients(stage, torch.autograd.grad)),
         *_slice_view_readings(stage),
         stage.views.averages.find(),
         batch_norm.find(stage),
@@ -73,15 +68,9 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
     ]
 
 
-def _patch(owner: Any, name: str, new: Any) -> Callable[[], None]:
-    old = getattr(owner, name)
-    setattr(owner, name, new)
-    return lambda: setattr(owner, name, old)
-
-
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.aside or not _is_root(stage, self) or _is_tracing() or stage.is_elsewhere():
+        if stage.depth or stage.aside or not _is_root(stage, self) or is_tracing() or stage.is_elsewhere():
             return plain(self, *args, **kwargs)
         return stage.call(plain, self, args, kwargs)
 
@@ -93,8 +82,8 @@ def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
         # The compiled code runs inside an outermost call; the call itself stays in Python. Set up only when a script
         # compiles, because torch._dynamo takes long to import.
         if "call" not in vars(stage):
-            _keep_out_of_graphs(stage)
-            stage.call = torch._dynamo.disable(stage.call, recursive=False)  # type: ignore[method-assign]
+            _keep_paceline_out_of_graphs(stage)
+            stage.call = torch.compiler.disable(stage.call, recursive=False)  # type: ignore[method-assign]
         compiled = plain(*args, **kwargs)
         return _given_plain_tensors(compiled) if stage.group.world > 1 and args else compiled
 
@@ -121,16 +110,16 @@ def _make_plain(args: Any, kwargs: Any) -> None:
     make_plain((args, kwargs))
 
 
-def _keep_out_of_graphs(stage: Stage) -> None:
+def _keep_paceline_out_of_graphs(stage: Stage) -> None:
     """Keeps torch.compile from starting a graph in Paceline's own functions or in a collective. Inside a graph, the
     patched module call is inlined like torch's own."""
     for name, method in vars(type(stage.group)).items():
         if not name.startswith("_") and inspect.isfunction(method):
-            setattr(stage.group, name, torch._dynamo.disable(getattr(stage.group, name)))
-    batch_norm.norm_whole_batch = torch._dynamo.disable(batch_norm.norm_whole_batch)
-    torch._dynamo.eval_frame.skip_code(nn.Module.__call__.__code__)
+            setattr(stage.group, name, torch.compiler.disable(getattr(stage.group, name)))
+    batch_norm.norm_whole_batch = torch.compiler.disable(batch_norm.norm_whole_batch)
+    keep_out_of_graphs(nn.Module.__call__.__code__)
     if _is_ours(nn.Module.__call__):
-        _set_call_known_to_dynamo()
+        set_call_known_to_dynamo()
     for name, module in list(sys.modules.items()):
         if name.startswith("paceline."):
             owners = [
@@ -139,18 +128,7 @@ def _keep_out_of_graphs(stage: Stage) -> None:
             ]
             things = [thing for owner in owners for thing in vars(owner).values()]
             for function in (thing for thing in things if hasattr(thing, "__code__") and _is_ours(thing)):
-                torch._dynamo.eval_frame.skip_code(inspect.unwrap(function).__code__)
-
-
-def _set_call_known_to_dynamo() -> None:
-    """Tells torch.compile that the current module call is torch's own, so that it inlines `forward` directly.
-
-    torch._dynamo looks up that call when it is imported. A reused zygote imports torch._dynamo before the patch:
-    without this, the compiler would trace Paceline's lines and guard on the stage at every module, and a trial would
-    compile other code than a run.
-    """
-    for module in (torch._dynamo.utils, torch._dynamo.variables.nn_module):
-        module.unpatched_nn_module_call = nn.Module.__call__  # type: ignore[attr-defined]
+                keep_out_of_graphs(inspect.unwrap(function).__code__)
 
 
 def _is_ours(thing: Any) -> bool:
@@ -162,15 +140,6 @@ def _is_root(stage: Stage, module: nn.Module) -> bool:
     if stage.only is not None:
         return module in stage.only
     return module in stage.roots or next(module.parameters(), None) is not None
-
-
-def _is_tracing() -> bool:
-    """Whether the call is only traced, to make a graph of it."""
-    return not torch.compiler.is_dynamo_compiling() and (
-        torch._C._is_tracing()
-        or getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
-        or (torch._C._len_torch_dispatch_stack() > 0 and detect_fake_mode() is not None)
-    )
 
 
 def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,8 +202,8 @@ def _slice_view_readings(stage: Stage) -> list[Callable[[], None]]:
         return read
 
     return [
-        _patch(torch.Tensor, "item", reading(torch.Tensor.item)),
-        _patch(torch.Tensor, "__float__", reading(torch.Tensor.__float__)),
+        patch(torch.Tensor, "item", reading(torch.Tensor.item)),
+        patch(torch.Tensor, "__float__", reading(torch.Tensor.__float__)),
     ]
 
 

@@ -15,6 +15,7 @@ from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.side_effects import Place
+from paceline.torch_private import uncompiled
 
 
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
@@ -65,7 +66,7 @@ def unsharded(leaf: Any) -> Any:
 def sharing(module: nn.Module, states: Iterable[tuple[Place, Any]], group: Group) -> Iterator[None]:
     """Passes tensors that a module holds but that were computed outside it (generated weights, MAML's fast weights)
     through a crossing, like arguments."""
-    subject = getattr(module, "_orig_mod", module)
+    subject = uncompiled(module)
     own = {(id(subject.get_submodule(place[0])), place[1]) for place, _ in states if place[0] is not None}
     lent: list[tuple[dict[str, Any], str, Any, Any]] = []
     for m in module.modules() if torch.is_grad_enabled() else ():

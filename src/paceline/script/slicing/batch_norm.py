@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import Function
 
+from paceline.script.patches import patch
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
@@ -46,12 +47,7 @@ def find(stage: Stage) -> Callable[[], None]:
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return norm_whole_batch(input, running_mean, running_var, weight, bias, momentum, eps, split)
 
-    F.batch_norm = batch_norm
-
-    def remove() -> None:
-        F.batch_norm = plain
-
-    return remove
+    return patch(F, "batch_norm", batch_norm)
 
 
 def norm_whole_batch(

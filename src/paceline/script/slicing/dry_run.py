@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
 from paceline.script.draws.rows import DrawRule, Position, Shape
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.side_effects import Place
+from paceline.torch_private import BatchNorm
 
 FAILED = object()  # stands for the output of a call that raised
 
@@ -165,6 +165,6 @@ def _is_zero(tensor: torch.Tensor) -> bool:
 def own_buffers(module: nn.Module) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
     """Numeric buffers by module path and name; without batch norm's, which always depend on the slice."""
     for path, m in module.named_modules():
-        for name, buffer in m._buffers.items() if not isinstance(m, _BatchNorm) else ():
+        for name, buffer in m._buffers.items() if not isinstance(m, BatchNorm) else ():
             if buffer is not None and buffer.dtype is not torch.bool and buffer.layout is torch.strided:
                 yield (path, name), buffer

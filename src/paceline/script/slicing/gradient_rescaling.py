@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 
+from paceline.script.patches import all_of, patch
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
@@ -53,17 +54,18 @@ def find(stage: Stage) -> Callable[[], None]:
             changed.append((cls, _wrap_function(cls, stage)))
         return apply.__get__(None, cls)(*args, **kwargs)  # `apply` is Python in torch 2.13 and C in torch 2.15
 
-    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
-    Function.apply = classmethod(apply_with_mark)  # type: ignore[assignment]
-
-    def remove() -> None:
-        torch.Tensor.register_hook = register  # type: ignore[method-assign]
-        Function.apply = apply  # type: ignore[method-assign]
+    def restore() -> None:
         for cls, methods in changed:
             for name, method in methods.items():
                 setattr(cls, name, method)
 
-    return remove
+    return all_of(
+        [
+            restore,
+            patch(torch.Tensor, "register_hook", register_hook),
+            patch(Function, "apply", classmethod(apply_with_mark)),
+        ]
+    )
 
 
 def _rescaled_hook(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import ScriptError
+from paceline.script.patches import all_of, patch
 
 
 class Averages:
@@ -62,10 +63,4 @@ class Averages:
 
     def find(self) -> Callable[[], None]:
         """Wraps torch's losses; returns a function that removes the wrappers."""
-        cross_entropy, nll_loss = F.cross_entropy, F.nll_loss
-        F.cross_entropy, F.nll_loss = self.watch(cross_entropy), self.watch(nll_loss)
-
-        def remove() -> None:
-            F.cross_entropy, F.nll_loss = cross_entropy, nll_loss
-
-        return remove
+        return all_of([patch(F, name, self.watch(getattr(F, name))) for name in ("cross_entropy", "nll_loss")])

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from paceline.comm.called_off import CalledOff
@@ -42,6 +41,7 @@ from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.sliced import Judgement, Role, SlicePlan
 from paceline.script.slicing.ways import Way, some_rows, ways_to_cut
+from paceline.torch_private import BatchNorm, is_compiled, is_transformed, uncompiled
 
 FEW = 2  # rows per worker in a proof on few rows, and one more, so that slices differ in size
 
@@ -65,7 +65,7 @@ class Proof:
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if is_transformed():
             raise NotSplitError(
                 f"{describe(module)} is called inside a torch.func transform, which cannot be split between workers.",
                 advice=f"Run it whole on every worker: --whole {type(module).__name__}",
@@ -112,7 +112,7 @@ class Proof:
 
     def _whole(self, plain: Callable[..., Any], module: nn.Module, given: Any) -> SeenCall:
         """The dry run on the whole batch, in a mode in which the module can run; its output is FAILED if in none."""
-        subject = getattr(module, "_orig_mod", module)  # a compiled module is proven uncompiled: no extra compilation
+        subject = uncompiled(module)  # a compiled module is proven uncompiled: no extra compilation
         self._all_eval, self._graph, self._shift = False, False, False
         whole = self._observe(plain, subject, given)
         if any(self._agree(torch.is_grad_enabled() and whole.output is FAILED)):
@@ -130,7 +130,7 @@ class Proof:
         """The plan for this way of cutting the arguments, or why there is none."""
         if whole.output is FAILED:
             return None, f"when it was tried out {whole.error}"
-        subject, (batch_leaf, cuts) = getattr(module, "_orig_mod", module), way
+        subject, (batch_leaf, cuts) = uncompiled(module), way
         hidden = asleep(subject)
         split = Split.of(self.group, tree.leaves(given)[batch_leaf].shape[cuts[batch_leaf]])
         piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole)
@@ -162,7 +162,7 @@ class Proof:
             states,
             buffers,
             draws=piece.rules,
-            compiled=any(map(_is_compiled, module.modules())),
+            compiled=any(map(is_compiled, module.modules())),
             rows=split.batch,
             shaky=any(map(_is_shaky, common, tree.leaves(whole.output))) or any(map(_is_blended, left)),
         )
@@ -177,7 +177,7 @@ class Proof:
         expected: tuple[Shape, ...] = (),
     ) -> SeenCall:
         """A dry run: of a slice, if there is a `split`; `expected` are then the draws of the whole batch."""
-        still = nn.Module if self._all_eval else () if self._norms_see_batch() else _BatchNorm
+        still = nn.Module if self._all_eval else () if self._norms_see_batch() else BatchNorm
         drawing = self._draws.rehearsal(split, expected)
         self._averages.begin()
         try:
@@ -306,8 +306,7 @@ class Proof:
                 raise NotSplitError(
                     f"{describe(module)} changes its buffer {f'{path}.{name}'.lstrip('.')} depending on the rows that "
                     "it sees, and the changes on slices do not add up to the change on the whole batch.",
-                    advice="To run this module whole on every worker: "
-                    f"--whole {type(getattr(module, '_orig_mod', module)).__name__}",
+                    advice=f"To run this module whole on every worker: --whole {type(uncompiled(module)).__name__}",
                 )
         return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role and role.kind != "same")
 
@@ -377,7 +376,7 @@ def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwa
 
 
 def describe(module: nn.Module) -> str:
-    return f"The module {type(getattr(module, '_orig_mod', module)).__name__}"
+    return f"The module {type(uncompiled(module)).__name__}"
 
 
 def _is_blended(role: Role) -> bool:
@@ -387,7 +386,3 @@ def _is_blended(role: Role) -> bool:
 def _is_shaky(role: Role, output: Any) -> bool:
     """Whether the role may not hold for the next batch: a mean or a sum (a mask), or a tensor equal on all workers."""
     return _is_blended(role) or (role.kind == "same" and isinstance(output, torch.Tensor))
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

@@ -37,6 +37,7 @@ from paceline.script.slicing.unfinished import (
     set_numbers,
     sizes_of,
 )
+from paceline.torch_private import uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in a value share a plan
 VALUES = (str, bool, int, enum.Enum)
@@ -145,7 +146,7 @@ class SlicedCalls:
         plan = known
         split = split_of(leaves, plan.cuts) or Split.of(self.group, plan.batch(leaves))
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
-        subject = getattr(module, "_orig_mod", module)
+        subject = uncompiled(module)
         attributes = [Attribute.of(subject, place) for place, _ in plan.states]
         begun.unfinished = left = Unfinished(subject, attributes, [(b, b.clone()) for b in _buffers(subject, plan)])
         begun.plan, begun.split = plan, split
@@ -182,7 +183,7 @@ class SlicedCalls:
         self.group.agree()
         if why is not None:  # said only now: a call that was refused because it raises is not refused
             self.refusal = self.refusal or why
-            name = type(getattr(module, "_orig_mod", module)).__name__
+            name = type(uncompiled(module)).__name__
             if name not in self._whole:
                 self._whole.add(name)
                 self.group.pulse.notice(
@@ -214,7 +215,7 @@ class SlicedCalls:
         if begun is None:
             return [[], []]
         known = {place for place, _ in begun.plan.states} if begun.plan is not None else ()
-        subject = getattr(begun.module, "_orig_mod", begun.module)
+        subject = uncompiled(begun.module)
         return [sizes_of(self._equal_buffers()), list(numbers_in(subject, but=known))]
 
     def _undo(self, first: int, told: list[Any]) -> None:
@@ -230,7 +231,7 @@ class SlicedCalls:
                 elif number >= left.joined:
                     self._join_left(left, number, plan, split)
         sizes, numbers = told
-        set_numbers(getattr(begun.module, "_orig_mod", begun.module), numbers)
+        set_numbers(uncompiled(begun.module), numbers)
         follow(self._equal_buffers(), first, sizes, self.group)
         if begun.plans.get(begun.kind) is not begun.before and plan is None:
             # The proof met the same exception and proved nothing: the next call must make the proof.

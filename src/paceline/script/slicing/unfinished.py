@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.comm.group import Group, as_bytes
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import PLAIN, is_plain
+from paceline.torch_private import BatchNorm
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def equal_buffers(module: nn.Module, *, norms: bool, floats: bool = True, but: A
         for m in module.modules()
         for buffer in m._buffers.values()
         if buffer is not None and buffer.layout is torch.strided and id(buffer) not in left_out
-        if not buffer.is_floating_point() or (norms if isinstance(m, _BatchNorm) else floats)
+        if not buffer.is_floating_point() or (norms if isinstance(m, BatchNorm) else floats)
     ]
 
 

@@ -1,0 +1,124 @@
+"""Every private name of torch that Paceline uses, under a name of its own.
+
+A new torch may move, rename or bypass them. Then this file fails to import, or `script/canary.py` says what has
+changed, before a script runs. `torch._foreach_…` and a tensor's `_version`, which torch documents, are used directly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import _functorch
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, TCPStore
+from torch._guards import detect_fake_mode
+from torch.fx import _symbolic_trace
+from torch.jit import _builtins as _jit
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
+from torch.overrides import _get_current_function_mode as current_function_mode
+from torch.utils._device import _device_constructors as list_device_constructors
+from torch.utils.data._utils import pin_memory as pinning
+from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as LoaderIteratorInProcess
+
+__all__ = [
+    "AllgatherOptions",
+    "BatchNorm",
+    "BatchOrInstanceNorm",
+    "LoaderIterator",
+    "LoaderIteratorInProcess",
+    "MapDatasetFetcher",
+    "PrefixStore",
+    "TCPStore",
+    "current_function_mode",
+    "list_device_constructors",
+    "pinning",
+]
+
+# Private attributes of torch's objects that are used where they are needed, by these names.
+OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+OF_MODULES = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_check_input_dim"),
+)
+OF_LOADERS = ("_iterator",)
+OF_ITERATORS = (
+    *("_auto_collation", "_collate_fn", "_dataset", "_dataset_fetcher", "_dataset_kind", "_index_sampler"),
+    *("_next_index", "_num_workers", "_pin_memory"),
+)
+OF_FUNCTIONS = ("_backward_cls", "_forward_cls")  # of a Function's backward: where it was defined
+OF_OTHERS = (
+    *("_Options", "_devices"),  # of ProcessGroupGloo
+    "_allgather_base",  # of every process group
+    "_local_tensor",  # of a DTensor
+    "_warned_capturable_if_run_uncaptured",  # of an optimizer
+)
+
+bindings = torch._VF  # dropouts and recurrent layers, as torch.nn.functional calls them
+plain_dropout: Any = torch._C._VariableFunctions.dropout
+plain_bernoulli_: Any = torch._C.TensorBase.bernoulli_
+plain_grad: Any = torch._C.TensorBase.grad
+gamma_gradient = torch._standard_gamma_grad
+safe_softmax = torch._safe_softmax  # zeros for a row of −∞
+disabled_torch_function = torch._C._disabled_torch_function_impl
+make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+swap_tensor_impl = torch._C._swap_tensor_impl
+current_stream_number: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentStream", lambda device: 0)
+
+
+def uses_of(storage: Any) -> int:
+    """The number of tensors that share a storage."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that torch.compile was given; any other module itself."""
+    found: nn.Module = getattr(module, "_orig_mod", module)
+    return found
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def is_transformed() -> bool:
+    """Whether this is inside a torch.func transform."""
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def is_tracing() -> bool:
+    """Whether calls are only traced, to make a graph of them."""
+    return not torch.compiler.is_dynamo_compiling() and (
+        torch._C._is_tracing()
+        or getattr(_symbolic_trace, "_is_fx_tracing_flag", False)
+        or (torch._C._len_torch_dispatch_stack() > 0 and detect_fake_mode() is not None)
+    )
+
+
+def take_for_torchs_own(function: Callable[..., Any], plain: Callable[..., Any]) -> None:
+    """torch.jit.script takes this function for torch's own `plain`, if it knows that."""
+    if (operator := _jit._find_builtin(plain)) is not None:
+        _jit._register_builtin(function, operator)
+
+
+def keep_out_of_graphs(code: CodeType) -> None:
+    """torch.compile starts no graph in this code. Imports torch._dynamo, which takes long."""
+    torch._dynamo.eval_frame.skip_code(code)
+
+
+def set_call_known_to_dynamo() -> None:
+    """Tells torch.compile that the current module call is torch's own, so that it inlines `forward` directly.
+
+    torch._dynamo looks up that call when it is imported. A reused zygote imports torch._dynamo before the patch:
+    without this, the compiler would trace Paceline's lines and guard on the stage at every module, and a trial would
+    compile other code than a run.
+    """
+    if "torch._dynamo" in sys.modules:
+        for module in (torch._dynamo.utils, torch._dynamo.variables.nn_module):
+            module.unpatched_nn_module_call = nn.Module.__call__  # type: ignore[attr-defined]
