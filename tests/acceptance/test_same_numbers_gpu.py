@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from corpus import FOLDER, difference, read
+from corpus import FOLDER, difference, read, scripts
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,7 +36,10 @@ NAMES = (
     "diffusion",
     "retain_output_grad",
 )
-REFUSED = {"zero_gate_batch_mix": "mixes samples", "raw_tensors": "could be split", "vq_ema": "changes its buffer"}
+OVER_NCCL = ("sharded_outputs", "batch_norm_conv", "dropout_slices_differ", "wgan_gp", "small_gpt", "uneven_last_batch")
+# What is refused on CPUs, and what is refused there if it cannot be made right.
+REFUSED = [script.name for script in scripts() if script.expects == "refused"]
+RIGHT_OR_REFUSED = [script.name for script in scripts() if script.expects == "right-or-refused"]
 BF16 = {
     "gpt": """
 class Block(nn.Module):
@@ -124,6 +127,14 @@ def test_prints_what_plain_python_prints(name: str, tmp_path: Path) -> None:
     check(script.path.read_text(), tmp_path, max(script.tolerance, 1e-3), "--gather-below", "0")
 
 
+@pytest.mark.parametrize("name", OVER_NCCL)
+def test_prints_the_same_over_nccl(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of a machine with a GPU for each worker: here the workers share one, and talk over sockets."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    script = read(FOLDER / f"{name}.py")
+    check(script.path.read_text(), tmp_path, max(script.tolerance, 1e-3), "--backend", "nccl", "--gather-below", "0")
+
+
 @pytest.mark.parametrize("name", BF16)
 def test_prints_what_plain_python_prints_in_bf16(name: str, tmp_path: Path) -> None:
     check(LOOP.format(model=BF16[name]), tmp_path, 1e-2, "--gather-below", "0")
@@ -133,10 +144,45 @@ def test_prints_what_plain_python_prints_in_bf16(name: str, tmp_path: Path) -> N
 def test_refuses_what_it_refuses_on_cpus(name: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(ON_GPU + (FOLDER / f"{name}.py").read_text())
+    given = read(FOLDER / f"{name}.py")
+    if ran([sys.executable], script).returncode:
+        pytest.skip("plain Python does not run it on a GPU")
+    found = on_workers(script, *given.options)
+    assert found.returncode != 0, found.stdout
+    assert given.reason in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("name", RIGHT_OR_REFUSED)
+def test_is_right_or_refused_as_on_cpus(name: str, tmp_path: Path) -> None:
+    given, script, alone = read(FOLDER / f"{name}.py"), tmp_path / "train.py", tmp_path / "alone" / "train.py"
+    alone.parent.mkdir()
+    for path in (script, alone):
+        path.write_text(ON_GPU + given.path.read_text())
+    expected = ran([sys.executable], alone)
+    if expected.returncode:
+        pytest.skip("plain Python does not run it on a GPU")
+    found = on_workers(script, *given.options)
+    if found.returncode:
+        assert "Traceback" not in found.stderr
+    else:
+        wrong = difference(expected.stdout, found.stdout, max(given.tolerance, 1e-3))
+        assert not wrong, f"{wrong}\n{found.stderr}"
+
+
+def test_losses_that_differ_are_refused_a_backward_later(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{ON_GPU}import os\nmodel = torch.nn.Linear(4, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for step in range(4):\n"
+        "    loss = (model(torch.ones(8, 4)).pow(2).mean() + 1) * (1 + (step == 1) * os.getpid() % 97)\n"
+        "    loss.backward()\n    optimizer.step()\n    print(step, flush=True)\n"
+    )
     found = on_workers(script)
     assert found.returncode != 0
-    assert REFUSED[name] in found.stderr
-    assert "Traceback" not in found.stderr
+    assert "The losses at " in found.stderr
+    assert "differ between the workers" in found.stderr
+    assert found.stdout == "0\n1\n"
 
 
 def test_random_functions_draw_as_one_process_except_those_inside_gpu_kernels(tmp_path: Path) -> None:

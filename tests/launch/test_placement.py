@@ -97,3 +97,11 @@ def test_a_worker_sees_its_own_gpu_first_and_the_others_behind_it() -> None:
 
 def test_ports_are_different() -> None:
     assert len(set(free_ports(20))) == 20
+
+
+def test_workers_that_share_a_gpu_under_nccl_are_hosts_of_their_own() -> None:
+    """NCCL refuses two workers of one host on one GPU."""
+    shared = place(run(2, backend="nccl"), host(2, gpus=1), own_threads=2)
+    assert [environment(worker).get("NCCL_HOSTID") for worker in shared] == ["paceline-0", "paceline-1"]
+    apart = place(run(2, backend="nccl"), host(2, gpus=2), own_threads=2)
+    assert [environment(worker).get("NCCL_HOSTID") for worker in apart] == [None, None]

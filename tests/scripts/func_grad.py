@@ -1,6 +1,5 @@
 """torch.func.grad: functional gradients, neither backward() nor autograd.grad()."""
 
-# test: right-or-refused=gradients are taken by a transformation
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value

@@ -1,6 +1,5 @@
 """Per-sample gradients with vmap: under it a module sees no batch at all."""
 
-# test: right-or-refused=gradients are taken by a transformation
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap

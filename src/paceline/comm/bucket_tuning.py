@@ -7,7 +7,6 @@ the trial steps, some dozens. If workers hardly wait for gradients, the tuner tr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -17,6 +16,7 @@ import torch
 
 from paceline.comm.buckets import SIZE, Buckets
 from paceline.comm.group import Group
+from paceline.comm.marks import Mark, Waits, mark, seconds_between
 
 WARM_UP = 10  # steps in which torch chooses kernels, buckets are built and the view is decided
 BLOCK = 5  # steps per candidate and round; the first step rebuilds the buckets and does not count
@@ -54,12 +54,12 @@ class BucketTuner:
     """The tuner of one worker. Every worker calls `step` after every optimizer step; at the end of each block `step`
     waits for all workers."""
 
-    def __init__(self, group: Group, buckets: Buckets, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, group: Group, buckets: Buckets, clock: Callable[[], Mark] = mark) -> None:
         self.verdict: BucketVerdict | None = None
         self._group, self._buckets, self._clock = group, buckets, clock
         self._ways = [Way(), Way(SIZE // 6), Way(4 * SIZE), *(Way(SIZE, name) for name in group.algorithms)]
-        self._steps, self._times = 0, list[float]()
-        self._last = clock()
+        self._steps, self._marks = 0, [clock()]
+        buckets.waits = Waits(clock)
         self._plan: list[int] = []  # indices of the candidates still to try
         self._measured: dict[int, list[float]] = {index: [] for index in range(len(self._ways))}
 
@@ -67,19 +67,19 @@ class BucketTuner:
         """Counts one finished optimizer step."""
         if self.verdict is not None:
             return
-        now = self._clock()
-        self._times.append(now - self._last)
-        self._last = now
+        self._marks.append(self._clock())
         self._steps += 1
         if self._steps < WARM_UP:
             return
         if self._steps == WARM_UP:
             self._begin()
-        elif len(self._times) == BLOCK:
+        elif len(self._marks) > BLOCK:
             self._end_block()
 
     def _begin(self) -> None:
-        step, waited = median(self._times[2:]), self._buckets.waited / self._steps
+        assert self._buckets.waits is not None
+        step, waited = median(seconds_between(self._marks)[2:]), self._buckets.waits.seconds() / self._steps
+        self._buckets.waits = None
         size = sum(bucket.flat.nbytes for bucket in self._buckets.all())
         # The shortest wait of all workers is the cost of communication; the other workers also waited for a slow peer.
         facts = torch.tensor([step, waited, float(size)], dtype=torch.float64, device="cpu")
@@ -94,7 +94,7 @@ class BucketTuner:
             self._use(self._plan[0])
 
     def _end_block(self) -> None:
-        mine = torch.tensor([median(self._times[1:])], dtype=torch.float64, device="cpu")
+        mine = torch.tensor([median(seconds_between(self._marks)[1:])], dtype=torch.float64, device="cpu")
         slowest = float(self._group.gather_vectors(mine, "the step times of all workers").max())
         self._measured[self._plan.pop(0)].append(slowest)
         if self._plan:
@@ -112,8 +112,7 @@ class BucketTuner:
         way = self._ways[index]
         self._buckets.resize(way.bucket_bytes)
         self._group.use_algorithm(way.algorithm)
-        self._times.clear()
-        self._last = self._clock()
+        self._marks = [self._clock()]
 
     def _settle(self, index: int, why: str) -> None:
         if any(self._measured.values()):

@@ -13,12 +13,14 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
 
 from paceline.comm.bucket import Bucket, BucketSlot, BucketTail
 from paceline.comm.group import Group
+from paceline.comm.marks import Waits
 from paceline.errors import ScriptError
 from paceline.torch_private import uses_of
 
@@ -49,7 +51,7 @@ class Buckets:
         self.group, self._average, self.size, self.first = group, average, size, first
         self.slots: list[BucketSlot] = []
         self.watcher: Watcher | None = None
-        self.waited = 0.0  # seconds spent waiting for sums
+        self.waits: Waits | None = None  # measures the time spent waiting for sums
         self._keys = itertools.count()
         self._late: set[int] = set()  # slots whose hook ran more than once in a backward: sent at the end of backward
         self._order: list[int] = []  # slots in the order of their gradients in this backward
@@ -141,8 +143,8 @@ class Buckets:
         for number, bucket in enumerate(self._sending):
             if bucket.pending is not None:
                 began = time.perf_counter()
-                bucket.pending.finish(bucket.what)
-                self.waited += time.perf_counter() - began
+                with nullcontext() if self.waits is None else self.waits.one():
+                    bucket.pending.finish(bucket.what)
                 if self.group.timeline is not None:
                     self._record_timeline(number, bucket, began)
                 bucket.pending = None

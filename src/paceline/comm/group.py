@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from paceline.comm import plain
 from paceline.comm.called_off import CalledOff
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
 from paceline.comm.ending import Ending
+from paceline.comm.gpus import GpuChannel, over_nccl
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
 from paceline.comm.link.client import LinkStore, link_of_this_process, within
 from paceline.comm.lost import from_backend, says_lost
@@ -56,7 +57,7 @@ class Group:
         self.guarded = 0  # > 0 in joint work in which a worker may fail: see `called_off`
         self.off = False  # joint work was called off: no collective until all workers call `begin_again`
         self.crossed = 0  # number of times that a gradient has crossed from the whole batch into slices
-        self._cuda: Any = None
+        self._gpus: GpuChannel | Literal[False] | None = None
         self._store: Any = None
         if self.world > 1:
             self.pulse.enter(CONNECTING)
@@ -70,9 +71,9 @@ class Group:
         """Sums `tensor` over the workers, in place."""
         if self.world == 1:
             return
-        if self._on_gpus(tensor):
+        if (gpus := self._gpus_for(tensor)) is not None:
             with self.waiting(what, asks=True):
-                self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait()
+                gpus.all_reduce(tensor)
             return
         host, is_copy = _summable(tensor)
         with self.waiting(what, asks=not self._channel.answers):
@@ -90,8 +91,8 @@ class Group:
     ) -> Pending:
         """Starts an in-place sum of a gradient bucket; `finish` waits for the sum. Sums run in the order of their
         starts. `key` identifies the bucket, and `shapes` are the shapes of the gradients in the bucket."""
-        if self._on_gpus(tensor):
-            return Pending(self, self._nccl().allreduce([tensor], dist.AllreduceOptions()).wait)
+        if (gpus := self._gpus_for(tensor)) is not None:
+            return Pending(self, gpus.start(tensor))
         host, is_copy = (tensor, False) if shared is not None else _summable(tensor)
         try:
             begun = self._channel.start(host.view(-1), shared, "gradients", key=key, shapes=shapes)
@@ -141,6 +142,10 @@ class Group:
         """Gives every worker rank 0's values, in place."""
         if self.world == 1 or not tensor.numel():
             return
+        if (gpus := self._gpus_for(tensor)) is not None and tensor.is_contiguous():
+            with self.waiting(what, asks=True):
+                gpus.broadcast(tensor.detach())
+            return
         host = as_bytes(tensor)
         with self.waiting(what, asks=not self._channel.answers):
             self._channel.broadcast(host, what)
@@ -153,8 +158,9 @@ class Group:
         if self.world == 1:
             return rows
         mine = rows.movedim(dim, 0).contiguous()
-        if self._on_gpus(rows):
-            out = self._gather_on_gpus(mine, sizes, what)
+        if (gpus := self._gpus_for(rows)) is not None:
+            with self.waiting(what, asks=True):
+                out = gpus.gather(mine, sizes)
         else:
             host = torch.empty((sum(sizes), *mine.shape[1:]), dtype=mine.dtype, device="cpu")
             into = [as_bytes(part) for part in host.split(list(sizes))]
@@ -229,33 +235,21 @@ class Group:
         except RuntimeError as error:
             raise self._explain(error, "start") from error
 
-    def _on_gpus(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_cuda and self.backend != "gloo" and self._nccl() is not None
-
-    def _nccl(self) -> Any:
-        """The NCCL group, created at the first CUDA tensor; None if workers share a GPU."""
-        if self._cuda is None:
+    def _gpus_for(self, tensor: torch.Tensor) -> GpuChannel | None:
+        """The channel between GPUs, created at the first CUDA tensor; None for a host tensor, and if workers share a
+        GPU."""
+        if not tensor.is_cuda or self.backend == "gloo":
+            return None
+        if self._gpus is None:
             own_gpu = count_gpus() >= self._local_world
             if self.backend == "nccl" or (own_gpu and dist.is_nccl_available()):
-                store = self.store("cuda")
-                self._cuda = dist.ProcessGroupNCCL(store, self.rank, self.world)  # type: ignore[call-arg]
+                self._gpus = over_nccl(self.store("gpus"), self.rank, self.world)
             else:
-                self._cuda = False
+                self._gpus = False
                 self.pulse.notice(
                     f"{self._local_world} workers share {count_gpus()} GPU(s): collectives go through the host."
                 )
-        return self._cuda or None
-
-    def _gather_on_gpus(self, mine: torch.Tensor, sizes: Sequence[int], what: str) -> torch.Tensor:
-        longest = max(sizes)
-        if mine.shape[0] < longest:
-            mine = torch.cat([mine, mine.new_zeros((longest - mine.shape[0], *mine.shape[1:]))])
-        out = mine.new_empty((self.world * longest, *mine.shape[1:]))
-        with self.waiting(what, asks=True):
-            self._nccl()._allgather_base(out, mine).wait()
-        if all(size == longest for size in sizes):
-            return out
-        return torch.cat([out[r * longest : r * longest + size] for r, size in enumerate(sizes)])
+        return self._gpus or None
 
     @contextmanager
     def waiting(self, what: str, *, asks: bool = False) -> Iterator[None]:

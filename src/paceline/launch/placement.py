@@ -54,6 +54,10 @@ def environment(worker: WorkerSettings) -> dict[str, str]:
         # A script that distributes itself chooses its GPU by LOCAL_RANK, from a list that is the same on all workers.
         seen = _rotated(worker.gpus, -worker.local_rank) if worker.run.launch_as else worker.gpus
         added["CUDA_VISIBLE_DEVICES"] = ",".join(seen)
+    if worker.run.backend == "nccl" and len(worker.gpus) < worker.local_world:
+        # NCCL refuses workers of one host that share a GPU. As hosts of their own they talk over sockets: slow, but
+        # with the same calls as between many GPUs.
+        added["NCCL_HOSTID"] = f"paceline-{worker.rank}"
     return added
 
 

@@ -9,6 +9,7 @@ Used by `paceline run` for an unmodified script, or explicitly in a script:
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +19,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from paceline.comm.bucket import BucketTail
 from paceline.comm.bucket_tuning import BucketTuner
 from paceline.comm.buckets import Buckets, Watcher
-from paceline.comm.call_site import script_line
+from paceline.comm.coalesced import broadcast_all
 from paceline.comm.group import Group
 from paceline.comm.sparse import sparse
-from paceline.errors import PartedError
 from paceline.script import chance
 from paceline.script.seams.stage import Stage, call_site
 from paceline.script.slicing import crossings
@@ -29,8 +29,7 @@ from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
 from paceline.strategies.agreement import Agreement
 from paceline.strategies.half_done import HalfDone
-
-SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most
+from paceline.strategies.loss_check import LossCheck, is_number
 
 
 class Mirrored:
@@ -70,7 +69,7 @@ class Mirrored:
             self._half_done = HalfDone(self._buckets)
             # Trained since buffers were last averaged, in call order: a set's order differs between workers.
             self._trained_since_averaging: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
-            self._agreement = Agreement(stage, self._name_of)
+            self._agreement, self._losses = Agreement(stage, self._name_of), LossCheck()
             stage.views.on_slices = self._agreement.on_slices
             chance.share(stage)
             stage.subscribe(self)
@@ -85,13 +84,12 @@ class Mirrored:
         """Broadcasts rank 0's weights and buffers at the first call."""
         if self.stage.aside:
             return
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor not in self._known:
-                self.group.broadcast(tensor, "the model's weights")
+        unknown = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor not in self._known]
+        broadcast_all(self.group, unknown, "the model's weights")
         self._meet_all(module)
         if not self._ends:
             self._ends = True
-            self.stage.subscribe(AtEnd(self._agreement))
+            self.stage.subscribe(AtEnd(self._compare_last))
 
     def before_forward(self, module: nn.Module) -> None:
         self._agreement.before_forward(module)
@@ -152,14 +150,14 @@ class Mirrored:
             if views.batch_is_cut:
                 self._make_whole(loss, None)
             return
-        on_host = loss.dim() == 0 and loss.device.type == "cpu" and loss.is_floating_point()
-        riders = self._agreement.riders()
-        tails = self._buckets.finish(float(loss.detach()) if on_host else 0.0, views.share, riders)
+        on_host = is_number(loss) and loss.device.type == "cpu"
+        shown = float(loss.detach()) if on_host else 0.0 if views.batch_is_cut else self._losses.late(loss)
+        tails = self._buckets.finish(shown, views.share, self._agreement.riders())
         self._agreement.compare([tail.riders for tail in tails])
         if views.batch_is_cut:
             self._make_whole(loss, tails if on_host else None)
-        elif on_host:
-            self._check(tails)
+        else:
+            self._losses.compare([tail.loss for tail in tails], late=not on_host)
 
     def on_end(self) -> None:
         """Compares seeds also without a model. Rank 0, which serves the store, must not leave first."""
@@ -169,7 +167,11 @@ class Mirrored:
     def on_enough(self) -> None:
         """The run ends before the script does, after the same step on all workers: the last update is compared."""
         if self._is_needed():
-            self._agreement.on_end()
+            self._compare_last()
+
+    def _compare_last(self) -> None:
+        self._agreement.on_end()
+        self._losses.end(self.group)
 
     def _is_needed(self) -> bool:
         """False with one worker, and if the script distributes itself."""
@@ -256,25 +258,12 @@ class Mirrored:
             loss.data.fill_(sum(tail.loss * tail.share for tail in tails if tail.share))
         loss._paceline_whole = True  # type: ignore[attr-defined]
 
-    def _check(self, tails: list[BucketTail]) -> None:
-        """In the batch view all workers must have computed the same loss."""
-        losses = [tail.loss for tail in tails]
-        low, high = min(losses), max(losses)
-        finite = all(value == value and abs(value) != float("inf") for value in losses)
-        if finite and high - low > SAME * max(abs(low), abs(high), 1e-6):
-            raise PartedError(
-                f"The losses at {script_line()} differ between the workers: "
-                + ", ".join(f"worker {rank} {value:.6g}" for rank, value in enumerate(losses)),
-                advice="Something in the script differs from worker to worker: randomness seeded from the clock or the "
-                "operating system, the order of a set or of os.listdir, or time. Seed or sort it.",
-            )
-
 
 class AtEnd:
     """The last comparison, after all other listeners at the end: it may refuse the run."""
 
-    def __init__(self, agreement: Agreement) -> None:
-        self.on_end = agreement.on_end
+    def __init__(self, compare: Callable[[], None]) -> None:
+        self.on_end = compare
 
 
 def put_first(hooks: Any, handle: int) -> None:

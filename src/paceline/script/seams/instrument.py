@@ -34,7 +34,7 @@ from paceline.script.patches import all_of, patch
 from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
-from paceline.torch_private import is_tracing, keep_out_of_graphs, set_call_known_to_dynamo
+from paceline.torch_private import is_tracing, is_transformed, keep_out_of_graphs, set_call_known_to_dynamo
 
 
 def find(stage: Stage) -> Callable[[], None]:
@@ -72,6 +72,8 @@ def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if stage.depth or stage.aside or not _is_root(stage, self) or is_tracing() or stage.is_elsewhere():
             return plain(self, *args, **kwargs)
+        if stage.group.world > 1 and is_transformed():
+            return stage.call_transformed(plain, self, args, kwargs)
         return stage.call(plain, self, args, kwargs)
 
     return __call__
@@ -177,7 +179,7 @@ def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.backward_depth or stage.aside:
+        if stage.depth or stage.backward_depth or stage.aside or is_transformed():
             return plain(outputs, inputs, *args, **kwargs)
         return stage.gradients(plain, outputs, inputs, args, kwargs)
 

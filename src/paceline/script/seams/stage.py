@@ -160,6 +160,19 @@ class Stage:
             self.watch.leave()
             self.depth -= 1
 
+    def call_transformed(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A call inside a torch.func transform (grad, vmap), which sees no gradient and no row that could be exchanged:
+        every worker computes it whole. Only with several workers."""
+        self.views.warn(
+            f"The module {type(module).__name__} is called inside a torch.func transform: every worker computes it "
+            "whole, and that part gets no faster."
+        )
+        self.depth += 1
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            self.depth -= 1
+
     def around(self, seam: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """The function to call at this seam instead of `plain`, which must be the same at every call."""
         if not self._around[seam]:

@@ -43,7 +43,8 @@ def find(stage: Stage) -> Callable[[], None]:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        if not training or (split := stage.views.split_for_norms) is None or not split.batch or stage.is_elsewhere():
+        elsewhere = not torch.compiler.is_compiling() and stage.is_elsewhere()  # the compiler cannot trace the question
+        if not training or (split := stage.views.split_for_norms) is None or not split.batch or elsewhere:
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return norm_whole_batch(input, running_mean, running_var, weight, bias, momentum, eps, split)
 

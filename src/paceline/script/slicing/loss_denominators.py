@@ -24,10 +24,10 @@ class Averages:
     def __init__(self) -> None:
         self.watching = False
         self._taken: list[tuple[torch.Tensor, torch.Tensor]] = []  # value, divisor
-        self._uneven = False
+        self._counted: list[torch.Tensor] = []  # per average, which targets count
 
     def begin(self) -> None:
-        self.watching, self._taken, self._uneven = True, [], False
+        self.watching, self._taken, self._counted = True, [], []
 
     def end(self) -> None:
         self.watching = False
@@ -38,7 +38,7 @@ class Averages:
 
     def check_mean_over_rows(self) -> None:
         """Refuses a returned value that contains an average plus another term: it would be combined over rows."""
-        if self._uneven:
+        if not all(bool(counted.all()) for counted in self._counted):  # waits for a GPU, in such models only
             raise ScriptError(
                 "The model's loss averages over targets of which some are ignored or weighted, and adds another term: "
                 "the losses of several workers' slices cannot be combined.",
@@ -56,7 +56,7 @@ class Averages:
                 counted = target != kwargs.get("ignore_index", default_ignored)
                 divisor = counted.sum() if weight is None else weight[target[counted]].sum()
                 self._taken.append((value, divisor.to(torch.float64)))
-                self._uneven |= weight is not None or (not counted.is_cuda and not bool(counted.all()))
+                self._counted.append(counted if weight is None else torch.zeros(1, dtype=torch.bool, device="cpu"))
             return value
 
         return loss

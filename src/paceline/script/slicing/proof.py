@@ -41,7 +41,7 @@ from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.sliced import Judgement, Role, SlicePlan
 from paceline.script.slicing.ways import Way, some_rows, ways_to_cut
-from paceline.torch_private import BatchNorm, is_compiled, is_transformed, uncompiled
+from paceline.torch_private import BatchNorm, is_compiled, uncompiled
 
 FEW = 2  # rows per worker in a proof on few rows, and one more, so that slices differ in size
 
@@ -65,11 +65,6 @@ class Proof:
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch."""
-        if is_transformed():
-            raise NotSplitError(
-                f"{describe(module)} is called inside a torch.func transform, which cannot be split between workers.",
-                advice=f"Run it whole on every worker: --whole {type(module).__name__}",
-            )
         ways = list(ways_to_cut(leaves, self.batch_dim))
         if not ways:
             return None
