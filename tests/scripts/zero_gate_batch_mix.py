@@ -1,6 +1,5 @@
 """ReZero-gated attention across the batch (an in-context learner)."""
 
-# test: refused=mixes samples
 import torch
 import torch.nn.functional as F
 from torch import nn

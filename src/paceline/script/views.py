@@ -66,6 +66,7 @@ class Views:
             self.averages,
             lambda: self.norms_see_batch,
             stage.run.gather_below,
+            stage.as_script,
         )
         self._in_slice: nn.Module | None = None  # the module that was called with the worker's slice
         self._warned: set[str] = set()

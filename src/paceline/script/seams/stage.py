@@ -245,6 +245,15 @@ class Stage:
         where autograd recomputes a checkpoint, which may be on a thread of its own."""
         return threading.get_ident() != self._thread and not getattr(self._recomputing, "now", False)
 
+    @contextmanager
+    def as_script(self) -> Iterator[None]:
+        """Inside it, a module's call is an outermost one, as if the lines that call it were the script's."""
+        depth, self.depth = self.depth, 0
+        try:
+            yield
+        finally:
+            self.depth = depth
+
     def where(self) -> Any:
         """The script's position: inside a sliced call or outside. `back_at` returns to it temporarily."""
         return self.depth, self.views.split_of_call, self.views.draws.where()

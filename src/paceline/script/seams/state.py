@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import nn
@@ -28,3 +29,5 @@ class StageState(Protocol):
     roots: weakref.WeakSet[nn.Module]
     trained: weakref.WeakSet[nn.Module]
     has_loader: bool
+
+    def as_script(self) -> AbstractContextManager[None]: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ from paceline.script.slicing.unfinished import (
     set_numbers,
     sizes_of,
 )
-from paceline.torch_private import uncompiled
+from paceline.torch_private import is_compiled, uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in a value share a plan
 VALUES = (str, bool, int, enum.Enum)
@@ -93,6 +94,13 @@ class _Begun:
     split: Split | None = None
     unfinished: Unfinished | None = None
 
+    def forget(self) -> None:
+        """The proof met the exception that the call then raised, and proved nothing: the next call must make it."""
+        if self.before is None:
+            self.plans.pop(self.kind, None)
+        else:
+            self.plans[self.kind] = self.before
+
 
 class SlicedCalls:
     """All sliced calls of a worker."""
@@ -106,10 +114,12 @@ class SlicedCalls:
         averages: Averages,
         norms_see_batch: Callable[[], bool],
         gather_below: int,
+        as_script: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded."""
+        """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded.
+        `as_script`: inside it, a module's call is an outermost one."""
         self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
-        self._gather_below = gather_below
+        self._gather_below, self._as_script = gather_below, as_script
         self.split: Split | None = None  # of the current call
         self.averages = averages
         self._prove, self._inside = prove, inside
@@ -122,9 +132,10 @@ class SlicedCalls:
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls the module in slices. If the call raises on one worker, it raises on all workers."""
         try:
-            return self._together.do(self._call, plain, module, args, kwargs, tell=self._tell, undo=self._undo)
+            output = self._together.do(self._call, plain, module, args, kwargs, tell=self._tell, undo=self._undo)
         finally:
             self._begun = None
+        return self._call_parts(plain, args, kwargs, output) if isinstance(output, _Begun) else output
 
     def _call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = (args, kwargs)
@@ -141,6 +152,8 @@ class SlicedCalls:
             known = plans[kind] = self._prove(plain, module, whole, tree.leaves(whole))
             if isinstance(known, SlicePlan):
                 known.calls = 1 if before is None else before.calls
+        if isinstance(known, NotSplitError) and _has_parts(module):
+            return begun
         if not isinstance(known, SlicePlan):
             return self._call_whole(plain, module, given, known)
         plan = known
@@ -182,14 +195,34 @@ class SlicedCalls:
         output = plain(module, *given[0], **given[1])
         self.group.agree()
         if why is not None:  # said only now: a call that was refused because it raises is not refused
-            self.refusal = self.refusal or why
-            name = type(uncompiled(module)).__name__
-            if name not in self._whole:
-                self._whole.add(name)
-                self.group.pulse.notice(
-                    f"The module {name} cannot be computed in slices: every worker computes it whole."
-                )
+            self._tell_why(module, why, "every worker computes it whole")
         return output
+
+    def _call_parts(self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun) -> Any:
+        """Computes the modules that this one calls in slices, as if its forward were lines of the script, which every
+        worker runs whole: a model with its loss inside, a loss between samples, a layer that mixes them."""
+        module, why = begun.module, begun.plans[begun.kind]
+        try:
+            output = self._together.do(self._in_parts, plain, module, args, kwargs)
+        except Exception:
+            begun.forget()
+            raise
+        assert isinstance(why, NotSplitError)
+        self._tell_why(module, why, "the modules in it are computed in slices, and the rest whole by every worker")
+        return output
+
+    def _in_parts(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        with self._as_script():
+            output = plain(module, *args, **kwargs)
+        self.group.agree()
+        return output
+
+    def _tell_why(self, module: nn.Module, why: NotSplitError, instead: str) -> None:
+        self.refusal = self.refusal or why
+        name = type(uncompiled(module)).__name__
+        if name not in self._whole:
+            self._whole.add(name)
+            self.group.pulse.notice(f"{why.message.splitlines()[0]} Therefore {instead}.")
 
     def _join_argument(self, whole: torch.Tensor, local: torch.Tensor, dim: int, split: Split) -> None:
         """The call has changed its argument in place, each worker its own rows: all workers get all rows."""
@@ -230,15 +263,13 @@ class SlicedCalls:
                     left.put_back(number)
                 elif number >= left.joined:
                     self._join_left(left, number, plan, split)
+        if not told:  # a worker failed outside, in a module whose parts are computed in slices
+            return
         sizes, numbers = told
         set_numbers(uncompiled(begun.module), numbers)
         follow(self._equal_buffers(), first, sizes, self.group)
         if begun.plans.get(begun.kind) is not begun.before and plan is None:
-            # The proof met the same exception and proved nothing: the next call must make the proof.
-            if begun.before is None:
-                begun.plans.pop(begun.kind, None)
-            else:
-                begun.plans[begun.kind] = begun.before
+            begun.forget()
         if isinstance(begun.before, SlicePlan):
             begun.before.calls = begun.calls
 
@@ -368,3 +399,10 @@ def _kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
             yield leaf.dtype, tuple(size == sizes[0] for size in leaf.shape)
         else:
             yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """Whether a module calls modules that could be computed in slices. Not seen inside compiled code."""
+    if is_compiled(module) or isinstance(module, torch.jit.ScriptModule):
+        return False
+    return any(next(child.parameters(), None) is not None for child in module.children())

@@ -48,6 +48,7 @@ class Together:
     def __init__(self, group: Group) -> None:
         self.group = group
         self._warned = False
+        self._shared: Exception | None = None  # raised in joint work that is part of other joint work
 
     def do(
         self,
@@ -67,6 +68,9 @@ class Together:
         except PacelineError:
             raise
         except Exception as error:
+            if error is self._shared:  # raised by all workers, in joint work that was part of this
+                self._shared = error if self.group.guarded > 1 else None
+                raise
             if not self.group.off:  # else the exception is a consequence of a peer's failure
                 own = error
                 self.group.agree(failed=True)
@@ -77,7 +81,9 @@ class Together:
         if undo is not None:
             undo(first, raised.told)
         _set_streams(raised)
-        raise self._rebuilt(own, first, raised)
+        joint = self._rebuilt(own, first, raised)
+        self._shared = joint if self.group.guarded else None
+        raise joint
 
     def meet_since(self, collectives: int) -> None:
         """Ends the work: a worker that passes here knows that no worker failed. `collectives` is the pulse's count at
