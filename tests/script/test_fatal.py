@@ -57,9 +57,9 @@ MIXES = """
 class Mixes(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(3, 2)
+        self.weight = nn.Parameter(torch.ones(3, 2))
     def forward(self, x):
-        return self.layer(x - x.mean(0))
+        return (x - x.mean(0)) @ self.weight
 model = Mixes()
 """
 FAULTS = {  # what happens to worker 1 at step 3, and what a person reads
