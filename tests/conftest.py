@@ -24,7 +24,7 @@ WITH_WORKERS = ("comm", "script", "strategies")
 WITH_ZYGOTES = ("acceptance", "launch")
 
 # The same examples on every machine; a busy machine is slow, which is no fault. `make test-all` tries many more.
-for name, examples in (("default", 20), ("large", 100)):
+for name, examples in (("default", 10), ("large", 100)):
     settings.register_profile(
         name,
         max_examples=examples,
