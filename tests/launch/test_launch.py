@@ -244,16 +244,16 @@ def test_a_script_may_handle_the_interrupt(play: Play) -> None:
     sent = []  # a second interrupt would kill the workers
 
     def interrupt(launched: Launched, event: Event) -> None:
-        if launched.output() and not sent:
+        if launched.output() == "here\n" and not sent:
             sent.append(signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     launched = play(
         """
-        import signal, sys, time, torch
+        import os, signal, sys, time, torch
         signal.signal(signal.SIGINT, lambda *_: (print("saved", flush=True), sys.exit()))
         torch.nn.Linear(4, 1)(torch.ones(8, 4)).sum().backward()  # waits for the other worker
-        print("here", flush=True)
+        os.write(1, b"here\\n")  # in one piece: the handler prints, too
         time.sleep(1000)
         """,
         on_event=interrupt,
