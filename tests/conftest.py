@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 WITH_WORKERS = ("comm", "script", "strategies")
 WITH_ZYGOTES = ("acceptance", "launch")
+# What stays together and takes long, longest first: where one of them began last, the other cores would wait for it.
+LONG = ("workers", "acceptance", "launch", "tests/view/test_browser.py")
 
 # The same examples on every machine; a busy machine is slow, which is no fault. `make test-all` tries many more.
-for name, examples in (("default", 20), ("large", 100)):
+for name, examples in (("default", 10), ("large", 100)):
     settings.register_profile(
         name,
         max_examples=examples,
@@ -46,18 +48,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByRoom(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            room = file.split("/")[1]
-            return "workers" if room in WITH_WORKERS else room if room in WITH_ZYGOTES else file
+            return _together(nodeid)
 
-    config.option.loadscopereorder = False  # the acceptance tests come first, and take longest
+    config.option.loadscopereorder = False  # the order is that of `pytest_collection_modifyitems`
     return ByRoom(config, log)
+
+
+def _together(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    room = file.split("/")[1]
+    return "workers" if room in WITH_WORKERS else room if room in WITH_ZYGOTES else file
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is `crossed` with an axis (the number of workers), the default run takes every case once, with the
-    axis's values in turn; `make test-all` takes all."""
+    """What takes long comes first. Of a test that is `crossed` with an axis (the number of workers), the default run
+    takes every case once, with the axis's values in turn; `make test-all` takes all."""
+    items.sort(key=lambda item: LONG.index(name) if (name := _together(item.nodeid)) in LONG else len(LONG))
     crossed: dict[tuple[Any, str], list[tuple[Any, str, str]]] = {}
     for item in items:
         if (mark := item.get_closest_marker("crossed")) is not None:

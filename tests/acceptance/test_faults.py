@@ -300,6 +300,7 @@ def test_a_signal_stops_every_worker_and_leaves_a_record(type_it: TypeIt, number
     assert outcome.steps > 3
 
 
+@pytest.mark.slow  # tests/launch/test_launch.py interrupts such a script, too
 def test_a_script_may_handle_the_interrupt(type_it: TypeIt) -> None:
     handle = "signal.signal(signal.SIGINT, lambda *_: (print('saved', flush=True), sys.exit()))"
     command = type_it("-n", "2", "train.py", fault=f"if step == 0: {handle}")

@@ -110,7 +110,8 @@ class Throttled(Nothing):
             time.sleep(0.005)
 
 
-@pytest.mark.parametrize("cause", ["input", "compute"])
+# `test_since_when` has a worker that computes slowly.
+@pytest.mark.parametrize("cause", ["input", pytest.param("compute", marks=pytest.mark.slow)])
 def test_the_slow_worker_is_named_with_its_cause_and_its_seconds(zygote, tmp_path, cause):
     found = find(zygote, tmp_path, cause)
     assert found is not None

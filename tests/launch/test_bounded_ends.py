@@ -14,6 +14,7 @@ import pytest
 from paceline.errors import LaunchError
 from paceline.launch import Event, Output, Stall, Zygote, launch, watch
 from paceline.launch.processes import below, state_of
+from paceline.launch.zygote.patience import Patience
 from paceline.record import Outcome
 from paceline.settings import RunSettings
 
@@ -35,9 +36,12 @@ def own_zygote() -> Iterator[Zygote]:
         yield zygote
 
 
-def play(zygote: Zygote, folder: Path, on_event: Callable[[Event], None], **settings: object) -> Outcome:
+def play(
+    zygote: Zygote, folder: Path, on_event: Callable[[Event], None], workers: int = 1, **settings: object
+) -> Outcome:
+    """One worker unless a test needs two: for a second one, each test's own zygote imports torch._dynamo."""
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    run = RunSettings(script=str(folder / "train.py"), workers=2, **settings)  # type: ignore[arg-type]
+    run = RunSettings(script=str(folder / "train.py"), workers=workers, **settings)  # type: ignore[arg-type]
     return launch(run, zygote=zygote, record=folder / "record", on_event=on_event)
 
 
@@ -61,7 +65,7 @@ class Stop:
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_frozen_zygote_is_woken_to_end_the_run_and_itself(own_zygote: Zygote, tmp_path: Path, number: int) -> None:
     stop = Stop(own_zygote, number)
-    outcome = play(own_zygote, tmp_path, stop)
+    outcome = play(own_zygote, tmp_path, stop, workers=2)
     assert (outcome.exit_code, outcome.interrupted) == (128 + number, True)
     assert stop.below
     assert not [pid for pid in stop.below if state_of(pid)]
@@ -91,9 +95,13 @@ def test_a_zygote_that_never_answers_is_done_without(
     assert not state_of(own_zygote.pid)
 
 
-def test_a_frozen_zygote_is_told_of_and_given_up(own_zygote: Zygote, tmp_path: Path) -> None:
+def test_a_frozen_zygote_is_told_of_and_given_up(
+    own_zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Patience.look
+    monkeypatch.setattr(Patience, "look", lambda self, now: look(self, 100 * now))  # its clock runs 100 times as fast
     stop = Stop(own_zygote)
     with pytest.raises(LaunchError, match=r"is frozen .*--stall-abort"):
-        play(own_zygote, tmp_path, stop, stall_warning=1.0, stall_abort=3.0)
+        play(own_zygote, tmp_path, stop, stall_warning=40.0, stall_abort=80.0)
     assert any(f"kill -CONT {own_zygote.pid}" in event.text for event in stop.told if isinstance(event, Stall))
     assert not [pid for pid in stop.below if state_of(pid)]

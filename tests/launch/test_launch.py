@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -237,6 +238,30 @@ def test_a_run_in_another_thread_works(play: Play) -> None:
     """Without signals then: Python allows handlers in the main thread only."""
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(play, "print('hello')", workers=1).result().output() == "hello\n"
+
+
+def test_a_script_may_handle_the_interrupt(play: Play) -> None:
+    sent = []  # a second interrupt would kill the workers
+
+    def interrupt(launched: Launched, event: Event) -> None:
+        if launched.output() == "here\n" and not sent:
+            sent.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    launched = play(
+        """
+        import os, signal, sys, time, torch
+        signal.signal(signal.SIGINT, lambda *_: (print("saved", flush=True), sys.exit()))
+        torch.nn.Linear(4, 1)(torch.ones(8, 4)).sum().backward()  # waits for the other worker
+        os.write(1, b"here\\n")  # in one piece: the handler prints, too
+        time.sleep(1000)
+        """,
+        on_event=interrupt,
+    )
+    assert (launched.outcome.exit_code, launched.outcome.interrupted) == (128 + signal.SIGINT, True)
+    assert launched.output() == "here\nsaved\n"
+    assert launched.log(1).endswith("saved\n")
+    assert any("Ctrl-C again" in notice for notice in launched.notices)
 
 
 def test_a_caller_that_breaks_down_leaves_no_worker(play: Play) -> None:

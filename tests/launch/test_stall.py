@@ -226,7 +226,7 @@ def test_a_stall_that_resolves_is_only_a_warning_with_the_workers_line(play: Pla
         if any("; step 5," in text for text in launched.stalls):
             (launched.record.parent / "release").touch()
 
-    launched = play(TRAINING, stall_warning=0.5, on_event=release)
+    launched = play(TRAINING, stall_warning=2.0, on_event=release)
     assert launched.outcome.exit_code == 0, launched.outcome.message
     assert launched.outcome.steps == 8
     names_the_loop(launched)

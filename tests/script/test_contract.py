@@ -398,6 +398,7 @@ def test_point_13_workers_that_hold_different_losses_are_told_where(pool: Any) -
     assert "Seed or sort" in caught.value.advice
 
 
+@pytest.mark.slow  # six seconds of waiting; tests/launch/test_stall.py names a worker in a loop, and its line, too
 def test_point_13_a_worker_in_another_branch_is_named_with_its_line(play: Play) -> None:
     played = play(
         """

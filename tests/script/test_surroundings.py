@@ -90,7 +90,7 @@ def plainly(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(workers, marks=pytest.mark.slow) for workers in (1, 3))])
 def test_a_script_with_two_branches_takes_the_one_for_one_process(play: Play, plainly: str, workers: int) -> None:
     printed = play(TWO_BRANCHES, workers=workers).well.printed
     assert "variables []" in plainly

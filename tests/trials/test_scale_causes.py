@@ -67,7 +67,7 @@ for x, y in DataLoader(Data(), batch_size=8):
 """
 
 
-CASES = [*((cause, "strong") for cause in CAUSES), ("communication", "weak")]
+CASES = [*((cause, "strong") for cause in CAUSES), pytest.param("communication", "weak", marks=pytest.mark.slow)]
 
 
 def explained(zygote: Zygote, tmp_path: Path, cause: str, mode: series.Mode, clock: str) -> Why:

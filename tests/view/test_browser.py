@@ -32,20 +32,23 @@ FLAGS = [
 ]
 SWEEP, TUNE = "2026-11-15T11-20-13-sweep-train", "2026-11-15T11-48-55-tune-train"
 SCALE, BANDWIDTH = "2026-11-15T11-02-47-train", "2026-11-15T12-30-20-bandwidth"
-OF_A_RUN = ("memory", "topology", "logs")
-# Pages that a test of their own opens, or that are a table and charts as others are. test_pages.py asks for them all.
-ALIKE = ("ranks", "timeline", "ops", "op-types", "kernels", "waits", "devices")
+OF_A_RUN = ("memory", "logs")
+# Pages that a test of their own opens, or that are built as others are. test_pages.py asks for them all.
+ALIKE = ("topology", "ranks", "timeline", "ops", "op-types", "kernels", "waits", "devices")
 INVALID = """() => [...document.querySelectorAll('.chart')].map(figureOf).flatMap(
     (figure) => Plotly.validate(painted(figure.data), painted(figure.layout)) ?? []).map((fault) => fault.msg)"""
 ADDRESSES = [  # and those that a test of their own opens and checks
     "/machine",
     *(f"/{page}/{TRAIN}" for page in OF_A_RUN),
-    f"/results/{TUNE}",
     f"/communication/{BANDWIDTH}",
-    f"/run/{SCALE}/trials/round1-workers2",
     *(
         pytest.param(address, marks=pytest.mark.slow)
-        for address in (*(f"/{page}/{TRAIN}" for page in ALIKE), f"/ops/{TRAIN}?by=shapes", f"/results/{SWEEP}")
+        for address in (
+            *(f"/{page}/{TRAIN}" for page in ALIKE),
+            f"/ops/{TRAIN}?by=shapes",
+            *(f"/results/{series}" for series in (SWEEP, TUNE)),
+            f"/run/{SCALE}/trials/round1-workers2",
+        )
     ),
 ]
 

@@ -275,9 +275,12 @@ def waited(group: Group, what: str, seconds: float) -> tuple[float, float, float
     return came, time.monotonic(), time.process_time() - busy
 
 
-def test_more_workers_than_cores_sleep_while_they_wait() -> None:
+@pytest.mark.parametrize(
+    "calls", [("all_reduce", "recv"), pytest.param(("later", "recv from anybody"), marks=pytest.mark.slow)], ids=str
+)
+def test_more_workers_than_cores_sleep_while_they_wait(calls: tuple[str, ...]) -> None:
     with alone(4) as pool:
-        for what in ("all_reduce", "later", "recv", "recv from anybody"):
+        for what in calls:
             *others, (came, _, _) = pool.run(waited, what, 1.0)
             for _, done, busy in others:
                 assert done > came
