@@ -81,7 +81,9 @@ def _patch(owner: Any, name: str, new: Any) -> Callable[[], None]:
 
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.aside or not _is_root(stage, self) or _is_tracing() or stage.is_elsewhere():
+        if stage.depth or stage.aside or not _is_root(stage, self) or _is_tracing():
+            return plain(self, *args, **kwargs)
+        if stage.is_elsewhere() or stage.makes_samples():
             return plain(self, *args, **kwargs)
         return stage.call(plain, self, args, kwargs)
 
@@ -190,7 +192,7 @@ def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         # Inside a sliced call or another backward (reentrant checkpointing), a backward is local: leave it unchanged.
-        if stage.depth or stage.backward_depth or stage.aside:
+        if stage.depth or stage.backward_depth or stage.aside or stage.makes_samples():
             plain(tensors, grad_tensors, *args, **kwargs)
             return
         if stage.group.world > 1 and stage.is_elsewhere():
@@ -208,7 +210,7 @@ def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.backward_depth or stage.aside:
+        if stage.depth or stage.backward_depth or stage.aside or stage.makes_samples():
             return plain(outputs, inputs, *args, **kwargs)
         return stage.gradients(plain, outputs, inputs, args, kwargs)
 

@@ -27,6 +27,7 @@ Every worker passes every seam, in the same order: listeners may use collectives
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -84,7 +85,7 @@ class Stage:
         # A stern error that ends the run leaves the script as `Fatal`, which an `except Exception` does not catch.
         self.ending = group.ending = Ending(group.pulse)
         self.together = group.together = Together(group)
-        self._thread, self._recomputing = threading.get_ident(), threading.local()
+        self._pid, self._thread, self._recomputing = os.getpid(), threading.get_ident(), threading.local()
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called so far
@@ -231,6 +232,11 @@ class Stage:
         """Whether this is another thread than the script's, whose calls come in no order that all workers share. Not
         where autograd recomputes a checkpoint, which may be on a thread of its own."""
         return threading.get_ident() != self._thread and not getattr(self._recomputing, "now", False)
+
+    def makes_samples(self) -> bool:
+        """Whether a dataset, a sampler or a collate function runs: workers make different samples, so a model called
+        there is the script's own affair. So it is in a child process of the script, such as a loader's."""
+        return self.watch.phase == "data" or os.getpid() != self._pid
 
     def where(self) -> Any:
         """The script's position: inside a sliced call or outside. `back_at` returns to it temporarily."""
