@@ -136,9 +136,9 @@ class Proof:
         piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole)
         proven = roles is not None and None not in roles
         if all(self._agree(proven)):
-            if hidden or whole.draws:
+            if hidden or any(self._agree(whole.is_random)):
                 # Again with other values in the place of zero weights, and with other random numbers.
-                self._shift = bool(whole.draws)
+                self._shift = whole.is_random
                 with woken(hidden):
                     other = self._observe(plain, subject, given)
                     other_piece, other_roles, more_doubt = self._compare(plain, subject, given, cuts, split, other)

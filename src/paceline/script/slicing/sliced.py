@@ -26,6 +26,7 @@ from paceline.script.slicing import crossings, side_effects
 from paceline.script.slicing.arguments import cut_leaves, sharing, split_of, unsharded, versions_of
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.mutations import Containers, Told
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
@@ -156,12 +157,12 @@ class SlicedCalls:
                 attribute.lent = crossings.cut(value, role.dim, split)
                 side_effects.put(subject, place, attribute.lent)
         self.split = split
-        local = tree.leaves((cut_args, cut_kwargs))
+        local, containers = tree.leaves((cut_args, cut_kwargs)), Containers((cut_args, cut_kwargs))
         versions = versions_of(local, plan.cuts)
         self.averages.begin()
         try:
             with self._inside(plan, split), sharing(module, plan.states, self.group):
-                output = plain(module, *cut_args, **cut_kwargs)
+                output = containers.told(plain(module, *cut_args, **cut_kwargs))
         finally:
             self.split = None
             self.averages.end()
@@ -173,7 +174,7 @@ class SlicedCalls:
             self._join_left(left, number, plan, split)
         whole = self._join(output, plan, split, local)
         self._together.meet_since(met)
-        return whole
+        return Containers(given).adopt(whole) if isinstance(whole, Told) else whole
 
     def _call_whole(self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | None) -> Any:
         """Every worker computes the whole call, with the script's own random numbers."""
