@@ -1,6 +1,5 @@
-"""torch's default layout for recurrent networks: time first, batch second."""
+"""torch's default layout for recurrent networks: time first, batch second. The proof finds it."""
 
-# test: refused=--batch-dim
 import torch
 from torch import nn
 

@@ -82,9 +82,23 @@ class Views:
         return self._calls.refusal
 
     @property
+    def unbatched(self) -> str | None:
+        """Why a call without a batch was not split."""
+        return None if self._calls.unbatched is None else self._calls.unbatched.reason
+
+    @property
     def share(self) -> float:
         """The fraction of the batch that the script holds."""
         return 1.0 if self._cut is None else self._cut.share
+
+    @property
+    def gathers(self) -> bool:
+        """Whether every output is gathered at once."""
+        return self._calls.gathers
+
+    @gathers.setter
+    def gathers(self, value: bool) -> None:
+        self._calls.gathers = value
 
     @property
     def split(self) -> Split | None:

@@ -178,10 +178,12 @@ def _is_tracing() -> bool:
 def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Recomputes in backward as in forward: inside the sliced call, or outside."""
-        where = stage.where()
+        where: list[Any] = []
 
         def again(*inner: Any, **named: Any) -> Any:
-            with stage.back_at(where):
+            if not where:  # the forward
+                where.append(stage.where())
+            with stage.back_at(where[0]):
                 return function(*inner, **named)
 
         return plain(again, *args, **kwargs)
@@ -210,7 +212,9 @@ def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.backward_depth or stage.aside or stage.makes_samples():
+        # Inside another backward (a solver's adjoint) gradients must be global, too: the solver steps by their size.
+        inner = stage.backward_depth and (stage.recomputes() or stage.is_elsewhere())
+        if stage.depth or stage.aside or stage.makes_samples() or inner:
             return plain(outputs, inputs, *args, **kwargs)
         return stage.gradients(plain, outputs, inputs, args, kwargs)
 
@@ -250,12 +254,28 @@ def _optimizers(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _before_step(stage: Stage, optimizer: Any) -> None:
-    stage.emit("before_step", optimizer)
-    if stage.watch.phase == "optimizer":  # the previous step raised, and the script continued
+    if stage.stepping and not _runs(stage.stepping[0]):  # the previous step raised, and the script continued
+        stage.stepping.clear()
         stage.watch.leave()
-    stage.watch.enter("optimizer")
+    if not stage.stepping:  # the step of an optimizer inside another one's step (SAM, Lookahead) is part of that step
+        stage.emit("before_step", optimizer)
+        stage.watch.enter("optimizer")
+    stage.stepping.append(optimizer)
 
 
 def _after_step(stage: Stage, optimizer: Any) -> None:
+    del stage.stepping[stage.stepping.index(optimizer) :]  # inner steps that raised end with it
+    if stage.stepping:
+        return
     stage.watch.leave()
     stage.emit("after_step", optimizer)
+
+
+def _runs(optimizer: Any) -> bool:
+    """Whether a method of the optimizer is running."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False

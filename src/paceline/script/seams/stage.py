@@ -88,6 +88,7 @@ class Stage:
         self._pid, self._thread, self._recomputing = os.getpid(), threading.get_ident(), threading.local()
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
+        self.stepping: list[Any] = []  # optimizers whose steps run, outermost first: only that one is a seam
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called so far
         self.trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # … with gradients, in training mode
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated so far, and still alive
@@ -231,7 +232,11 @@ class Stage:
     def is_elsewhere(self) -> bool:
         """Whether this is another thread than the script's, whose calls come in no order that all workers share. Not
         where autograd recomputes a checkpoint, which may be on a thread of its own."""
-        return threading.get_ident() != self._thread and not getattr(self._recomputing, "now", False)
+        return threading.get_ident() != self._thread and not self.recomputes()
+
+    def recomputes(self) -> bool:
+        """Whether autograd recomputes a checkpoint."""
+        return getattr(self._recomputing, "now", False)
 
     def makes_samples(self) -> bool:
         """Whether a dataset, a sampler or a collate function runs: workers make different samples, so a model called
@@ -240,18 +245,27 @@ class Stage:
 
     def where(self) -> Any:
         """The script's position: inside a sliced call or outside. `back_at` returns to it temporarily."""
-        return self.depth, self.views.split_of_call, self.views.draws.where()
+        return self.depth, self.views.split_of_call, self.views.gathers, self.views.draws.where()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What the script does meanwhile belongs to a sliced call: it is no seam."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     @contextmanager
     def back_at(self, where: Any) -> Iterator[None]:
-        now, before = self.where(), getattr(self._recomputing, "now", False)
-        self.depth, self.views.split_of_call, draws = where
+        now, before = self.where(), self.recomputes()
+        self.depth, self.views.split_of_call, self.views.gathers, draws = where
         self._recomputing.now = True
         try:
             with self.views.draws.at(*draws):
                 yield
         finally:
-            self.depth, self.views.split_of_call, _ = now
+            self.depth, self.views.split_of_call, self.views.gathers, _ = now
             self._recomputing.now = before
 
     def end(self) -> None:
@@ -259,7 +273,7 @@ class Stage:
         if self.ending.first is not None:  # the script caught the error and continued
             raise self.ending.first
         if self._unsplit and not self._split and not self.aside:
-            raise self._not_split()
+            self._stop_unless_unbatched()
         self.emit("on_end")
 
     def _count(self, split: bool) -> None:
@@ -269,7 +283,13 @@ class Stage:
             # One unsplit backward may be a separate penalty; two, without any split one, are the whole script.
             self._unsplit += 1
             if self._unsplit > 1 and not self._split:
-                raise self._not_split()
+                self._stop_unless_unbatched()
+
+    def _stop_unless_unbatched(self) -> None:
+        """Nothing is split. A script that computes one sample at a time goes on all the same, with a notice."""
+        if self.views.refusal is not None or self.views.unbatched is None:
+            raise self._not_split()
+        self.views.warn(f"{self.views.unbatched} Nothing is split: {self.group.world} workers are no faster than one.")
 
     def _not_split(self) -> NotSplitError:
         if (why := self.views.refusal) is not None:

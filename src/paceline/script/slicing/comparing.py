@@ -65,6 +65,16 @@ def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
     return None
 
 
+def rows_of(whole: torch.Tensor, dim: int, split: Split, *, spread: bool) -> torch.Tensor:
+    """This worker's rows of the whole, or the first sample's if it has none. `spread`: each sample's rows are apart."""
+    many = whole.shape[dim] // max(split.batch, 1)
+    start, mine = (split.start, split.mine) if split.mine else (0, 1)
+    if spread:
+        apart = whole.unflatten(dim, (many, split.batch))
+        return apart.narrow(dim + 1, start, mine).flatten(dim, dim + 1)
+    return whole.narrow(dim, start * many, mine * many)
+
+
 def on_host(value: Any) -> Any:
     """The value for a comparison on another worker; the type's name if the value cannot be compared."""
     if isinstance(value, torch.Tensor):

@@ -52,6 +52,7 @@ class Role:
 
     kind: Literal["rows", "mean", "average", "sum", "same"]
     dim: int = 0
+    spread: bool = False  # rows of a sample are not adjacent: (time · batch, …) of a model that has time first
 
 
 @dataclass(slots=True)
@@ -77,7 +78,14 @@ class SlicePlan:
         return all(leaves[i].shape[dim] == batch for i, dim in self.cuts.items())
 
 
-Judgement = SlicePlan | NotSplitError | None  # of the proof: with the second and the third, a call runs whole
+@dataclass(frozen=True, slots=True)
+class Unbatched:
+    """A call that runs whole because it has no batch."""
+
+    reason: str
+
+
+Judgement = SlicePlan | NotSplitError | Unbatched | None  # of the proof: a call runs whole with any but the first
 
 
 @dataclass(slots=True)
@@ -110,6 +118,7 @@ class SlicedCalls:
         """`gather_below`: bytes below which an output is gathered at once, which is faster than staying sharded."""
         self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
         self._gather_below = gather_below
+        self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
         self.averages = averages
         self._prove, self._inside = prove, inside
@@ -117,7 +126,8 @@ class SlicedCalls:
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()
         self._begun: _Begun | None = None  # the current call
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
-        self._whole: set[str] = set()  # names of such modules
+        self.unbatched: Unbatched | None = None  # the first call without a batch
+        self._whole: set[str] = set()  # names of modules that run whole
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls the module in slices. If the call raises on one worker, it raises on all workers."""
@@ -176,12 +186,16 @@ class SlicedCalls:
         self._together.meet_since(met)
         return Containers(given).adopt(whole) if isinstance(whole, Told) else whole
 
-    def _call_whole(self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | None) -> Any:
+    def _call_whole(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | Unbatched | None
+    ) -> Any:
         """Every worker computes the whole call, with the script's own random numbers."""
         make_plain(given)
         output = plain(module, *given[0], **given[1])
         self.group.agree()
-        if why is not None:  # said only now: a call that was refused because it raises is not refused
+        if isinstance(why, Unbatched):
+            self.unbatched = self.unbatched or why
+        elif why is not None:  # said only now: a call that was refused because it raises is not refused
             self.refusal = self.refusal or why
             name = type(getattr(module, "_orig_mod", module)).__name__
             if name not in self._whole:
@@ -279,7 +293,7 @@ class SlicedCalls:
             )
         inputs = {_memory(leaf) for leaf in given if isinstance(leaf, torch.Tensor)}
         joined = [
-            Rows(piece, _layout(piece, role.dim, split))
+            Rows(piece, _layout(piece, role, split))
             if role.kind == "rows" and self._stays_sharded(piece, split, inputs)
             else self._join_leaf(piece, role, split)
             for piece, role in zip(pieces, roles, strict=True)
@@ -292,6 +306,7 @@ class SlicedCalls:
         size = piece.numel() * piece.element_size() // max(split.mine, 1) * split.batch
         return (
             size >= self._gather_below
+            and not self.gathers
             and all(split.sizes)
             and piece.layout is torch.strided
             and not (piece.grad_fn is not None and piece.retains_grad)
@@ -318,10 +333,10 @@ class SlicedCalls:
 
     def _put_together(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "rows":
-            split = split.times(piece.shape[role.dim] // max(split.mine, 1))
-            whole = crossings.gather(piece, role.dim, split)
+            layout = _layout(piece, role, split)
+            whole = layout.gather(piece)
             if piece.grad_fn is not None and piece.retains_grad:
-                _retain(piece, whole, role.dim, split)
+                _retain(piece, whole, layout)
             return whole
         if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
@@ -334,12 +349,12 @@ class SlicedCalls:
         return type(piece)(round(value) if isinstance(piece, int) else value)
 
 
-def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) -> None:
+def _retain(piece: torch.Tensor, whole: torch.Tensor, layout: Layout) -> None:
     """The model retains this tensor's gradient: the script looks for it on the whole tensor, which may get none."""
     whole.retain_grad()
 
     def keep(grad: torch.Tensor) -> None:
-        whole.grad = crossings.gather(grad, dim, split) / split.group.world
+        whole.grad = layout.gather(grad) / layout.split.group.world
 
     piece.register_hook(keep)
 
@@ -350,8 +365,9 @@ def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
         yield module.get_submodule(path).get_buffer(name)
 
 
-def _layout(piece: torch.Tensor, dim: int, split: Split) -> Layout:
-    return Layout(split, dim, inner=piece.shape[dim] // split.mine)
+def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
+    many = piece.shape[role.dim] // max(split.mine, 1)
+    return Layout(split, role.dim, outer=many) if role.spread else Layout(split, role.dim, inner=many)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -359,12 +375,13 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
-    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have the size of the
-    first tensor's first dimension. For other arguments (a task's name, a flag, the number of a head): the type, and the
-    value as long as there are few plans."""
+    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have one entry, or
+    the size of the first tensor's first or second dimension. For other arguments (a task's name, a flag, the number of
+    a head): the type, and the value as long as there are few plans."""
     sizes = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
+    first, second = sizes[:1], sizes[1:2]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            yield leaf.dtype, tuple(size == sizes[0] for size in leaf.shape)
+            yield leaf.dtype, tuple((size == 1, size in first, size in second) for size in leaf.shape)
         else:
             yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)
