@@ -1,6 +1,5 @@
 """The text classification tutorial: EmbeddingBag with offsets."""
 
-# test: refused=--whole Net
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -3,6 +3,7 @@
 before_step, after_step                   torch's global optimizer step hooks
 on_optimizer                              patch of Optimizer.__init__
 on_model, before_forward, after_forward   patch of nn.Module.__call__ (a global forward hook would slow inner calls)
+(model.forward(x))                        patches of the modules' forward: see `direct_forward`
 before_backward, after_backward           patch of torch.autograd.backward, which Tensor.backward calls
 (recomputation in backward)               patch of torch.utils.checkpoint.checkpoint
 (torch.autograd.grad)                     patch of torch.autograd.grad
@@ -19,6 +20,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from paceline.errors import ScriptError
 from paceline.script import loading
 from paceline.script.draws import table
 from paceline.script.rows.tensor import make_plain
+from paceline.script.seams import direct_forward
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
 
@@ -70,6 +73,7 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         batch_norm.find(stage),
         table.find(stage.views.draws),
         gradient_rescaling.find(stage),
+        direct_forward.find(stage, partial(_is_seam, stage)),
     ]
 
 
@@ -81,13 +85,16 @@ def _patch(owner: Any, name: str, new: Any) -> Callable[[], None]:
 
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.aside or not _is_root(stage, self) or _is_tracing():
-            return plain(self, *args, **kwargs)
-        if stage.is_elsewhere() or stage.makes_samples():
-            return plain(self, *args, **kwargs)
-        return stage.call(plain, self, args, kwargs)
+        return stage.call(plain, self, args, kwargs) if _is_seam(stage, self) else plain(self, *args, **kwargs)
 
     return __call__
+
+
+def _is_seam(stage: Stage, module: nn.Module) -> bool:
+    """Whether a call of this module, now, is the outermost call of a module that has parameters."""
+    if stage.depth or stage.aside or not _is_root(stage, module) or _is_tracing():
+        return False
+    return not (stage.is_elsewhere() or stage.makes_samples())
 
 
 def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:

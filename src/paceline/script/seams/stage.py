@@ -67,9 +67,8 @@ SEAMS = (
 )
 AROUND = ("around_forward", "around_backward", "around_iteration", "around_batch", "around_length")
 UNSPLIT_ADVICE = (
-    "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
-    "`model.forward(x)`, not bare tensors, not inside a function under torch.compile: compile the model), or run the "
-    "script on one worker: -n 1."
+    "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not bare tensors, not "
+    "inside a function under torch.compile: compile the model), or run the script on one worker: -n 1."
 )
 
 
@@ -97,7 +96,8 @@ class Stage:
         self.views = Views(self)
         self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}
         self._around: dict[str, list[Callable[..., Any]]] = {seam: [] for seam in AROUND}
-        self._wrapped: dict[str, Callable[..., Any]] = {}  # per seam, the plain call inside all its wrappers
+        # Per seam and plain call, that call inside all its wrappers.
+        self._wrapped: dict[tuple[str, Callable[..., Any]], Callable[..., Any]] = {}
         self.subscribe(self.views)
         self._split = self._unsplit = 0  # backwards that crossed a sliced call, and backwards that did not
 
@@ -163,14 +163,15 @@ class Stage:
             self.depth -= 1
 
     def around(self, seam: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """The function to call at this seam instead of `plain`, which must be the same at every call."""
+        """The function to call at this seam instead of `plain`."""
         if not self._around[seam]:
             return plain
-        if seam not in self._wrapped:
+        if (seam, plain) not in self._wrapped:
+            inner = plain
             for around in self._around[seam]:
-                plain = around(plain)
-            self._wrapped[seam] = plain
-        return self._wrapped[seam]
+                inner = around(inner)
+            self._wrapped[seam, plain] = inner
+        return self._wrapped[seam, plain]
 
     def backward(self, plain: Callable[..., Any], tensors: Any, grad_tensors: Any, rest: dict[str, Any]) -> None:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""

@@ -55,11 +55,10 @@ def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | N
         kinds = " and ".join(sorted({f"layout {leaf.layout}" if leaf.dim() else "no dimension" for _, leaf in tensors}))
         return Unbatched(f"{describe(module)} gets no tensor that can be cut into rows ({kinds}).")
     i, leaf = dense[0]
-    if leaf.dim() > 1 and 1 not in leaf.shape[:2]:
-        return None
-    return Unbatched(
-        f"{describe(module)} gets one sample at a time: {_names(given)[i]} has the shape {tuple(leaf.shape)}."
-    )
+    found = f"{_names(given)[i]} has the shape {tuple(leaf.shape)}"
+    if all(tensor.dim() == 1 for _, tensor in dense):
+        return Unbatched(f"{describe(module)} gets vectors, which cannot be cut into samples: {found}.")
+    return Unbatched(f"{describe(module)} gets one sample at a time: {found}.") if 1 in leaf.shape[:2] else None
 
 
 def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], why: str) -> NotSplitError:
