@@ -117,6 +117,7 @@ class WorkerSettings:
     control: str = ""  # address of the launcher's control channel; empty: none
     control_key: str = ""  # the launcher's public CURVE key
     token: str = ""  # proves that a message belongs to this run
+    terminal: tuple[tuple[int, int, int], ...] = ()  # the launcher's streams that are terminals, columns and lines
 
 
 _given: WorkerSettings | None = None  # to this process, by Paceline's launcher

@@ -124,16 +124,18 @@ def paceline(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def settings_of(case: Case) -> RunSettings:
+    options = _options(case.script.options)
+    views = ("view=slice",) if case.view == "slice" else ()
     return RunSettings(
         script=str(case.script.path),
         arguments=case.script.arguments,
         workers=case.workers,
-        mods=("view=slice",) if case.view == "slice" else (),
+        mods=(*views, *options.pop("mods", ())),
         gather_below=0 if case.view == "sharded" else SMALL,
         threads=1,
         stall_warning=80.0,  # longer than a busy machine keeps a worker from starting
         stall_abort=90.0,
-        **_options(case.script.options),
+        **options,
     )
 
 

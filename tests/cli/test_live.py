@@ -90,6 +90,28 @@ def test_a_notice_does_not_land_in_the_middle_of_a_line(start):
     assert terminal.lines() == ["half a line", "paceline: look at this", ""]
 
 
+class LogFile(Terminal):
+    def isatty(self) -> bool:
+        return False
+
+
+def test_in_a_log_file_it_keeps_off_a_progress_bar_and_does_not_repeat_itself(monkeypatch):
+    log = LogFile()
+    monkeypatch.setattr(sys, "stdout", log)
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr("paceline.cli.shared.live.PLAIN_EVERY", 0.0)
+    console = Console(stderr=True, highlight=False, markup=False, width=80)
+    live = LiveLine(console, workers=2, quiet=False, script_to_stderr=False)
+    live.output("stderr", b"\r10%")
+    live.progress({0: one_step(1), 1: one_step(1)})
+    live.progress({0: one_step(1), 1: one_step(1)})
+    live.output("stderr", b"\r20%")
+    live.close()
+    bar, line, *rest = log.lines()
+    assert (bar, rest) == ("10%", ["20%", ""])
+    assert line.startswith("paceline: step 1")
+
+
 def test_it_never_wraps(start):
     terminal, live = start()
     live.progress({rank: one_step(10**30) for rank in range(2)})

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,8 @@ def test_this_torch_is_as_it_must_be() -> None:
 def unknown_places(group: Group) -> list[str]:
     known = canary.BY_NAME | {(owner, name) for _, owner, name, _ in canary.ways()}
     with staged(group):
-        found = [place for place in PATCHED if place not in known]
+        # numpy's functions are called by the lines of scripts.
+        found = [place for place in PATCHED if place not in known and place[0] is not np.random]
     return [f"{owner}.{name}" for owner, name in found]
 
 

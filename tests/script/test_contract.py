@@ -170,7 +170,7 @@ def test_point_04_a_script_whose_only_model_mixes_samples_is_refused(play: Play)
     assert played.outcome.exit_code != 0
     assert played.printed == "step 0\n"  # one backward may be a penalty
     message = played.outcome.message
-    for part in ("Mixer", "argument", "(6, 3)", "--batch-dim 1", "--mod view=slice", "--whole Mixer"):
+    for part in ("Mixer", "argument", "(6, 3)", "--mod view=slice", "--whole Mixer"):
         assert part in message
     assert "Traceback" not in message
 

@@ -1,6 +1,5 @@
 """model.forward(x) instead of model(x)."""
 
-# test: right-or-refused=forward is called past the module's call
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,6 +1,6 @@
 """The model draws per row from numpy's and Python's global streams, which the script uses, too."""
 
-# test: agree-or-refused=noise is drawn row by row, from a stream that the script uses, too
+# test: right-or-refused=noise is drawn row by row in Python, from a stream that the script uses, too
 # test: workers=2,3
 import random
 

@@ -1,6 +1,5 @@
 """The model draws noise per row from a generator that the script made and uses, too."""
 
-# test: agree-or-refused=noise is drawn row by row, from a stream that the script uses, too
 # test: workers=2,3
 import torch
 from torch import nn

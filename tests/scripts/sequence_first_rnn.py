@@ -1,4 +1,4 @@
-"""torch's default layout for recurrent networks: time first, batch second."""
+"""torch's default layout for recurrent networks: time first, batch second. The proof finds it."""
 
 import torch
 from torch import nn

@@ -1,6 +1,5 @@
 """A sparse tensor as the batch."""
 
-# test: right-or-refused=a sparse tensor can't be narrowed
 # test: workers=2
 import torch
 from torch import nn

@@ -307,7 +307,8 @@ class Buckets:
         for slot in bucket.slots:
             parameter = slot.parameter()
             if parameter is not None:
-                slot.view = _laid_like(parameter, bucket.flat[at : at + parameter.numel()])
+                # `data`: for autograd it is no view, so that a script may call `p.grad.detach_()`.
+                slot.view = _laid_like(parameter, bucket.flat[at : at + parameter.numel()]).data
                 slot.address, slot.strides = slot.view.data_ptr(), parameter.stride()
                 at += parameter.numel()
         bucket.uses = _uses(bucket.flat)

@@ -259,6 +259,7 @@ def _orders(
             control=channel.address,
             control_key=channel.key,
             token=channel.token,
+            terminal=tuple((stream, *os.get_terminal_size(stream)) for stream in (1, 2) if os.isatty(stream)),
         )
         orders.append(messages.SpawnOrder(settings, placement.environment(settings)))
     return orders

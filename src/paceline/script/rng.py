@@ -147,8 +147,17 @@ def snapshot() -> tuple[Any, ...]:
 
 
 def digest() -> int:
-    """A checksum of torch's random streams."""
-    return zlib.crc32(b"".join(state.numpy().tobytes() for state in _states()))
+    """A checksum of all random streams of the script."""
+    numpy: Any = np.random.get_state()
+    streams = [state.numpy().tobytes() for state in _states()]
+    return zlib.crc32(b"".join([*streams, numpy[1].tobytes(), repr((numpy[2:], random.getstate())).encode()]))
+
+
+def advance() -> None:
+    """Draws one number from each stream, so that the following ones are others."""
+    torch.rand(1, device="cpu")
+    np.random.random()
+    random.random()
 
 
 def restore(streams: tuple[Any, ...]) -> None:

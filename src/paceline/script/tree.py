@@ -38,7 +38,7 @@ def replace(value: Any, put: Callable[[Any], Any], seen: dict[int, Any] | None =
         return _same_type(value, [replace(item, put, seen) for item in value])
     if isinstance(value, Mapping):
         return with_items(value, {key: replace(item, put, seen) for key, item in value.items()})
-    if (held := _attributes(value)) is not None:
+    if (held := attributes(value)) is not None:
         if id(value) in seen:
             return seen[id(value)]
         changed = seen[id(value)] = copy.copy(value)
@@ -58,7 +58,7 @@ def first_tensor(value: Any, seen: set[int] | None = None) -> torch.Tensor | Non
         inner = value
     elif isinstance(value, Mapping):
         inner = value.values()
-    elif (held := _attributes(value)) is not None:
+    elif (held := attributes(value)) is not None:
         seen = set() if seen is None else seen
         inner = () if id(value) in seen else held.values()
         seen.add(id(value))
@@ -82,7 +82,7 @@ def structure(value: Any, seen: set[int] | None = None) -> Hashable:
         return (type(value).__name__, *(structure(item, seen) for item in value))
     if isinstance(value, Mapping):
         return (type(value).__name__, *((str(key), structure(item, seen)) for key, item in value.items()))
-    if (held := _attributes(value)) is not None:
+    if (held := attributes(value)) is not None:
         if id(value) in seen:
             return "seen"
         seen.add(id(value))
@@ -99,7 +99,7 @@ def paths(value: Any, at: str = "", seen: set[int] | None = None) -> list[str]:
         return [path for i, item in enumerate(value) for path in paths(item, f"{at}[{i}]", seen)]
     if isinstance(value, Mapping):
         return [path for key, item in value.items() for path in paths(item, f"{at}[{key!r}]", seen)]
-    if (held := _attributes(value)) is not None:
+    if (held := attributes(value)) is not None:
         if id(value) in seen:
             return []
         seen.add(id(value))
@@ -107,7 +107,7 @@ def paths(value: Any, at: str = "", seen: set[int] | None = None) -> list[str]:
     return [at]
 
 
-def _attributes(value: Any) -> dict[str, Any] | None:
+def attributes(value: Any) -> dict[str, Any] | None:
     """What a dataclass, or another object that holds tensors, holds; None for a leaf."""
     if type(value) in PLAIN or isinstance(value, (type, nn.Module)) or callable(value):
         return None

@@ -23,8 +23,9 @@ from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.plan import SlicePlan
 from paceline.script.slicing.proof import Proof, initialise_lazy
-from paceline.script.slicing.sliced import SlicedCalls, SlicePlan
+from paceline.script.slicing.sliced import SlicedCalls
 from paceline.script.slicing.unfinished import equal_buffers, follow, sizes_of
 from paceline.torch_private import uncompiled
 
@@ -84,9 +85,23 @@ class Views:
         return self._calls.refusal
 
     @property
+    def unbatched(self) -> str | None:
+        """Why a call without a batch was not split."""
+        return None if self._calls.unbatched is None else self._calls.unbatched.reason
+
+    @property
     def share(self) -> float:
         """The fraction of the batch that the script holds."""
         return 1.0 if self._cut is None else self._cut.share
+
+    @property
+    def gathers(self) -> bool:
+        """Whether every output is gathered at once."""
+        return self._calls.gathers
+
+    @gathers.setter
+    def gathers(self, value: bool) -> None:
+        self._calls.gathers = value
 
     @property
     def split(self) -> Split | None:

@@ -205,6 +205,8 @@ class Mirrored:
         self._handles[parameter] = parameter.register_post_accumulate_grad_hook(self._ready).id
 
     def _ready(self, parameter: torch.Tensor) -> None:
+        if self.stage.makes_samples():
+            return  # a backward of a dataset, on samples that only this worker makes
         if len(parameter._post_accumulate_grad_hooks) > 1 and parameter.grad is not None:
             # A hook of the script uses this gradient inside backward: it must be the global gradient by then.
             parameter.grad = crossings.average(parameter.grad, self.group)
@@ -223,7 +225,7 @@ class Mirrored:
             put_first(after, self._handles[parameter])
 
     def _average_now(self, grad: torch.Tensor) -> torch.Tensor:
-        return crossings.average(grad, self.group)
+        return grad if self.stage.makes_samples() else crossings.average(grad, self.group)
 
     def _average_unbucketed(self, parameter: torch.Tensor) -> None:
         """Averages a sparse gradient, or a gradient that has a graph itself."""

@@ -2,7 +2,7 @@
 
 On a terminal, the line is drawn below the script's output, erased before the script prints more, and drawn again only
 when the script's last line is complete, so that a script's own progress bar stays intact. Without a terminal, a plain
-line is printed every 10 seconds.
+line is printed every 10 seconds in which there was a step.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LiveLine:
         self._terminal = console.is_terminal and not quiet
         self._text = Text(f"{count(workers, 'worker')}, no step yet …", style="dim")
         self._drawn = False
-        self._line_complete = True  # whether the script's output ends in a newline, if it goes to a terminal
-        self._said_at = time.monotonic()
+        self._line_complete = True  # whether the script's output ends in a newline, where this line would follow
+        self._said, self._said_at = "", time.monotonic()  # the last line without a terminal
         self._seen: deque[Mapping[int, Step]] = deque(maxlen=WINDOW)
         self._draw()
 
@@ -60,7 +60,8 @@ class LiveLine:
         target = sys.stderr if stream == "stderr" or self._script_to_stderr else sys.stdout
         self._take_away()
         self._write(target, data)
-        if target.isatty():
+        # Standard error, where this line goes, may be a log file that holds a progress bar.
+        if target.isatty() or (target is sys.stderr and not self._quiet):
             self._line_complete = data.endswith(b"\n")
         self._draw()
 
@@ -74,8 +75,9 @@ class LiveLine:
         if self._terminal:
             self._take_away()
             self._draw()
-        elif time.monotonic() - self._said_at >= PLAIN_EVERY:
-            self._said_at = time.monotonic()
+        elif time.monotonic() - self._said_at >= PLAIN_EVERY and self._text.plain != self._said:
+            self._said, self._said_at = self._text.plain, time.monotonic()
+            self._end_line()
             self._console.print("paceline:", self._text, soft_wrap=True)
 
     def say(self, text: str, *, style: str = "") -> None:

@@ -126,14 +126,16 @@ def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
 
 
 def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
-    """Rank 0 writes to the launcher's pipes and keeps its standard input; every other rank writes to its log."""
+    """Rank 0 writes to the launcher's pipes and keeps its standard input; every other rank writes to its log, and its
+    child processes find no input that they could take from rank 0's."""
     if pipes:
         out, err = pipes
     else:
         out = err = open_log(settings.record, settings.rank)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+        if not os.isatty(0):  # a terminal also tells its size; what is typed goes to rank 0: see `terminal`
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            os.close(nothing)
     os.dup2(out, 1)
     os.dup2(err, 2)
     for descriptor in {out, err}:

@@ -13,6 +13,7 @@ from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter, write_tuning
 from paceline.script import own_gpu, rng
 from paceline.script.notices import Notices
+from paceline.script.output import terminal
 from paceline.script.output.rank0 import Voice
 from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.run_script import play
@@ -59,6 +60,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         solution = SolutionMeter(stage, folder, run.sharpness)
     if settings.rank and not stage.aside:
         Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
+    if not stage.aside:
+        terminal.install(group, {stream: size for stream, *size in settings.terminal})
     instrument.find(stage)
     if solution is not None:
         solution.install()

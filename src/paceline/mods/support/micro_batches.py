@@ -18,7 +18,7 @@ from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.slicing.comparing import close
 from paceline.script.slicing.dry_run import undisturbed
-from paceline.script.slicing.sliced import Role
+from paceline.script.slicing.plan import Role
 from paceline.script.slicing.ways import ways_to_cut
 from paceline.torch_private import uncompiled
 

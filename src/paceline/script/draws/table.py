@@ -1,6 +1,6 @@
-"""All random functions of torch that are patched, and what takes their place inside a sliced call.
+"""All random functions of torch and numpy that are patched, and what takes their place inside a sliced call.
 
-Outside sliced calls and dry runs a patched function is torch's own, after one look at `Draws.on`. The patches are at
+Outside sliced calls and dry runs a patched function is the plain one, after one look at `Draws.on`. The patches are at
 torch's bindings, not at the Python functions that call them, so F.dropout, nn.Dropout, F.gumbel_softmax and
 torch.distributions stay as they are. A function that torch.compile traces is torch's own as well.
 """
@@ -11,10 +11,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from paceline.script.draws import dropout, functions, layers
+from paceline.script.draws import dropout, functions, layers, numpy_functions
 from paceline.script.draws.rows import Draws
 from paceline.script.patches import all_of, patch
 from paceline.torch_private import bindings, list_device_constructors, take_for_torchs_own
@@ -56,6 +57,11 @@ TABLE: list[tuple[Any, str, Substitute]] = [
     *((torch.Tensor, name, substitute) for name, substitute in OF_TENSORS.items()),
     (F, "rrelu_", functions.rrelu_),
     (F, "scaled_dot_product_attention", layers.attention),
+    *(
+        (np.random, name, functools.partial(numpy_functions.sized, position))
+        for name, position in numpy_functions.SIZED.items()
+    ),
+    *((np.random, name, numpy_functions.by_dimensions) for name in numpy_functions.BY_DIMENSIONS),
 ]
 
 

@@ -3,6 +3,7 @@
 before_step, after_step                   torch's global optimizer step hooks
 on_optimizer                              patch of Optimizer.__init__
 on_model, before_forward, after_forward   patch of nn.Module.__call__ (a global forward hook would slow inner calls)
+(model.forward(x))                        patches of the modules' forward: see `direct_forward`
 before_backward, after_backward           patch of torch.autograd.backward, which Tensor.backward calls
 (recomputation in backward)               patch of torch.utils.checkpoint.checkpoint
 (torch.autograd.grad)                     patch of torch.autograd.grad
@@ -19,6 +20,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from paceline.script import loading
 from paceline.script.draws import table
 from paceline.script.patches import all_of, patch
 from paceline.script.rows.tensor import make_plain
+from paceline.script.seams import direct_forward
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
 from paceline.torch_private import is_tracing, is_transformed, keep_out_of_graphs, set_call_known_to_dynamo
@@ -65,18 +68,22 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
         batch_norm.find(stage),
         table.find(stage.views.draws),
         gradient_rescaling.find(stage),
+        direct_forward.find(stage, partial(_is_seam, stage)),
     ]
 
 
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.aside or not _is_root(stage, self) or is_tracing() or stage.is_elsewhere():
-            return plain(self, *args, **kwargs)
-        if stage.group.world > 1 and is_transformed():
-            return stage.call_transformed(plain, self, args, kwargs)
-        return stage.call(plain, self, args, kwargs)
+        return stage.call(plain, self, args, kwargs) if _is_seam(stage, self) else plain(self, *args, **kwargs)
 
     return __call__
+
+
+def _is_seam(stage: Stage, module: nn.Module) -> bool:
+    """Whether a call of this module, now, is the outermost call of a module that has parameters."""
+    if stage.depth or stage.aside or not _is_root(stage, module) or is_tracing():
+        return False
+    return not (stage.is_elsewhere() or stage.makes_samples())
 
 
 def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,10 +154,12 @@ def _is_root(stage: Stage, module: nn.Module) -> bool:
 def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Recomputes in backward as in forward: inside the sliced call, or outside."""
-        where = stage.where()
+        where: list[Any] = []
 
         def again(*inner: Any, **named: Any) -> Any:
-            with stage.back_at(where):
+            if not where:  # the forward
+                where.append(stage.where())
+            with stage.back_at(where[0]):
                 return function(*inner, **named)
 
         return plain(again, *args, **kwargs)
@@ -161,7 +170,7 @@ def _checkpoints(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         # Inside a sliced call or another backward (reentrant checkpointing), a backward is local: leave it unchanged.
-        if stage.depth or stage.backward_depth or stage.aside:
+        if stage.depth or stage.backward_depth or stage.aside or stage.makes_samples():
             plain(tensors, grad_tensors, *args, **kwargs)
             return
         if stage.group.world > 1 and stage.is_elsewhere():
@@ -179,7 +188,9 @@ def _backwards(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if stage.depth or stage.backward_depth or stage.aside or is_transformed():
+        # Inside another backward (a solver's adjoint) gradients must be global, too: the solver steps by their size.
+        inner = stage.backward_depth and (stage.recomputes() or stage.is_elsewhere())
+        if stage.depth or stage.aside or stage.makes_samples() or inner or is_transformed():
             return plain(outputs, inputs, *args, **kwargs)
         return stage.gradients(plain, outputs, inputs, args, kwargs)
 
@@ -219,12 +230,28 @@ def _optimizers(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _before_step(stage: Stage, optimizer: Any) -> None:
-    stage.emit("before_step", optimizer)
-    if stage.watch.phase == "optimizer":  # the previous step raised, and the script continued
+    if stage.stepping and not _runs(stage.stepping[0]):  # the previous step raised, and the script continued
+        stage.stepping.clear()
         stage.watch.leave()
-    stage.watch.enter("optimizer")
+    if not stage.stepping:  # the step of an optimizer inside another one's step (SAM, Lookahead) is part of that step
+        stage.emit("before_step", optimizer)
+        stage.watch.enter("optimizer")
+    stage.stepping.append(optimizer)
 
 
 def _after_step(stage: Stage, optimizer: Any) -> None:
+    del stage.stepping[stage.stepping.index(optimizer) :]  # inner steps that raised end with it
+    if stage.stepping:
+        return
     stage.watch.leave()
     stage.emit("after_step", optimizer)
+
+
+def _runs(optimizer: Any) -> bool:
+    """Whether a method of the optimizer is running."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False

@@ -27,6 +27,7 @@ Every worker passes every seam, in the same order: listeners may use collectives
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -48,6 +49,7 @@ from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together
 from paceline.script.views import Views
 from paceline.settings import RunSettings
+from paceline.torch_private import is_transformed
 
 SEAMS = (
     "on_optimizer",
@@ -66,9 +68,8 @@ SEAMS = (
 )
 AROUND = ("around_forward", "around_backward", "around_iteration", "around_batch", "around_length")
 UNSPLIT_ADVICE = (
-    "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not "
-    "`model.forward(x)`, not bare tensors, not inside a function under torch.compile: compile the model), or run the "
-    "script on one worker: -n 1."
+    "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not bare tensors, not "
+    "inside a function under torch.compile: compile the model), or run the script on one worker: -n 1."
 )
 
 
@@ -84,9 +85,10 @@ class Stage:
         # A stern error that ends the run leaves the script as `Fatal`, which an `except Exception` does not catch.
         self.ending = group.ending = Ending(group.pulse)
         self.together = group.together = Together(group)
-        self._thread, self._recomputing = threading.get_ident(), threading.local()
+        self._pid, self._thread, self._recomputing = os.getpid(), threading.get_ident(), threading.local()
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
+        self.stepping: list[Any] = []  # optimizers whose steps run, outermost first: only that one is a seam
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called so far
         self.trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # … with gradients, in training mode
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated so far, and still alive
@@ -95,7 +97,8 @@ class Stage:
         self.views = Views(self)
         self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}
         self._around: dict[str, list[Callable[..., Any]]] = {seam: [] for seam in AROUND}
-        self._wrapped: dict[str, Callable[..., Any]] = {}  # per seam, the plain call inside all its wrappers
+        # Per seam and plain call, that call inside all its wrappers.
+        self._wrapped: dict[tuple[str, Callable[..., Any]], Callable[..., Any]] = {}
         self.subscribe(self.views)
         self._split = self._unsplit = 0  # backwards that crossed a sliced call, and backwards that did not
 
@@ -135,6 +138,8 @@ class Stage:
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module that has parameters."""
+        if self.group.world > 1 and is_transformed():
+            return self._call_transformed(plain, module, args, kwargs)
         learning = torch.is_grad_enabled() and module.training
         plain = self.around("around_forward", plain)
         self.ending.check()
@@ -160,9 +165,9 @@ class Stage:
             self.watch.leave()
             self.depth -= 1
 
-    def call_transformed(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _call_transformed(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call inside a torch.func transform (grad, vmap), which sees no gradient and no row that could be exchanged:
-        every worker computes it whole. Only with several workers."""
+        every worker computes it whole."""
         self.views.warn(
             f"The module {type(module).__name__} is called inside a torch.func transform: every worker computes it "
             "whole, and that part gets no faster."
@@ -174,14 +179,15 @@ class Stage:
             self.depth -= 1
 
     def around(self, seam: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """The function to call at this seam instead of `plain`, which must be the same at every call."""
+        """The function to call at this seam instead of `plain`."""
         if not self._around[seam]:
             return plain
-        if seam not in self._wrapped:
+        if (seam, plain) not in self._wrapped:
+            inner = plain
             for around in self._around[seam]:
-                plain = around(plain)
-            self._wrapped[seam] = plain
-        return self._wrapped[seam]
+                inner = around(inner)
+            self._wrapped[seam, plain] = inner
+        return self._wrapped[seam, plain]
 
     def backward(self, plain: Callable[..., Any], tensors: Any, grad_tensors: Any, rest: dict[str, Any]) -> None:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""
@@ -243,7 +249,16 @@ class Stage:
     def is_elsewhere(self) -> bool:
         """Whether this is another thread than the script's, whose calls come in no order that all workers share. Not
         where autograd recomputes a checkpoint, which may be on a thread of its own."""
-        return threading.get_ident() != self._thread and not getattr(self._recomputing, "now", False)
+        return threading.get_ident() != self._thread and not self.recomputes()
+
+    def recomputes(self) -> bool:
+        """Whether autograd recomputes a checkpoint."""
+        return getattr(self._recomputing, "now", False)
+
+    def makes_samples(self) -> bool:
+        """Whether a dataset, a sampler or a collate function runs: workers make different samples, so a model called
+        there is the script's own affair. So it is in a child process of the script, such as a loader's."""
+        return self.watch.phase == "data" or os.getpid() != self._pid
 
     @contextmanager
     def as_script(self) -> Iterator[None]:
@@ -256,18 +271,27 @@ class Stage:
 
     def where(self) -> Any:
         """The script's position: inside a sliced call or outside. `back_at` returns to it temporarily."""
-        return self.depth, self.views.split_of_call, self.views.draws.where()
+        return self.depth, self.views.split_of_call, self.views.gathers, self.views.draws.where()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What the script does meanwhile belongs to a sliced call: it is no seam."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
 
     @contextmanager
     def back_at(self, where: Any) -> Iterator[None]:
-        now, before = self.where(), getattr(self._recomputing, "now", False)
-        self.depth, self.views.split_of_call, draws = where
+        now, before = self.where(), self.recomputes()
+        self.depth, self.views.split_of_call, self.views.gathers, draws = where
         self._recomputing.now = True
         try:
             with self.views.draws.at(*draws):
                 yield
         finally:
-            self.depth, self.views.split_of_call, _ = now
+            self.depth, self.views.split_of_call, self.views.gathers, _ = now
             self._recomputing.now = before
 
     def end(self) -> None:
@@ -275,7 +299,7 @@ class Stage:
         if self.ending.first is not None:  # the script caught the error and continued
             raise self.ending.first
         if self._unsplit and not self._split and not self.aside:
-            raise self._not_split()
+            self._stop_unless_unbatched()
         self.emit("on_end")
 
     def _count(self, split: bool) -> None:
@@ -285,7 +309,13 @@ class Stage:
             # One unsplit backward may be a separate penalty; two, without any split one, are the whole script.
             self._unsplit += 1
             if self._unsplit > 1 and not self._split:
-                raise self._not_split()
+                self._stop_unless_unbatched()
+
+    def _stop_unless_unbatched(self) -> None:
+        """Nothing is split. A script that computes one sample at a time goes on all the same, with a notice."""
+        if self.views.refusal is not None or self.views.unbatched is None:
+            raise self._not_split()
+        self.views.warn(f"{self.views.unbatched} Nothing is split: {self.group.world} workers are no faster than one.")
 
     def _not_split(self) -> NotSplitError:
         if (why := self.views.refusal) is not None:

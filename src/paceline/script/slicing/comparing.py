@@ -9,7 +9,7 @@ import torch
 
 from paceline.script import tree
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.sliced import Role
+from paceline.script.slicing.plan import Role
 
 # Rounding of the same sum in another order, relative to the largest value; mixing samples changes values far more.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
@@ -63,6 +63,16 @@ def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
     if not differing and split.batch == 1 and whole.dim() and whole.shape[0] == 1:
         return 0
     return None
+
+
+def rows_of(whole: torch.Tensor, dim: int, split: Split, *, spread: bool) -> torch.Tensor:
+    """This worker's rows of the whole, or the first sample's if it has none. `spread`: each sample's rows are apart."""
+    many = whole.shape[dim] // max(split.batch, 1)
+    start, mine = (split.start, split.mine) if split.mine else (0, 1)
+    if spread:
+        apart = whole.unflatten(dim, (many, split.batch))
+        return apart.narrow(dim + 1, start, mine).flatten(dim, dim + 1)
+    return whole.narrow(dim, start * many, mine * many)
 
 
 def on_host(value: Any) -> Any:

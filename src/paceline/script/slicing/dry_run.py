@@ -22,6 +22,8 @@ from torch.nn.parameter import is_lazy
 from paceline.script import rng, tree
 from paceline.script.draws.rows import DrawRule, Position, Shape
 from paceline.script.slicing import side_effects
+from paceline.script.slicing.generators import Generators
+from paceline.script.slicing.mutations import Containers
 from paceline.script.slicing.side_effects import Place
 from paceline.torch_private import BatchNorm
 
@@ -37,7 +39,8 @@ class SeenCall:
     buffers: dict[tuple[str, str], torch.Tensor]  # the changed buffers: new value minus old
     draws: tuple[Shape, ...] = ()  # the shapes of the random numbers drawn
     rules: tuple[DrawRule, ...] = ()  # on a slice: which dimensions of these hold rows
-    streams: int = 0  # a checksum of torch's random streams afterwards
+    streams: tuple[int, int] = (0, 0)  # checksums of all random streams and generators afterwards
+    is_random: bool = False  # these are others than before
     error: str = ""
 
 
@@ -54,13 +57,18 @@ def rehearse(
     """One call without lasting effects. `still`: types of modules that run in eval mode. `graph`: with gradients on,
     for modules that need a graph. `shift`: draws other random numbers than a call without it."""
     with _on_a_copy(module), undisturbed(module, still=still), torch.set_grad_enabled(graph):
+        generators = Generators(module)
         if shift:
-            torch.rand(1, device="cpu")
+            rng.advance()
+            generators.advance()
+        before = rng.digest(), generators.digest()
         attributes = side_effects.look(module)
         old = {key: buffer.clone() for key, buffer in own_buffers(module)}
+        given = tree.replace(given, _copied)  # a call may change its arguments
+        containers = Containers(given)
         try:
             with drawing as at:
-                output = plain(module, *given[0], **given[1])
+                output = containers.told(plain(module, *given[0], **given[1]))
         except Exception as error:
             return SeenCall(FAILED, {}, {}, error=f"it raised {type(error).__name__}: {error}")
         states = side_effects.changed(module, attributes)
@@ -69,7 +77,14 @@ def rehearse(
             for key, b in own_buffers(module)
             if key not in old or not torch.equal(b, old[key])
         }
-        return SeenCall(output, states, changes, tuple(at.drawn or ()), tuple(at.found), rng.digest())
+        after = rng.digest(), generators.digest()
+        return SeenCall(output, states, changes, tuple(at.drawn or ()), tuple(at.found), after, after != before)
+
+
+def _copied(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
 @contextlib.contextmanager
@@ -93,7 +108,7 @@ def undisturbed(module: nn.Module, *, still: Any = nn.Module) -> Iterator[None]:
     attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
     put_back = side_effects.keep(module)
-    before = rng.snapshot()
+    before, generators = rng.snapshot(), Generators(module)
     # The weights change temporarily: autocast must neither use weights that it cast before, nor keep new casts.
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -118,6 +133,7 @@ def undisturbed(module: nn.Module, *, still: Any = nn.Module) -> Iterator[None]:
             for buffer, kept_value in buffers:
                 buffer.copy_(kept_value)
         rng.restore(before)
+        generators.restore()
 
 
 def asleep(module: nn.Module) -> list[nn.Parameter]:

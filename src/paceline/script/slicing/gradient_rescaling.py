@@ -52,7 +52,12 @@ def find(stage: Stage) -> Callable[[], None]:
         inside = stage.views.split_of_call is not None and not torch.compiler.is_compiling()
         if inside and not cls.__module__.startswith(NOT_THE_SCRIPTS) and all(cls is not known for known, _ in changed):
             changed.append((cls, _wrap_function(cls, stage)))
-        return apply.__get__(None, cls)(*args, **kwargs)  # `apply` is Python in torch 2.13 and C in torch 2.15
+        gathers = stage.views.gathers
+        stage.views.gathers = True  # a model that `forward` calls: its output leaves through C++
+        try:
+            return apply.__get__(None, cls)(*args, **kwargs)  # `apply` is Python in torch 2.13 and C in torch 2.15
+        finally:
+            stage.views.gathers = gathers
 
     def restore() -> None:
         for cls, methods in changed:
@@ -74,7 +79,8 @@ def _rescaled_hook(
     world = split.group.world
 
     def of_slice(grad: torch.Tensor) -> Any:
-        found = hook(grad / world)
+        with stage.inside():  # gradients that it computes are those of its slice
+            found = hook(grad / world)
         return None if found is None else found * world
 
     def of_batch(grad: torch.Tensor) -> Any:
@@ -120,7 +126,8 @@ def _wrap_function(cls: Any, stage: Stage) -> dict[str, Any]:
         factor = getattr(ctx, "_paceline_factor", 1)
         if factor == 1:
             return plain(ctx, *grads)
-        found = plain(ctx, *(g / factor if isinstance(g, torch.Tensor) else g for g in grads))
+        with stage.inside():  # what it calls computes the rows of its slice
+            found = plain(ctx, *(g / factor if isinstance(g, torch.Tensor) else g for g in grads))
         if isinstance(found, torch.Tensor):
             return found * factor
         return tuple(g * factor if isinstance(g, torch.Tensor) else g for g in found)

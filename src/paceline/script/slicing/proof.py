@@ -27,19 +27,20 @@ from paceline.script.draws.rows import Draws, Shape
 from paceline.script.slicing.arguments import cut_leaves
 from paceline.script.slicing.comparing import (
     CLEAR,
-    COMPARABLE,
     IN_DOUBLE,
     blend_role,
     close,
     is_float32,
     on_host,
     row_dim,
+    rows_of,
 )
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.dry_run import FAILED, SeenCall, asleep, in_double, rehearse, woken
 from paceline.script.slicing.loss_denominators import Averages
+from paceline.script.slicing.plan import Judgement, Role, SlicePlan
+from paceline.script.slicing.reasons import describe, name_of, reason, refusal, unbatched
 from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.sliced import Judgement, Role, SlicePlan
 from paceline.script.slicing.ways import Way, some_rows, ways_to_cut
 from paceline.torch_private import BatchNorm, is_compiled, uncompiled
 
@@ -65,17 +66,16 @@ class Proof:
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch."""
-        ways = list(ways_to_cut(leaves, self.batch_dim))
+        ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
         if not ways:
-            return None
+            return one
         try:
             plan, why = self._on_few_rows(plain, module, given, leaves, ways), ""
             if plan is None:
                 plan, why = self._on_all_rows(plain, module, given, leaves, ways)
-            refusal = self._refusal(module, given, leaves, ways[0], why)
         except NotSplitError as error:
             return error
-        return plan or refusal
+        return plan or one or refusal(module, given, leaves, ways, why)
 
     def _on_few_rows(
         self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any], ways: list[Way]
@@ -131,9 +131,9 @@ class Proof:
         piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole)
         proven = roles is not None and None not in roles
         if all(self._agree(proven)):
-            if hidden or whole.draws:
+            if hidden or any(self._agree(whole.is_random)):
                 # Again with other values in the place of zero weights, and with other random numbers.
-                self._shift = bool(whole.draws)
+                self._shift = whole.is_random
                 with woken(hidden):
                     other = self._observe(plain, subject, given)
                     other_piece, other_roles, more_doubt = self._compare(plain, subject, given, cuts, split, other)
@@ -144,7 +144,7 @@ class Proof:
             if any(self._agree(doubt)) and all(self._agree(proven)):
                 proven = self._holds_in_double(plain, subject, given, cuts, split, hidden)
         if not all(self._agree(proven)):
-            why = "" if proven else self._reason(piece, whole)
+            why = "" if proven else reason(piece, whole)
             return None, next(filter(None, self.group.gather_objects(why, "the proof")), "")
         common = tuple(filter(None, self._roles_of_rank_0(roles or [])))
         states = self._states(piece, whole, split, module)
@@ -249,19 +249,24 @@ class Proof:
         for i, target in enumerate(wholes):
             own = pieces[i] if fine else None
             dim = row_dim(own, target, split) if isinstance(target, torch.Tensor) else None
-            role = None
             if dim is not None:
-                part = split.times(target.shape[dim] // max(split.batch, 1))
-                borrowed = target.narrow(dim, 0, target.shape[dim] // max(split.batch, 1))
-                rows = target.narrow(dim, part.start, part.mine) if part.mine else borrowed
-                role = Role("rows", dim) if close(own, rows, tolerance) else None
-            roles.append(role)
+                roles.append(Role("rows", dim))
+                # Rows of a sample are adjacent, or (time · batch, …) not.
+                close_rows = [close(own, rows_of(target, dim, split, spread=s), tolerance) for s in (False, True)]
+                values.append({"rows": close_rows})
+                continue
+            roles.append(None)
             divisor = self._averages.divisor_of(own)  # of the last observed call: this worker's piece
             counted = None if divisor is None else float(divisor) * (split.mine > 0)
-            values.append((on_host(own), split.share, split.mine, counted) if dim is None else None)
-        # An output that is not rows is the same on all workers, a mean or a sum: one exchange of the values tells.
+            values.append((on_host(own), split.share, split.mine, counted))
+        # One exchange tells which rows agree on all workers, and whether an output that is not rows is the same on all
+        # workers, a mean or a sum.
         for i, column in enumerate(zip(*self.group.gather_objects(values, "the proof"), strict=True)):
-            if roles[i] is None and None not in column:
+            role, roles[i] = roles[i], None
+            if role is not None and all(isinstance(found, dict) for found in column):
+                adjacent, spread = (all(found["rows"][kind] for found in column) for kind in (0, 1))
+                roles[i] = Role("rows", role.dim, not adjacent) if adjacent or spread else None
+            elif role is None and not any(isinstance(found, dict) for found in column):
                 roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
 
@@ -301,7 +306,7 @@ class Proof:
                 raise NotSplitError(
                     f"{describe(module)} changes its buffer {f'{path}.{name}'.lstrip('.')} depending on the rows that "
                     "it sees, and the changes on slices do not add up to the change on the whole batch.",
-                    advice=f"To run this module whole on every worker: --whole {type(uncompiled(module)).__name__}",
+                    advice=f"To run this module whole on every worker: --whole {name_of(module)}",
                 )
         return tuple((*key, role) for key, role in zip(keys, roles, strict=True) if role and role.kind != "same")
 
@@ -314,46 +319,9 @@ class Proof:
 
     def _roles_of_rank_0(self, roles: list[Role | None]) -> list[Role | None]:
         """Rank 0's roles; other workers may find another dimension if sizes coincide."""
-        told = [None if role is None else (role.kind, role.dim) for role in roles]
+        told = [None if role is None else (role.kind, role.dim, role.spread) for role in roles]
         first = self.group.gather_objects(told, "the proof")[0]
         return [None if role is None else Role(*role) for role in first]
-
-    def _reason(self, seen: SeenCall, seen_whole: SeenCall) -> str:
-        if seen.output is FAILED:
-            return f"on a slice {seen.error}" if seen.error else ""
-        if seen.streams != seen_whole.streams:
-            return "it draws other random numbers on a slice than on the batch, in a way that cannot be split"
-        piece, whole = seen.output, seen_whole.output
-        names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
-        opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, type(None), *COMPARABLE))]
-        if opaque:
-            return f"it returns a {type(opaque[0]).__name__}, whose tensors are not accessible from outside"
-        if len(wholes) != len(pieces):
-            return f"it returns {len(wholes)} values on the batch but {len(pieces)} on a slice"
-        for name, a, b in zip(names, wholes, pieces, strict=True):
-            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-                return f"{name} is {tuple(a.shape)} on the batch and {tuple(b.shape)} on a slice, and the values differ"
-        return "its values differ"
-
-    def _refusal(
-        self,
-        module: nn.Module,
-        given: Any,
-        leaves: list[Any],
-        hypothesis: tuple[int, dict[int, int]],
-        why: str,
-    ) -> NotSplitError:
-        batch_leaf, cuts = hypothesis
-        names = tree.paths(given[0], "argument ") + tree.paths(given[1], "argument ")
-        shape, dim = tuple(leaves[batch_leaf].shape), cuts[batch_leaf]
-        return NotSplitError(
-            f"{describe(module)} gives other results in slices than on the whole batch: {why or 'the values differ'}.\n"
-            f"The module was cut along dimension {dim} of {names[batch_leaf]}, shape {shape}: either the batch is "
-            f"another dimension, or the module mixes samples.",
-            advice="If the batch is dimension 1 (sequence first), add --batch-dim 1. To let every worker see only its "
-            f"own slice, as under DDP: --mod view=slice. To run this module whole on every worker: "
-            f"--whole {type(module).__name__}",
-        )
 
 
 def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -368,10 +336,6 @@ def initialise_lazy(plain: Callable[..., Any], module: nn.Module, args: Any, kwa
                 buffer.copy_(kept)
         for m, training in flags:
             m.training = training
-
-
-def describe(module: nn.Module) -> str:
-    return f"The module {type(uncompiled(module)).__name__}"
 
 
 def _is_blended(role: Role) -> bool:

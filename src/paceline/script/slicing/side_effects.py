@@ -26,7 +26,7 @@ def look(module: nn.Module) -> dict[Place, tuple[Place, Any]]:
     """All tensors and numbers, by a place that counts from the start of lists: the place and the value."""
     return {
         absolute: (place, value)
-        for path, name, held in _held(module)
+        for path, name, held in holdings(module)
         for absolute, place, value in _below((path, name), (path, name), held, DEPTH)
     }
 
@@ -61,8 +61,8 @@ def put(module: nn.Module, place: Place, value: Any) -> None:
 def keep(module: nn.Module) -> Callable[[], None]:
     """Returns a function that restores the present content of all containers, and the numbers in the script's
     variables."""
-    copies = [(container, container.copy()) for _, _, held in _held(module) for container in _containers(held)]
-    numbers = {name: held for path, name, held in _held(module) if path is None and isinstance(held, (int, float))}
+    copies = [(container, container.copy()) for _, _, held in holdings(module) for container in _containers(held)]
+    numbers = {name: held for path, name, held in holdings(module) if path is None and isinstance(held, (int, float))}
 
     def put_back() -> None:
         _owner(module, None).update(numbers)
@@ -79,7 +79,8 @@ def _owner(module: nn.Module, path: str | None) -> dict[str, Any]:
     return vars(sys.modules["__main__"]) if path is None else module.get_submodule(path).__dict__
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
+def holdings(module: nn.Module) -> Iterator[tuple[str | None, str, Any]]:
+    """The attributes of the module and its children, and the variables of the script: path, name and value."""
     for path, m in module.named_modules():
         yield from ((path, name, held) for name, held in list(m.__dict__.items()) if name not in OWN)
     for name, held in list(_owner(module, None).items()):

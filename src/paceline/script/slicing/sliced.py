@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import tree
-from paceline.script.draws.rows import DrawRule
 from paceline.script.rows.catalogue import Rows
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
@@ -27,7 +26,8 @@ from paceline.script.slicing import crossings, side_effects
 from paceline.script.slicing.arguments import cut_leaves, sharing, split_of, unsharded, versions_of
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
-from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing.mutations import Containers, Told
+from paceline.script.slicing.plan import Judgement, Role, SlicePlan, Unbatched
 from paceline.script.slicing.together import Together
 from paceline.script.slicing.unfinished import (
     Attribute,
@@ -44,41 +44,6 @@ MANY = 16  # plans per module: with more, calls that differ only in a value shar
 VALUES = (str, bool, int, enum.Enum)
 SWITCHES = (str, bool, enum.Enum, type(None))
 MOST_SWITCHES = 1000  # attributes to compare in each call
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """How the workers' pieces of an output are combined: rows along `dim`, a mean over rows, an average over the loss's
-    denominators, a sum, or the same value on every worker."""
-
-    kind: Literal["rows", "mean", "average", "sum", "same"]
-    dim: int = 0
-
-
-@dataclass(slots=True)
-class SlicePlan:
-    """The plan for one kind of call: the arguments to cut, along which dimension, and each output's role."""
-
-    batch_leaf: int  # the argument whose size is the batch
-    cuts: dict[int, int]  # leaf → dim
-    outputs: tuple[Role, ...]
-    states: tuple[tuple[Place, Role], ...] = ()  # values that the call leaves in attributes
-    buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call adds to; the role is that of the addend
-    draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
-    compiled: bool = False  # torch.compile draws its own random numbers
-    rows: int = 0  # of the batch in the proof
-    shaky: bool = False  # the roles may depend on the values of a batch: see `_is_due`
-    calls: int = 1  # made with this plan
-
-    def batch(self, leaves: list[Any]) -> int:
-        return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
-
-    def fits(self, leaves: list[Any]) -> bool:
-        batch = self.batch(leaves)
-        return all(leaves[i].shape[dim] == batch for i, dim in self.cuts.items())
-
-
-Judgement = SlicePlan | NotSplitError | None  # of the proof: with the second and the third, a call runs whole
 
 
 @dataclass(slots=True)
@@ -120,6 +85,7 @@ class SlicedCalls:
         `as_script`: inside it, a module's call is an outermost one."""
         self.group, self._together, self._norms_see_batch = group, together, norms_see_batch
         self._gather_below, self._as_script = gather_below, as_script
+        self.gathers = False  # whatever its size: in a Function, whose C++ part does not know sharded outputs
         self.split: Split | None = None  # of the current call
         self.averages = averages
         self._prove, self._inside = prove, inside
@@ -127,7 +93,8 @@ class SlicedCalls:
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()
         self._begun: _Begun | None = None  # the current call
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
-        self._whole: set[str] = set()  # names of such modules
+        self.unbatched: Unbatched | None = None  # the first call without a batch
+        self._whole: set[str] = set()  # names of modules that run whole
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls the module in slices. If the call raises on one worker, it raises on all workers."""
@@ -170,12 +137,12 @@ class SlicedCalls:
                 attribute.lent = crossings.cut(value, role.dim, split)
                 side_effects.put(subject, place, attribute.lent)
         self.split = split
-        local = tree.leaves((cut_args, cut_kwargs))
+        local, containers = tree.leaves((cut_args, cut_kwargs)), Containers((cut_args, cut_kwargs))
         versions = versions_of(local, plan.cuts)
         self.averages.begin()
         try:
             with self._inside(plan, split), sharing(module, plan.states, self.group):
-                output = plain(module, *cut_args, **cut_kwargs)
+                output = containers.told(plain(module, *cut_args, **cut_kwargs))
         finally:
             self.split = None
             self.averages.end()
@@ -187,14 +154,18 @@ class SlicedCalls:
             self._join_left(left, number, plan, split)
         whole = self._join(output, plan, split, local)
         self._together.meet_since(met)
-        return whole
+        return Containers(given).adopt(whole) if isinstance(whole, Told) else whole
 
-    def _call_whole(self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | None) -> Any:
+    def _call_whole(
+        self, plain: Callable[..., Any], module: nn.Module, given: Any, why: NotSplitError | Unbatched | None
+    ) -> Any:
         """Every worker computes the whole call, with the script's own random numbers."""
         make_plain(given)
         output = plain(module, *given[0], **given[1])
         self.group.agree()
-        if why is not None:  # said only now: a call that was refused because it raises is not refused
+        if isinstance(why, Unbatched):
+            self.unbatched = self.unbatched or why
+        elif why is not None:  # said only now: a call that was refused because it raises is not refused
             self._tell_why(module, why, "every worker computes it whole")
         return output
 
@@ -310,7 +281,7 @@ class SlicedCalls:
             )
         inputs = {_memory(leaf) for leaf in given if isinstance(leaf, torch.Tensor)}
         joined = [
-            Rows(piece, _layout(piece, role.dim, split))
+            Rows(piece, _layout(piece, role, split))
             if role.kind == "rows" and self._stays_sharded(piece, split, inputs)
             else self._join_leaf(piece, role, split)
             for piece, role in zip(pieces, roles, strict=True)
@@ -323,6 +294,7 @@ class SlicedCalls:
         size = piece.numel() * piece.element_size() // max(split.mine, 1) * split.batch
         return (
             size >= self._gather_below
+            and not self.gathers
             and all(split.sizes)
             and piece.layout is torch.strided
             and not (piece.grad_fn is not None and piece.retains_grad)
@@ -349,10 +321,10 @@ class SlicedCalls:
 
     def _put_together(self, piece: Any, role: Role, split: Split) -> Any:
         if role.kind == "rows":
-            split = split.times(piece.shape[role.dim] // max(split.mine, 1))
-            whole = crossings.gather(piece, role.dim, split)
+            layout = _layout(piece, role, split)
+            whole = layout.gather(piece)
             if piece.grad_fn is not None and piece.retains_grad:
-                _retain(piece, whole, role.dim, split)
+                _retain(piece, whole, layout)
             return whole
         if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
@@ -365,12 +337,12 @@ class SlicedCalls:
         return type(piece)(round(value) if isinstance(piece, int) else value)
 
 
-def _retain(piece: torch.Tensor, whole: torch.Tensor, dim: int, split: Split) -> None:
+def _retain(piece: torch.Tensor, whole: torch.Tensor, layout: Layout) -> None:
     """The model retains this tensor's gradient: the script looks for it on the whole tensor, which may get none."""
     whole.retain_grad()
 
     def keep(grad: torch.Tensor) -> None:
-        whole.grad = crossings.gather(grad, dim, split) / split.group.world
+        whole.grad = layout.gather(grad) / layout.split.group.world
 
     piece.register_hook(keep)
 
@@ -381,8 +353,9 @@ def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
         yield module.get_submodule(path).get_buffer(name)
 
 
-def _layout(piece: torch.Tensor, dim: int, split: Split) -> Layout:
-    return Layout(split, dim, inner=piece.shape[dim] // split.mine)
+def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
+    many = piece.shape[role.dim] // max(split.mine, 1)
+    return Layout(split, role.dim, outer=many) if role.spread else Layout(split, role.dim, inner=many)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -390,13 +363,14 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
-    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have the size of the
-    first tensor's first dimension. For other arguments (a task's name, a flag, the number of a head): the type, and the
-    value as long as there are few plans."""
+    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have one entry, or
+    the size of the first tensor's first or second dimension. For other arguments (a task's name, a flag, the number of
+    a head): the type, and the value as long as there are few plans."""
     sizes = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
+    first, second = sizes[:1], sizes[1:2]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            yield leaf.dtype, tuple(size == sizes[0] for size in leaf.shape)
+            yield leaf.dtype, tuple((size == 1, size in first, size in second) for size in leaf.shape)
         else:
             yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)
 

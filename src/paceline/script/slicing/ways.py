@@ -13,35 +13,43 @@ Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and ea
 
 
 def ways_to_cut(leaves: list[Any], batch_dim: int) -> Iterator[Way]:
-    """Ways to cut the arguments, likeliest first: (the leaf whose size is the batch, {leaf: dimension})."""
-    tensors = {i: leaf for i, leaf in enumerate(leaves) if _can_be_cut(leaf)}
+    """Ways to cut the arguments, likeliest first: (the leaf whose size is the batch, {leaf: dimension}). Along
+    `batch_dim`, then along the first two dimensions (time first, batch second). A dimension of size 1 is no batch."""
+    tensors = {i: leaf for i, leaf in enumerate(leaves) if can_be_cut(leaf)}
     seen: list[dict[int, int]] = []
-
-    def new(cuts: dict[int, int]) -> bool:
-        if cuts in seen:
-            return False
-        seen.append(cuts)
-        return True
-
-    for first, leaf in tensors.items():
-        if leaf.dim() <= batch_dim:
-            continue
-        batch = leaf.shape[batch_dim]
-        plain = {
-            i: dim
-            for i, t in tensors.items()
-            if t.shape[(dim := batch_dim if t.dim() > batch_dim else 0)] == batch
-            and (t.dim() > batch_dim or t.dim() == 1)
-        }
-        others = {i: list(t.shape) for i, t in tensors.items() if i not in plain}
-        deeper = plain | {i: shape.index(batch) for i, shape in others.items() if batch in shape}
-        without = [{i: d for i, d in plain.items() if i != left} for left in reversed(plain) if left != first]
-        for cuts in [plain, deeper, *without, {first: batch_dim}]:
-            if new(cuts):
-                yield first, cuts
+    for dim in dict.fromkeys((batch_dim, 0, 1)):
+        for first, leaf in tensors.items():
+            if leaf.dim() > dim and leaf.shape[dim] != 1:
+                for cuts in _cuts(tensors, first, dim):
+                    if cuts not in seen:
+                        seen.append(cuts)
+                        yield first, cuts
 
 
-def _can_be_cut(leaf: Any) -> bool:
+def _cuts(tensors: dict[int, torch.Tensor], first: int, batch_dim: int) -> list[dict[int, int]]:
+    """The dimension of each argument, if the batch is this dimension of the first one."""
+    batch = tensors[first].shape[batch_dim]
+    plain = {
+        i: dim
+        for i, t in tensors.items()
+        if t.shape[(dim := batch_dim if t.dim() > batch_dim else 0)] == batch and (t.dim() > batch_dim or t.dim() == 1)
+    }
+    others = {i: list(t.shape) for i, t in tensors.items() if i not in plain}
+    deeper = plain | {i: shape.index(batch) for i, shape in others.items() if batch in shape}
+    without = [{i: d for i, d in plain.items() if i != left} for left in reversed(plain) if left != first]
+    # As many time steps as samples: a mask (batch, time) next to tokens (time, batch) fits both ways.
+    turned = [
+        deeper | {i: dim}
+        for i, d in deeper.items()
+        if i != first
+        for dim, size in enumerate(tensors[i].shape)
+        if size == batch and dim != d
+    ]
+    all_turned = deeper | {i: dim for cuts in reversed(turned) for i, dim in cuts.items() if deeper[i] != dim}
+    return [plain, deeper, *without, {first: batch_dim}, *turned, all_turned]
+
+
+def can_be_cut(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.layout is torch.strided
 
 

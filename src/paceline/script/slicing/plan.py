@@ -1,0 +1,53 @@
+"""What the proof finds about a kind of call: the plan by which it is computed in slices, or why it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.errors import NotSplitError
+from paceline.script.draws.rows import DrawRule
+from paceline.script.slicing.side_effects import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """How the workers' pieces of an output are combined: rows along `dim`, a mean over rows, an average over the loss's
+    denominators, a sum, or the same value on every worker."""
+
+    kind: Literal["rows", "mean", "average", "sum", "same"]
+    dim: int = 0
+    spread: bool = False  # rows of a sample are not adjacent: (time · batch, …) of a model that has time first
+
+
+@dataclass(slots=True)
+class SlicePlan:
+    """The plan for one kind of call: the arguments to cut, along which dimension, and each output's role."""
+
+    batch_leaf: int  # the argument whose size is the batch
+    cuts: dict[int, int]  # leaf → dim
+    outputs: tuple[Role, ...]
+    states: tuple[tuple[Place, Role], ...] = ()  # values that the call leaves in attributes
+    buffers: tuple[tuple[str, str, Role], ...] = ()  # buffers that the call adds to; the role is that of the addend
+    draws: tuple[DrawRule, ...] = ()  # the random numbers that the call draws, in order
+    compiled: bool = False  # torch.compile draws its own random numbers
+    rows: int = 0  # of the batch in the proof
+    shaky: bool = False  # the roles may depend on the values of a batch: see `_is_due`
+    calls: int = 1  # made with this plan
+
+    def batch(self, leaves: list[Any]) -> int:
+        return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
+
+    def fits(self, leaves: list[Any]) -> bool:
+        batch = self.batch(leaves)
+        return all(leaves[i].shape[dim] == batch for i, dim in self.cuts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Unbatched:
+    """A call that runs whole because it has no batch."""
+
+    reason: str
+
+
+Judgement = SlicePlan | NotSplitError | Unbatched | None  # of the proof: a call runs whole with any but the first

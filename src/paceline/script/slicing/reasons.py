@@ -1,0 +1,88 @@
+"""Why a module is not computed in slices, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import NotSplitError
+from paceline.script import tree
+from paceline.script.slicing.comparing import COMPARABLE
+from paceline.script.slicing.dry_run import FAILED, SeenCall
+from paceline.script.slicing.plan import Unbatched
+from paceline.script.slicing.ways import Way, can_be_cut
+from paceline.torch_private import uncompiled
+
+RANDOM = "it draws other random numbers on a slice than on the batch, in a way that cannot be split"
+
+
+def describe(module: nn.Module) -> str:
+    return f"The module {name_of(module)}"
+
+
+def name_of(module: nn.Module) -> str:
+    return type(uncompiled(module)).__name__
+
+
+def reason(seen: SeenCall, seen_whole: SeenCall) -> str:
+    """Why a call on a slice does not give what the call on the whole batch gives; empty if this worker cannot tell."""
+    if seen.output is FAILED:
+        return f"on a slice {seen.error}" if seen.error else ""
+    if seen.streams != seen_whole.streams:
+        return RANDOM
+    piece, whole = seen.output, seen_whole.output
+    names, wholes, pieces = tree.paths(whole, "output"), tree.leaves(whole), tree.leaves(piece)
+    opaque = [w for w in wholes if not isinstance(w, (torch.Tensor, type(None), *COMPARABLE))]
+    if opaque:
+        return f"it returns a {type(opaque[0]).__name__}, whose tensors are not accessible from outside"
+    if len(wholes) != len(pieces):
+        return f"it returns {len(wholes)} values on the batch but {len(pieces)} on a slice"
+    for name, a, b in zip(names, wholes, pieces, strict=True):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            return f"{name} is {tuple(a.shape)} on the batch and {tuple(b.shape)} on a slice, and the values differ"
+    return "its values differ"
+
+
+def unbatched(module: nn.Module, given: Any, leaves: list[Any]) -> Unbatched | None:
+    """That a call has no batch that could be split: one sample, or sparse tensors only. None if it may have one, or if
+    it has no tensor."""
+    tensors = [(i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    dense = [(i, leaf) for i, leaf in tensors if can_be_cut(leaf)]
+    if not tensors:
+        return None
+    if not dense:
+        kinds = " and ".join(sorted({f"layout {leaf.layout}" if leaf.dim() else "no dimension" for _, leaf in tensors}))
+        return Unbatched(f"{describe(module)} gets no tensor that can be cut into rows ({kinds}).")
+    i, leaf = dense[0]
+    found = f"{_names(given)[i]} has the shape {tuple(leaf.shape)}"
+    if all(tensor.dim() == 1 for _, tensor in dense):
+        return Unbatched(f"{describe(module)} gets vectors, which cannot be cut into samples: {found}.")
+    return Unbatched(f"{describe(module)} gets one sample at a time: {found}.") if 1 in leaf.shape[:2] else None
+
+
+def refusal(module: nn.Module, given: Any, leaves: list[Any], ways: list[Way], why: str) -> NotSplitError:
+    """Why no way of cutting the arguments works, and the options that help."""
+    whole = f"To run this module whole on every worker: --whole {name_of(module)}"
+    if why == RANDOM:
+        return NotSplitError(
+            f"{describe(module)} cannot be computed in slices: {why}. Numbers drawn one by one (Python's `random`), or "
+            "by a generator object, cannot be drawn for some rows only.",
+            advice=f"Draw the numbers of all rows in one call of a function of torch or numpy.random. {whole}",
+        )
+    batch_leaf = ways[0][0]
+    shape = tuple(leaves[batch_leaf].shape)
+    tried = sorted({cuts[first] for first, cuts in ways if first == batch_leaf})
+    dims = f"dimension{'s' if len(tried) > 1 else ''} {' and '.join(map(str, tried))}"
+    other = "If the batch is another dimension: --batch-dim N. " if len(shape) > len(tried) else ""
+    return NotSplitError(
+        f"{describe(module)} gives other results in slices than on the whole batch: {why or 'the values differ'}.\n"
+        f"The module was cut along {dims} of {_names(given)[batch_leaf]}, shape {shape}: either the batch is another "
+        "dimension, or the module mixes samples.",
+        advice=f"{other}To let every worker see only its own slice, as under DDP: --mod view=slice. {whole}",
+    )
+
+
+def _names(given: Any) -> list[str]:
+    return tree.paths(given[0], "argument ") + tree.paths(given[1], "argument ")
