@@ -1,6 +1,5 @@
 """Sequence-first LSTM with a zero-initialised head: the first output tells nothing."""
 
-# test: refused=--batch-dim 1
 import torch
 from torch import nn
 

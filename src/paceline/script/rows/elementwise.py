@@ -126,9 +126,21 @@ def product(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def filled(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A new tensor of the same shape that does not depend on the values: equal on all workers, so it is a whole one."""
     me = args[0] if args else None
-    if not isinstance(me, Rows) or not me.local.is_contiguous():  # random numbers come in the order of memory
+    if not isinstance(me, Rows) or not _is_contiguous(me):  # random numbers come in the order of memory
         return NotImplemented
     return f(me.local.new_empty(()).expand(me.shape), *args[1:], **kwargs)
+
+
+def _is_contiguous(me: Rows) -> bool:
+    """As `is_contiguous` of the whole tensor. The same on all workers: a single row is contiguous by itself."""
+    step = 1
+    for whole, own, stride in zip(
+        reversed(me.shape), reversed(me.local.shape), reversed(me.local.stride()), strict=True
+    ):
+        if whole != 1 and stride != step:
+            return False
+        step *= own
+    return True
 
 
 knows(ONE, one)
