@@ -96,7 +96,8 @@ def find(stage: Stage) -> Callable[[], None]:
         stage.watch.enter("data")
         try:
             take = stage.around("around_batch", following)
-            batch = take(self) if alone else dealer.receive(self, lambda: take(self))
+            with stage.loading():
+                batch = take(self) if alone else dealer.receive(self, lambda: take(self))
         finally:
             stage.watch.leave()
         stage.emit("on_batch", batch)

@@ -17,7 +17,7 @@ abs absolute neg negative positive exp exp2 expm1 log log1p log2 log10 sqrt rsqr
 relu sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc erfinv lgamma digamma floor ceil round
 trunc fix frac sign sgn signbit isnan isinf isfinite isposinf isneginf logical_not bitwise_not logit nan_to_num
 clamp clip clamp_min clamp_max float double half bfloat16 int long short char byte bool to type type_as cpu cuda
-clone contiguous deg2rad rad2deg sinc gelu silu elu leaky_relu selu softplus hardtanh relu6 mish hardswish
+clone deg2rad rad2deg sinc gelu silu elu leaky_relu selu softplus hardtanh relu6 mish hardswish
 hardsigmoid hardshrink softshrink tanhshrink logsigmoid softsign celu threshold __neg__ __abs__ __invert__
 __pos__"""
 SEVERAL = """
@@ -126,13 +126,38 @@ def product(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def filled(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A new tensor of the same shape that does not depend on the values: equal on all workers, so it is a whole one."""
     me = args[0] if args else None
-    if not isinstance(me, Rows) or not me.local.is_contiguous():  # random numbers come in the order of memory
+    if not isinstance(me, Rows) or not is_contiguous(me):  # random numbers come in the order of memory
         return NotImplemented
     return f(me.local.new_empty(()).expand(me.shape), *args[1:], **kwargs)
 
 
+def asked_contiguous(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return NotImplemented if kwargs or len(args) > 1 else is_contiguous(args[0])
+
+
+def contiguous(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    if kwargs or len(args) > 1:
+        return NotImplemented
+    me = args[0]
+    return me if is_contiguous(me) else Rows(me.local.clone(memory_format=torch.contiguous_format), me.rows)
+
+
+def is_contiguous(me: Rows) -> bool:
+    """As `is_contiguous` of the whole tensor. The same on all workers: a single row is contiguous by itself."""
+    step = 1
+    for whole, own, stride in zip(
+        reversed(me.shape), reversed(me.local.shape), reversed(me.local.stride()), strict=True
+    ):
+        if whole != 1 and stride != step:
+            return False
+        step *= own
+    return True
+
+
 knows(ONE, one)
-knows("is_complex is_contiguous is_floating_point is_signed element_size", one)
+knows("is_complex is_floating_point is_signed element_size", one)
+knows("is_contiguous", asked_contiguous)
+knows("contiguous", contiguous)
 knows(SEVERAL, several)
 knows(" ".join(f"{name}_" for name in f"{ONE} {SEVERAL}".split() if not name.startswith("__")), in_place)
 knows(IN_PLACE, in_place)

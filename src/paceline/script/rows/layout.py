@@ -46,6 +46,14 @@ class Layout:
     def local_shape(self, whole: Sequence[int]) -> list[int]:
         return [*whole[: self.dim], self.outer * self.split.mine * self.inner, *whole[self.dim + 1 :]]
 
+    def whole_strides(self, local: torch.Tensor) -> list[int]:
+        """The strides of the whole tensor, laid out as own rows are: steps over all rows are longer."""
+        own, row = local.shape[self.dim], local.stride(self.dim)
+        return [
+            stride * self.size // own if dim != self.dim and stride >= row * own else stride
+            for dim, stride in enumerate(local.stride())
+        ]
+
     def own(self, whole: torch.Tensor) -> torch.Tensor:
         """This worker's rows of a whole tensor."""
         rows = self.split.times(self.inner)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from paceline.script.rows.elementwise import in_place, knows, operand
+from paceline.script.rows.elementwise import in_place, is_contiguous, knows, operand
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import KNOWN, Rows, Step
 
@@ -46,7 +46,25 @@ def _reshaped(me: Rows, shape: list[int]) -> Any:
     layout = me.rows.reshaped(me.shape, shape)
     if layout is None:
         return NotImplemented
-    return _viewed(me, me.local.reshape(layout.local_shape(shape)), layout, shape, lambda whole: whole.reshape(shape))
+    local = me.local.reshape(layout.local_shape(shape))
+    if not _can_be_viewed(me, shape):  # a copy, also where a worker's single row could be viewed
+        return Rows(local.clone() if _shares_memory(local, me.local) else local, layout)
+    return _viewed(me, local, layout, shape, lambda whole: whole.reshape(shape))
+
+
+def _can_be_viewed(me: Rows, shape: list[int]) -> bool:
+    """Whether one process would get a view of this shape, and no copy. The same on all workers."""
+    if is_contiguous(me):
+        return True
+    try:
+        torch.empty_strided(me.shape, me.rows.whole_strides(me.local), dtype=torch.uint8, device="meta").view(shape)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def view(f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -93,7 +111,7 @@ def _viewed(me: Rows, local: torch.Tensor, layout: Layout, whole_shape: Sequence
     expected = layout.local_shape(whole_shape)
     if list(local.shape) != expected:  # `squeeze` also removes a dimension that has one own row
         local = local.reshape(expected)
-    if local.untyped_storage().data_ptr() != me.local.untyped_storage().data_ptr():
+    if not _shares_memory(local, me.local):
         return Rows(local, layout)  # a copy
     return Rows(local, layout, me, step)
 

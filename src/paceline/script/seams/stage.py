@@ -88,6 +88,7 @@ class Stage:
         self._pid, self._thread, self._recomputing = os.getpid(), threading.get_ident(), threading.local()
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
+        self._loads = False  # the script's own thread waits for a loader
         self.stepping: list[Any] = []  # optimizers whose steps run, outermost first: only that one is a seam
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called so far
         self.trained: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # … with gradients, in training mode
@@ -258,7 +259,17 @@ class Stage:
     def makes_samples(self) -> bool:
         """Whether a dataset, a sampler or a collate function runs: workers make different samples, so a model called
         there is the script's own affair. So it is in a child process of the script, such as a loader's."""
-        return self.watch.phase == "data" or os.getpid() != self._pid
+        return self._loads or os.getpid() != self._pid
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """A loader makes a batch. A loader that another thread reads says nothing of what the script does meanwhile."""
+        before = self._loads
+        self._loads = before or threading.get_ident() == self._thread
+        try:
+            yield
+        finally:
+            self._loads = before
 
     @contextmanager
     def as_script(self) -> Iterator[None]:

@@ -43,8 +43,10 @@ def find(stage: Stage) -> Callable[[], None]:
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        elsewhere = not torch.compiler.is_compiling() and stage.is_elsewhere()  # the compiler cannot trace the question
-        if not training or (split := stage.views.split_for_norms) is None or not split.batch or elsewhere:
+        split = stage.views.split_for_norms if training else None
+        # torch.compile warns of the look at the thread.
+        elsewhere = not torch.compiler.is_compiling() and stage.is_elsewhere()
+        if split is None or not split.batch or elsewhere:
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
         return norm_whole_batch(input, running_mean, running_var, weight, bias, momentum, eps, split)
 
