@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -139,6 +140,27 @@ def test_cores_and_threads_are_shared_out_and_written_down(play: Play) -> None:
     assert launched.output().strip() == f"{sorted(os.sched_getaffinity(0))} 3 3", (
         "more threads than a share: no pinning"
     )
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_a_step_reuses_the_memory_of_the_step_before(play: Play) -> None:
+    launched = play(
+        """
+        import resource, torch
+
+        def step():
+            activations = [torch.empty(3_000_000).fill_(1) for _ in range(8)]
+
+        step(), step()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            step()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        """,
+        workers=1,
+    )
+    pages = 10 * 8 * 3_000_000 * 4 // 4096
+    assert int(launched.output()) < pages / 100
 
 
 def test_the_record_says_what_was_run(play: Play) -> None:
