@@ -20,6 +20,7 @@ ROOMS = (
     *(
         "errors",
         "units",
+        "imports",
         "settings",
         "torch_private",
         "record",

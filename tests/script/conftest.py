@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from silent import silent  # noqa: F401 - a fixture
 
 from paceline.launch import Event, Notice, Output, Stall, Zygote, launch
 from paceline.record.schema import Outcome

@@ -133,15 +133,29 @@ class Overlay:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def open(self, file: Any, mode: str, *args: Any, **kwargs: Any) -> Any:
+        if set(mode) & set("wax+"):
+            return self._open(self.changed(file, mode), mode, *args, **kwargs)
+        self._found(file, self.followed(file))
+        return self._open(self.seen(file), mode, *args, **kwargs)
+
+    def seen(self, file: Any) -> Any:
+        """The path of what the script sees under this one; a path where nothing is, if it sees nothing."""
         full = self.followed(file)
-        if not set(mode) & set("wax+"):
-            where = self._found(file, full)
-            return self._open(file if where == _full(file) else where, mode, *args, **kwargs)
+        where = self.where(full) or self.own(full)
+        return file if where == _full(file) else where
+
+    def changed(self, file: Any, mode: str) -> str:
+        """The own path of a file that is about to be opened with this mode, one that writes."""
+        full = self.followed(file)
         if "r" in mode:
             self._found(file, full)
-            return self._open(self.bring_up(file, full), mode, *args, **kwargs)
-        own = self.for_writing(file, full, keep="a" in mode, new="x" in mode)
-        return self._open(own, mode, *args, **kwargs)
+            return self.bring_up(file, full)
+        return self.for_writing(file, full, keep="a" in mode, new="x" in mode or mode == "w-")
+
+    def folder(self, path: Any) -> str:
+        """The own path of a folder into which files are about to be written."""
+        full = self.followed(path)
+        return self.bring_up(path, full) if self.is_dir(full) else self.ready(path, full)
 
     def for_writing(self, path: Any, full: str, *, keep: bool = False, new: bool = False) -> str:
         """The own path of a file that is about to be written. `keep`: with its present content. `new`: the file must

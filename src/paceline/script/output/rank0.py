@@ -5,8 +5,8 @@ files that it wrote, and the files that it deleted are gone (see `overlay`). Onl
 `torch.save` followed by `torch.load`, or `if os.path.exists(checkpoint)`, takes the same branch on every worker,
 whichever worker is first.
 
-Covers Python's `open`, `os`, `shutil` and `sqlite3`, and `torch.save`. Writes of libraries in native code (HDF5,
-Parquet, safetensors) and of child processes are not covered.
+Covers Python's `open`, `os`, `shutil` and `sqlite3`, and libraries in native code (see `writers`). Writes of child
+processes are not covered.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.script.output import writers
 from paceline.script.output.overlay import Listing, Overlay
 from paceline.script.seams.stage import Stage
 
@@ -73,7 +74,7 @@ class Voice:
         tempfile.mkdtemp = self._makes_private(tempfile.mkdtemp)
         connect: Any = self._connects(sqlite3.connect)
         sqlite3.connect = sqlite3.dbapi2.connect = connect
-        self.stage.voice = self.save_path
+        writers.install(self._place)
 
     def ours(self, path: Any) -> bool:
         """Whether this is a path of the script's files: not a file descriptor, not a system or cache path."""
@@ -84,11 +85,15 @@ class Voice:
             return False
         return not (full.startswith(self._temporary) and full[len(self._temporary) :].startswith(CACHES))
 
-    def save_path(self, target: Any) -> Any:
-        """The path to which `torch.save` must write."""
-        if not self.ours(target):
-            return target
-        return self.overlay.for_writing(target, self.overlay.followed(target))
+    def _place(self, path: Any, mode: str) -> Any:
+        """The path that native code must open in place of this one."""
+        if not self.ours(path):
+            return path
+        if mode == writers.FOLDER:
+            return self.overlay.folder(path)
+        if not set(mode) & set("wax+"):
+            return self.overlay.seen(path)
+        return self.overlay.changed(path, mode)
 
     # -- replacements for the functions that the script calls --------------------------------------------------------
 
@@ -164,8 +169,7 @@ class Voice:
         def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("uri") or database in ("", ":memory:") or not self.ours(database):
                 return plain(database, *args, **kwargs)
-            full = self.overlay.followed(database)
-            return plain(self.overlay.for_writing(database, full, keep=True), *args, **kwargs)
+            return plain(self.overlay.changed(database, "a"), *args, **kwargs)
 
         return connect
 

@@ -200,7 +200,7 @@ def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 def _saves(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         stage.emit("on_save", f)
-        plain(obj, stage.voice(f), *args, **kwargs)
+        plain(obj, f, *args, **kwargs)
 
     return save
 

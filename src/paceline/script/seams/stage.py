@@ -81,7 +81,6 @@ class Stage:
         self.watch, self.pulse = group.watch, group.pulse
         self.only = None if only is None else weakref.WeakSet(only)
         self.aside = False  # the script distributes itself: observe only
-        self.voice: Callable[[Any], Any] = lambda target: target  # the real path of a written file: see `rank0`
         # A stern error that ends the run leaves the script as `Fatal`, which an `except Exception` does not catch.
         self.ending = group.ending = Ending(group.pulse)
         self.together = group.together = Together(group)
