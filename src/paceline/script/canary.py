@@ -36,6 +36,7 @@ BY_NAME: set[tuple[Any, str]] = {
     *((torch, name) for name in ("compile", "save", "rand", "randn", "randint", "rand_like", "randn_like")),
     *((torch, name) for name in ("randint_like", *table.DROPOUTS, *table.RECURRENT)),
     (F, "rrelu_"),
+    (torch.jit, "trace"),
     (torch.utils.checkpoint, "checkpoint"),
     (torch.optim.Optimizer, "__init__"),  # called by every optimizer; trying it would import torch._dynamo
     (torch.autograd, "grad"),

@@ -7,6 +7,7 @@ on_model, before_forward, after_forward   patch of nn.Module.__call__ (a global 
 before_backward, after_backward           patch of torch.autograd.backward, which Tensor.backward calls
 (recomputation in backward)               patch of torch.utils.checkpoint.checkpoint
 (torch.autograd.grad)                     patch of torch.autograd.grad
+(no seam: example inputs of a trace)      patch of torch.jit.trace
 on_loader, on_batch                       patches of the DataLoader's iterator: see `loading`
 on_save                                   patch of torch.save
 (batch norm in a sliced call)             patch of F.batch_norm: see `batch_norm`
@@ -47,6 +48,7 @@ def find(stage: Stage) -> Callable[[], None]:
         patch(torch.autograd, "backward", _backwards(stage, torch.autograd.backward)),
         patch(torch.optim.Optimizer, "__init__", _optimizers(stage, torch.optim.Optimizer.__init__)),
         patch(torch, "compile", _compiles(stage, torch.compile)),
+        patch(torch.jit, "trace", _traces(stage, torch.jit.trace)),
         patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
         patch(torch, "save", _saves(stage, torch.save)),
         loading.find(stage),
@@ -97,6 +99,16 @@ def _compiles(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
         return _given_plain_tensors(compiled) if stage.group.world > 1 and args else compiled
 
     return compile
+
+
+def _traces(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        """Calls the model on example inputs, also to check the trace. The inputs may be uninitialised memory, which
+        differs between workers (a picture of the graph for TensorBoard), and nothing depends on the numbers."""
+        with stage.inside():
+            return plain(*args, **kwargs)
+
+    return trace
 
 
 def _given_plain_tensors(compiled: Any) -> Any:
