@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 # Tests start many processes: they should not compile the sources each time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all coverage lint format docs picture clean install
+.PHONY: demo test test-all test-frameworks coverage lint format docs picture clean install
 install: $(STAMP)
 
 # Installed again only when what is to be installed changed.
@@ -27,6 +27,17 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile large
+
+# Programs of many frameworks, plain and on 2 workers, in an environment of its own; writes docs/frameworks.md.
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
+test-frameworks: $(FRAMEWORKS_STAMP)
+	$(FRAMEWORKS)/bin/python tests/frameworks/run.py $(PROGRAMS)
+
+$(FRAMEWORKS_STAMP): pyproject.toml constraints.txt tests/frameworks/requirements.txt
+	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --constraint constraints.txt --requirement tests/frameworks/requirements.txt --editable .
+	@touch $@
 
 # Of the default run, with the branches that workers take.
 coverage: $(STAMP)
@@ -53,4 +64,4 @@ picture: $(STAMP)
 	$(BIN)/python docs/make_picture.py docs/images/dashboard.png
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache paceline-runs site
+	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .ruff_cache .pytest_cache paceline-runs site

@@ -10,12 +10,13 @@ import atexit
 import ctypes
 import faulthandler
 import gc
+import io
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 
@@ -158,10 +159,25 @@ def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
     os.dup2(err, 2)
     for descriptor in {out, err}:
         os.close(descriptor)
-    if sys.stdout is not None:
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        reopened = _reopened(getattr(sys, name), descriptor)
+        setattr(sys, name, reopened)
+        setattr(sys, f"__{name}__", reopened)
     # A crash inside a C library then leaves a Python stack in the log's last lines.
     faulthandler.enable()
+
+
+def _reopened(stream: TextIO | None, descriptor: int) -> Any:
+    """The stream anew, flushed after each line. The zygote's object remembers of its own target, perhaps a file, that
+    one can seek in it; a library that wraps the stream (click) would then fail on a pipe."""
+    if stream is None:  # closed by the shell: print does nothing
+        return None
+    raw: Any = io.FileIO(descriptor, "w", closefd=False)
+    raw.name = stream.name
+    buffer = io.BufferedWriter(raw)
+    reopened: Any = io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    reopened.mode = "w"  # as Python sets it
+    return reopened
 
 
 def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> int:
