@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
 from torch.overrides import _get_current_function_mode as current_function_mode
 from torch.utils._device import _device_constructors as list_device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
@@ -31,6 +32,7 @@ __all__ = [
     "AllgatherOptions",
     "BatchNorm",
     "BatchOrInstanceNorm",
+    "DispatchMode",
     "LoaderIterator",
     "LoaderIteratorInProcess",
     "MapDatasetFetcher",

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.script import rng, tree
 from paceline.script.draws.rows import DrawRule, Position, Shape
-from paceline.script.slicing import side_effects
+from paceline.script.slicing import bounds, side_effects
 from paceline.script.slicing.generators import Generators
 from paceline.script.slicing.mutations import Containers
 from paceline.script.slicing.side_effects import Place
@@ -67,7 +67,7 @@ def rehearse(
         given = tree.replace(given, _copied)  # a call may change its arguments
         containers = Containers(given)
         try:
-            with drawing as at:
+            with bounds.on_gpus(), drawing as at:
                 output = containers.told(plain(module, *given[0], **given[1]))
         except Exception as error:
             return SeenCall(FAILED, {}, {}, error=f"it raised {type(error).__name__}: {error}")
