@@ -1,5 +1,4 @@
-"""A graph network on one whole graph: its layers mix all nodes, so nothing can be split, and every worker computes
-everything."""
+"""A graph network on one graph: the network mixes nodes; each layer can be cut along the rows of the adjacency."""
 
 import torch
 from torch import nn
