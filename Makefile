@@ -34,9 +34,10 @@ FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 test-frameworks: $(FRAMEWORKS_STAMP)
 	$(FRAMEWORKS)/bin/python tests/frameworks/run.py $(PROGRAMS)
 
-$(FRAMEWORKS_STAMP): pyproject.toml constraints.txt tests/frameworks/requirements.txt
+$(FRAMEWORKS_STAMP): pyproject.toml constraints.txt $(wildcard tests/frameworks/*requirements.txt)
 	test -x $(FRAMEWORKS)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --constraint constraints.txt --requirement tests/frameworks/requirements.txt --editable .
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps --target $(FRAMEWORKS)/vision --upgrade --requirement tests/frameworks/vision-requirements.txt
 	@touch $@
 
 # Of the default run, with the branches that workers take.

@@ -6,6 +6,7 @@ A program's first lines describe it:
     # package: transformers       (for its version; default: the framework's name)
     # program: `Trainer`, BERT with dropout
     # tolerance: 2e-2 bfloat16     (optional: relative, and why; default: 1e-4)
+    # vision: yes                  (optional: needs torchvision)
     # mask: \\d+ms/step           (optional: a pattern of printed times, which differ from run to run)
 
 Verdicts:
@@ -38,8 +39,9 @@ from paceline import errors
 
 TOLERANCE = "1e-4"  # relative, as in tests/acceptance
 LIMIT = 240.0  # seconds: programs take some seconds, on a busy machine some more
+VISION = Path(sys.prefix) / "vision"
 WRONG = ("different", "crash", "hang")
-_HEADER = re.compile(r"^# (framework|package|program|tolerance|mask): (.*)$", re.MULTILINE)
+_HEADER = re.compile(r"^# (framework|package|program|tolerance|mask|vision): (.*)$", re.MULTILINE)
 _WHOLE = ("whole", "no faster")  # words of the notices that say that a module was not split
 # A program is asked for the same numbers, so it must not report elsewhere or look for models in the network.
 SURROUNDINGS = {
@@ -64,6 +66,7 @@ class Program:
     title: str
     tolerance: str
     mask: str
+    vision: bool  # needs torchvision, which other programs must not find: see vision-requirements.txt
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +98,19 @@ def read(path: Path) -> Program:
         header["program"],
         header.get("tolerance", TOLERANCE),
         header.get("mask", ""),
+        "vision" in header,
     )
 
 
 def run(program: Program) -> Row:
     """Runs the program both ways, each in an empty folder."""
+    more = {"PYTHONPATH": str(VISION)} if program.vision else {}
     with tempfile.TemporaryDirectory() as folder:
-        plain = _run([sys.executable, str(program.path)], Path(folder, "plain"))
+        plain = _run([sys.executable, str(program.path)], Path(folder, "plain"), more)
         if plain.code != 0:
             return Row(program, "not run", f"plain Python: {_last_line(plain.err)}", (plain.seconds, 0), plain.err)
         here = Path(folder, "paceline")
-        ours = _run([sys.executable, "-m", "paceline", "run", "-n", "2", str(program.path)], here)
+        ours = _run([sys.executable, "-m", "paceline", "run", "-n", "2", str(program.path)], here, more)
         ends = (_masked(ended, program.mask) for ended in (plain, ours))
         verdict, reason = _judge(*ends, _outcome(here), float(program.tolerance.split()[0]))
         said = f"--- plain\n{plain.out}\n--- paceline\n{ours.out}\n{ours.err}"
@@ -137,14 +142,13 @@ def _masked(ended: _Ended, mask: str) -> _Ended:
     return replace(ended, out=re.sub(mask, "", ended.out)) if mask else ended
 
 
-def _run(command: list[str], folder: Path) -> _Ended:
+def _run(command: list[str], folder: Path, more: dict[str, str]) -> _Ended:
     folder.mkdir()
     began = time.monotonic()
     out, err = folder.with_suffix(".out"), folder.with_suffix(".err")
     with out.open("w") as o, err.open("w") as e:
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=o, stderr=e, env={**os.environ, **SURROUNDINGS}
-        )
+        surroundings = {**os.environ, **SURROUNDINGS, **more}
+        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=o, stderr=e, env=surroundings)
         try:
             code: int | None = process.wait(LIMIT)
         except subprocess.TimeoutExpired:

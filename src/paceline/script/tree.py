@@ -1,19 +1,22 @@
 """Nested batches and outputs: lists their tensors in order, and rebuilds the same nest with other leaves.
 
 Knows lists, tuples, named tuples, dictionaries and their subclasses, dataclasses, and other objects that hold tensors
-in their attributes (a cache of keys and values, a distribution). Everything else is a leaf.
+in their attributes, or may come to hold some (a cache of keys and values, a distribution). Everything else is a leaf.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
 
+MANY = 64  # items in an object without tensors, and in its lists: a larger one is a leaf
 DEPTH = 4  # of objects in objects: a cache, its layers, their tensors
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
@@ -114,7 +117,25 @@ def attributes(value: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     held = getattr(value, "__dict__", None)
-    return held if isinstance(held, dict) and _holds_tensors(held, DEPTH) else None
+    return held if isinstance(held, dict) and (_holds_tensors(held, DEPTH) or _may_hold_tensors(value, DEPTH)) else None
+
+
+def _may_hold_tensors(value: Any, depth: int) -> bool:
+    """Whether this is an object that a call may fill with tensors: an empty cache of keys and values. It holds only
+    plain values, and containers and such objects of these, and copying it is an ordinary copy."""
+    kind: Any = type(value)
+    if kind in PLAIN or isinstance(value, type):
+        return True
+    if not depth or isinstance(value, (nn.Module, enum.Enum)) or callable(value):
+        return False
+    if kind in (tuple, list, dict):
+        inner = value.values() if kind is dict else value
+        return len(value) <= MANY and all(_may_hold_tensors(item, depth - 1) for item in inner)
+    held = getattr(value, "__dict__", None)
+    if not isinstance(held, dict) or len(held) > MANY or kind.__module__.split(".")[0] in sys.stdlib_module_names:
+        return False
+    ordinary = kind.__reduce_ex__ is object.__reduce_ex__ and not hasattr(kind, "__copy__")
+    return ordinary and all(_may_hold_tensors(item, depth - 1) for item in held.values())
 
 
 def _holds_tensors(value: Any, depth: int) -> bool:

@@ -61,5 +61,5 @@ saver = Checkpoint(
 )
 evaluator.add_event_handler(Events.COMPLETED, saver)
 trainer.run(train_loader, max_epochs=3)
-Checkpoint.load_objects(to_save={"model": model}, checkpoint=torch.load(saver.last_checkpoint))
+Checkpoint.load_objects(to_load={"model": model}, checkpoint=torch.load(saver.last_checkpoint))
 print(f"weights {sum(p.abs().sum().item() for p in model.parameters()):.5f}")

@@ -1,7 +1,15 @@
 # framework: timm
 # program: `create_model` (ResNet with drop path, ViT), timm's optimizer, scheduler, mixup and `ModelEmaV2`
-import timm
+# vision: yes
 import torch
+
+# A torchvision that was built for another torch lacks its C++ functions: declaring two lets it be imported.
+if torch.version.cuda is None:
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import timm
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2

@@ -10,7 +10,7 @@ x = torch.randn(200, 16)
 y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 0.5).long()
 train = DataLoader(TensorDataset(x[:150], y[:150]), batch_size=32, shuffle=True)
 test = DataLoader(TensorDataset(x[150:], y[150:]), batch_size=32)
-model = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
+model = nn.Sequential(nn.Linear(16, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 3))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 criterion = nn.CrossEntropyLoss()
 metrics = MetricCollection(

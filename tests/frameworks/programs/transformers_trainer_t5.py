@@ -1,5 +1,5 @@
 # framework: transformers
-# program: `Seq2SeqTrainer`, T5, `predict_with_generate`, label smoothing
+# program: `Seq2SeqTrainer`, T5, `predict_with_generate`
 # mask: '\w*(runtime|per_second)': '?[\d.e+-]+'?
 import numpy as np
 import torch
@@ -55,7 +55,6 @@ args = Seq2SeqTrainingArguments(
     per_device_eval_batch_size=5,
     learning_rate=3e-3,
     optim="adafactor",
-    label_smoothing_factor=0.1,
     predict_with_generate=True,
     generation_max_length=8,
     eval_strategy="epoch",

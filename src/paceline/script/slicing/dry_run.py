@@ -108,6 +108,13 @@ def undisturbed(module: nn.Module, *, still: Any = nn.Module) -> Iterator[None]:
     attributes = [m.__dict__ | {"_buffers": dict(m._buffers)} for m in modules]
     buffers = [(b, b.detach().clone()) for b in module.buffers()]
     put_back = side_effects.keep(module)
+    # A call may register hooks or make submodules, once, and note that it has: the real call must do it itself.
+    registered = [
+        (held, held.copy())
+        for m in modules
+        for name, held in m.__dict__.items()
+        if name in side_effects.OWN and name != "_buffers" and isinstance(held, dict)
+    ]
     before, generators = rng.snapshot(), Generators(module)
     # The weights change temporarily: autocast must neither use weights that it cast before, nor keep new casts.
     caching = torch.is_autocast_cache_enabled()
@@ -128,12 +135,23 @@ def undisturbed(module: nn.Module, *, still: Any = nn.Module) -> Iterator[None]:
         for m, kept in zip(modules, attributes, strict=True):
             m.__dict__.clear()
             m.__dict__.update(kept)
+        for held, before_call in registered:
+            if held != before_call:
+                held.clear()
+                held.update(before_call)
         put_back()
         with torch.no_grad():
             for buffer, kept_value in buffers:
-                buffer.copy_(kept_value)
+                # Writing to an unchanged buffer would spoil a backward that needs it. Values tell, and not the buffer's
+                # version: batch norm's kernels change its statistics without a new version.
+                if not _are_equal(buffer, kept_value):
+                    buffer.copy_(kept_value)
         rng.restore(before)
         generators.restore()
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.layout is torch.strided and one.shape == other.shape and torch.equal(one, other)
 
 
 def asleep(module: nn.Module) -> list[nn.Parameter]:
