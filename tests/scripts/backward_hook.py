@@ -1,6 +1,5 @@
 """Module hooks on the backward: norms of gradients that flow through an inner layer are printed."""
 
-# test: noticed=hooks on 1
 # test: workers=2
 import torch
 from torch import nn

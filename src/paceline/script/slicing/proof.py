@@ -25,6 +25,7 @@ from paceline.errors import NotSplitError
 from paceline.script import tree
 from paceline.script.draws.rows import Draws, Shape
 from paceline.script.slicing.arguments import cut_leaves
+from paceline.script.slicing.backward_hooks import hooked
 from paceline.script.slicing.comparing import (
     CLEAR,
     IN_DOUBLE,
@@ -69,6 +70,8 @@ class Proof:
         ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
         if not ways:
             return one
+        if (why_not := hooked(module)) is not None:
+            return why_not
         try:
             plan, why = self._on_few_rows(plain, module, given, leaves, ways), ""
             if plan is None:

@@ -24,6 +24,7 @@ from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings, side_effects
 from paceline.script.slicing.arguments import cut_leaves, sharing, split_of, unsharded, versions_of
+from paceline.script.slicing.backward_hooks import BackwardHooks
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.mutations import Containers, Told
@@ -92,6 +93,7 @@ class SlicedCalls:
         self._switches: weakref.WeakKeyDictionary[nn.Module, list[Any]] = weakref.WeakKeyDictionary()
         self._plans: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Judgement]] = weakref.WeakKeyDictionary()
         self._begun: _Begun | None = None  # the current call
+        self._hooks = BackwardHooks()
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
         self.unbatched: Unbatched | None = None  # the first call without a batch
         self._whole: set[str] = set()  # names of modules that run whole
@@ -110,7 +112,13 @@ class SlicedCalls:
         plans = self._plans.setdefault(module, {})
         few = len(plans) < MANY
         flags = self._flags(module) if few else ()
-        kind = (module.training, flags, tree.structure(given), *_kinds_of_arguments(leaves, values=few))
+        kind = (
+            module.training,
+            self._hooks.on(module),
+            flags,
+            tree.structure(given),
+            *_kinds_of_arguments(leaves, values=few),
+        )
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
         self._begun = begun = _Begun(module, plans, kind, known, 0 if before is None else before.calls)

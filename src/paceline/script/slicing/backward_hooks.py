@@ -1,0 +1,46 @@
+"""Hooks on the backward of modules: they must see the gradients of the whole batch (differential privacy, K-FAC, a log
+of gradients). Inside a sliced call they would see those of own rows, times the number of workers, so a module that has
+one runs whole, and the modules in it are sliced."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import nn
+
+from paceline.errors import NotSplitError
+from paceline.torch_private import uncompiled
+
+KINDS = ("_backward_pre_hooks", "_backward_hooks")
+
+
+class BackwardHooks:
+    """Whether a module has hooks now, looked up fast: every call asks."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[nn.Module, list[dict[int, Any]]] = weakref.WeakKeyDictionary()
+
+    def on(self, module: nn.Module) -> bool:
+        if module not in self._known:
+            self._known[module] = [getattr(m, kind) for m in module.modules() for kind in KINDS]
+        return any(self._known[module])
+
+
+def hooked(module: nn.Module) -> NotSplitError | None:
+    """Why the module is not sliced, if it or a module in it has a hook of the script on its backward."""
+    subject = uncompiled(module)
+    for name, m in subject.named_modules():
+        if any(is_the_scripts(hook) for kind in KINDS for hook in getattr(m, kind).values()):
+            told = type(subject).__name__
+            return NotSplitError(
+                f"The module {told} has a hook on the backward of {name or told}, which needs the gradients of the "
+                "whole batch.",
+                advice="Remove the hook to let the workers share the work of this module.",
+            )
+    return None
+
+
+def is_the_scripts(hook: Any) -> bool:
+    """Whether a script or a library has set the hook, and not torch itself."""
+    return not str(getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")
