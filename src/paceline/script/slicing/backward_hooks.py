@@ -36,7 +36,7 @@ def hooked(module: nn.Module) -> NotSplitError | None:
             return NotSplitError(
                 f"The module {told} has a hook on the backward of {name or told}, which needs the gradients of the "
                 "whole batch.",
-                advice="Remove the hook to let the workers share the work of this module.",
+                advice=f"Remove the hook, or let every worker compute the module whole: --whole {told}",
             )
     return None
 
