@@ -207,7 +207,8 @@ def test_a_script_without_a_loader_is_told() -> None:
 
 def test_batches_that_are_not_of_tensors_are_refused() -> None:
     class Odd:
-        x = torch.zeros(2)
+        def __init__(self) -> None:
+            self.names = {"a", "b"}
 
     with staged(lone_group()) as stage:
         catalog.load(catalog.parse(["batch=x2"])[0]).on_stage(stage)

@@ -118,7 +118,16 @@ def _own_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mean = (sums / count).astype(np.float32)
     rest = sums - count * mean.astype(np.float64)  # Σ (x − mean), which is not 0: the mean is rounded
     _, products, _ = torch.ops.aten.native_batch_norm_backward(  # Σ (x − mean)·x, as a sum of gradients
-        x, x, None, None, None, torch.from_numpy(mean), torch.ones(len(mean)), True, 1.0, (False, True, True)
+        x,
+        x,
+        None,
+        None,
+        None,
+        torch.from_numpy(mean),
+        torch.from_numpy(np.ones_like(mean)),
+        True,
+        1.0,
+        (False, True, True),
     )
     variance = (products.numpy() - mean * rest - rest * rest / count) / count
     if (np.square(mean) > FAR * variance).any():
