@@ -55,7 +55,8 @@ def swept(zygote: Zygote, tmp_path: Path) -> Callable[..., Verdict]:
     return swept
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow  # test_bench.py has one trial that runs out of memory
+@pytest.mark.parametrize("workers", [1, 2])
 def test_memory_runs_out_on_every_worker_or_on_none(swept, workers):
     verdict = swept(start=256, workers=workers, wide=2048, memory_limit=100 << 20)  # 128 KiB a sample
     assert verdict.ceiling == "memory"
