@@ -1,7 +1,7 @@
 """`make test-frameworks`: programs of many frameworks, by plain Python and on 2 workers; writes docs/frameworks.md.
 
-    python tests/frameworks/run.py              # all, and the table
-    python tests/frameworks/run.py keras timm   # those with such a name, and no table
+    python tests/frameworks/run.py              # all
+    python tests/frameworks/run.py keras timm   # those with such a name: their rows of the table
 
 The exit code is 1 if a program prints other numbers, crashes or hangs.
 """
@@ -33,9 +33,8 @@ def main() -> int:
         print(f"{number}/{len(programs)} {program.path.stem} ({took}): {row.verdict} {row.reason}", flush=True)
         if row.verdict in WRONG or names:
             print(row.output, flush=True)
-    print(table.summary(rows))
-    if not names:
-        table.write(PAGE, rows)
+        table.write(PAGE, [row], {path.name for path in paths})
+    print(table.summary(row.verdict for row in rows))
     return int(any(row.verdict in WRONG for row in rows))
 
 

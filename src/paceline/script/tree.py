@@ -112,7 +112,7 @@ def paths(value: Any, at: str = "", seen: set[int] | None = None) -> list[str]:
 
 def attributes(value: Any) -> dict[str, Any] | None:
     """What a dataclass, or another object that holds tensors, holds; None for a leaf."""
-    if type(value) in PLAIN or isinstance(value, (type, nn.Module)) or callable(value):
+    if type(value) in PLAIN or isinstance(value, (type, nn.Module)) or _is_function(value):
         return None
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -132,16 +132,25 @@ def _may_hold_tensors(value: Any, depth: int) -> bool:
         inner = value.values() if kind is dict else value
         return len(value) <= MANY and all(_may_hold_tensors(item, depth - 1) for item in inner)
     held = getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or len(held) > MANY or kind.__module__.split(".")[0] in sys.stdlib_module_names:
+    if (
+        not isinstance(held, dict)
+        or not 0 < len(held) <= MANY
+        or kind.__module__.split(".")[0] in sys.stdlib_module_names
+    ):
         return False
     ordinary = kind.__reduce_ex__ is object.__reduce_ex__ and not hasattr(kind, "__copy__")
     return ordinary and all(_may_hold_tensors(item, depth - 1) for item in held.values())
 
 
+def _is_function(value: Any) -> bool:
+    """Whether a value is there to be called. A batch of graphs can be called, too, and has items."""
+    return callable(value) and not hasattr(type(value), "__getitem__")
+
+
 def _holds_tensors(value: Any, depth: int) -> bool:
     if isinstance(value, torch.Tensor):
         return True
-    if not depth or type(value) in PLAIN or isinstance(value, (type, nn.Module)) or callable(value):
+    if not depth or type(value) in PLAIN or isinstance(value, (type, nn.Module)) or _is_function(value):
         return False
     if isinstance(value, (tuple, list)):
         return any(_holds_tensors(item, depth - 1) for item in value)

@@ -25,7 +25,7 @@ test_loader = DataLoader(dataset[48:], batch_size=12)
 class GCN(torch.nn.Module):
     def __init__(self, hidden_channels):
         super().__init__()
-        self.conv1 = GCNConv(5, hidden_channels)
+        self.conv1 = GCNConv(5, hidden_channels, bias=False)
         self.bn = BatchNorm1d(hidden_channels)
         self.conv2 = GCNConv(hidden_channels, hidden_channels)
         self.lin = Linear(hidden_channels, 2)

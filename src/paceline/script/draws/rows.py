@@ -29,8 +29,10 @@ class DrawRule:
     dims: int  # of the drawn tensor
     dim: int | None = None
     many: int = 1
+    uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
 
-    def fits(self, shape: Shape, rows: int) -> bool:
+    def fits(self, shape: Shape, split: Split) -> bool:
+        rows = max(split.rows_of(self.uneven).mine, 1)
         return len(shape) == self.dims and (self.dim is None or shape[self.dim] == self.many * rows)
 
 
@@ -107,7 +109,7 @@ class Draws:
             at.found.append(rule)
         if rule.dim is None:
             return None
-        split = at.split.times(rule.many)
+        split = at.split.rows_of(rule.uneven).times(rule.many)
         start, size = (split.start, split.mine) if split.mine else (0, rule.many)  # row 0 is the borrowed one
         return Piece(rule.dim, start, size, split.batch, split)
 
@@ -116,11 +118,11 @@ class Draws:
         if self._at.expected is not None and number < len(self._at.expected):
             return rule_of(shape, self._at.expected[number], split)
         rules = self._at.rules
-        if number < len(rules) and rules[number].fits(shape, rows):
+        if number < len(rules) and rules[number].fits(shape, split):
             return rules[number]
         # Another number of draws than in the proof: a model that skips layers at random.
         for rule in rules:
-            if rule.dim is not None and rule.fits(shape, rows):
+            if rule.dim is not None and rule.fits(shape, split):
                 return rule
         if shape and shape[0] % rows == 0 and shape[0]:
             return DrawRule(len(shape), 0, shape[0] // rows)
@@ -161,6 +163,14 @@ class Draws:
 
 def rule_of(part: Shape, whole: Shape, split: Split) -> DrawRule:
     """The rule of a draw whose shapes on the slice and on the whole batch are known."""
+    for number in range(len(split.uneven) + 1):
+        rule = _rule_of(part, whole, split.rows_of(number))
+        if rule.dim is not None:
+            return replace(rule, uneven=number)
+    return DrawRule(len(part))
+
+
+def _rule_of(part: Shape, whole: Shape, split: Split) -> DrawRule:
     if len(part) == len(whole):
         differing = [d for d in range(len(whole)) if part[d] != whole[d]]
         if len(differing) == 1 and split.batch and whole[differing[0]] % split.batch == 0:

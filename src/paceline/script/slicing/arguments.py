@@ -14,12 +14,15 @@ from paceline.script import tree
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
 from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.graphs import GraphCuts
 from paceline.script.slicing.side_effects import Place
 from paceline.torch_private import uncompiled
 
 
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
     """The arguments for this worker: its own rows of those with a batch dimension, the others shared."""
+    if isinstance(cuts, GraphCuts):
+        return tree.rebuild(given, iter(cuts.own(leaves, split)))
     local = [
         _own_rows(leaf, cuts[i], split)
         if i in cuts
@@ -43,15 +46,24 @@ def _rows_along(leaf: Rows, dim: int) -> tuple[int, ...] | None:
     return layout.split.times(layout.inner).sizes if layout.dim == dim and layout.outer == 1 else None
 
 
-def split_of(leaves: list[Any], cuts: dict[int, int]) -> Split | None:
+def brought_split(leaves: list[Any], cuts: dict[int, int]) -> Split | None:
     """The split that an argument brings along from another sliced call."""
+    if isinstance(cuts, GraphCuts):
+        return None
     for i, dim in cuts.items():
         if isinstance(leaves[i], Rows) and (sizes := _rows_along(leaves[i], dim)):
             return Split(leaves[i].rows.split.group, sizes)
     return None
 
 
-def versions_of(local: list[Any], cuts: dict[int, int]) -> dict[int, int]:
+def rows_in(leaves: list[Any], cuts: dict[int, int], split: Split) -> dict[int, tuple[int, Split]]:
+    """The dimension and the split of each argument that is cut into rows as they are."""
+    if isinstance(cuts, GraphCuts):
+        return cuts.rows(leaves, split)
+    return {i: (dim, split) for i, dim in cuts.items()}
+
+
+def versions_of(local: list[Any], cuts: Iterable[int]) -> dict[int, int]:
     """How often own rows of each argument have been changed in place; without those that have a gradient."""
     plain = {i: local[i] for i in cuts if not local[i].requires_grad and not local[i].is_inference()}
     return {i: rows._version for i, rows in plain.items()}

@@ -52,8 +52,16 @@ def _holds_nothing(value: Any) -> bool:
     return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Iterator)
 
 
-def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
-    """The dimension along which a piece is a slice of the whole, with one row per sample or several (time steps)."""
+def row_dim(piece: Any, whole: torch.Tensor, split: Split) -> tuple[int | None, int]:
+    """The dimension along which a piece is a slice of the whole, with one row per sample or several (time steps), or
+    None; and the number of the split of its rows."""
+    for number in range(len(split.uneven) + 1):
+        if (dim := _row_dim(piece, whole, split.rows_of(number))) is not None:
+            return dim, number
+    return None, 0
+
+
+def _row_dim(piece: Any, whole: torch.Tensor, split: Split) -> int | None:
     if not isinstance(piece, torch.Tensor) or piece.dim() != whole.dim():
         return None
     differing = [d for d in range(whole.dim()) if piece.shape[d] != whole.shape[d]]

@@ -33,6 +33,7 @@ class Split:
 
     group: Group
     sizes: tuple[int, ...]
+    uneven: tuple[Split, ...] = ()  # of rows that differ in number from sample to sample: nodes, edges of graphs
 
     @classmethod
     def of(cls, group: Group, batch: int) -> Split:
@@ -42,6 +43,10 @@ class Split:
     def times(self, many: int) -> Split:
         """The same split for tensors with `many` rows per sample (batch × time)."""
         return self if many == 1 else Split(self.group, tuple(size * many for size in self.sizes))
+
+    def rows_of(self, number: int) -> Split:
+        """The split of the samples (0), or of their uneven rows of this number."""
+        return self.uneven[number - 1] if number else self
 
     @property
     def start(self) -> int:

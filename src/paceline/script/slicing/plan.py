@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 from paceline.errors import NotSplitError
 from paceline.script.draws.rows import DrawRule
+from paceline.script.slicing.graphs import GraphCuts
 from paceline.script.slicing.side_effects import Place
+from paceline.script.slicing.ways import batch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,7 @@ class Role:
     kind: Literal["rows", "mean", "average", "sum", "same"]
     dim: int = 0
     spread: bool = False  # rows of a sample are not adjacent: (time · batch, …) of a model that has time first
+    uneven: int = 0  # the number of the split of its rows: see `Split.rows_of`
 
 
 @dataclass(slots=True)
@@ -36,10 +39,12 @@ class SlicePlan:
     calls: int = 1  # made with this plan
 
     def batch(self, leaves: list[Any]) -> int:
-        return int(leaves[self.batch_leaf].shape[self.cuts[self.batch_leaf]])
+        return batch_of(leaves, self.batch_leaf, self.cuts)
 
     def fits(self, leaves: list[Any]) -> bool:
         batch = self.batch(leaves)
+        if isinstance(self.cuts, GraphCuts):
+            return batch > 0
         return all(leaves[i].shape[dim] == batch for i, dim in self.cuts.items())
 
 

@@ -38,11 +38,12 @@ from paceline.script.slicing.comparing import (
 )
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.dry_run import FAILED, SeenCall, asleep, in_double, rehearse, woken
+from paceline.script.slicing.graphs import graph_ways
 from paceline.script.slicing.loss_denominators import Averages
 from paceline.script.slicing.plan import Judgement, Role, SlicePlan
 from paceline.script.slicing.reasons import describe, name_of, reason, refusal, unbatched
 from paceline.script.slicing.side_effects import Place
-from paceline.script.slicing.ways import Way, some_rows, ways_to_cut
+from paceline.script.slicing.ways import Way, batch_of, some_rows, split_of, ways_to_cut
 from paceline.torch_private import BatchNorm, is_compiled, uncompiled
 
 FEW = 2  # rows per worker in a proof on few rows, and one more, so that slices differ in size
@@ -67,7 +68,8 @@ class Proof:
 
     def __call__(self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any]) -> Judgement:
         """The plan for calls like this one, or why they cannot be sliced; None if no argument has a batch."""
-        ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
+        plain_ways, one = list(ways_to_cut(leaves, self.batch_dim)), unbatched(module, given, leaves)
+        ways = [*graph_ways(leaves, self.group.world), *plain_ways]
         if not ways:
             return one
         if (why_not := hooked(module)) is not None:
@@ -78,7 +80,7 @@ class Proof:
                 plan, why = self._on_all_rows(plain, module, given, leaves, ways)
         except NotSplitError as error:
             return error
-        return plan or one or refusal(module, given, leaves, ways, why)
+        return plan or one or refusal(module, given, leaves, plain_ways or ways, why)
 
     def _on_few_rows(
         self, plain: Callable[..., Any], module: nn.Module, given: Any, leaves: list[Any], ways: list[Way]
@@ -86,7 +88,7 @@ class Proof:
         """The plan, proven on a few rows of the batch, which take little time and memory. Only if every output is rows
         of the batch: a mean or a sum may hold for some rows and not for others (padding)."""
         for batch_leaf, cuts in ways:
-            batch, few = leaves[batch_leaf].shape[cuts[batch_leaf]], FEW * self.group.world + 1
+            batch, few = batch_of(leaves, batch_leaf, cuts), FEW * self.group.world + 1
             if batch <= few:
                 return None
             some = some_rows(given, leaves, cuts, few)
@@ -130,7 +132,7 @@ class Proof:
             return None, f"when it was tried out {whole.error}"
         subject, (batch_leaf, cuts) = uncompiled(module), way
         hidden = asleep(subject)
-        split = Split.of(self.group, tree.leaves(given)[batch_leaf].shape[cuts[batch_leaf]])
+        split = split_of(tree.leaves(given), batch_leaf, cuts, self.group)
         piece, roles, doubt = self._compare(plain, subject, given, cuts, split, whole)
         proven = roles is not None and None not in roles
         if all(self._agree(proven)):
@@ -251,11 +253,12 @@ class Proof:
         values: list[Any] = []
         for i, target in enumerate(wholes):
             own = pieces[i] if fine else None
-            dim = row_dim(own, target, split) if isinstance(target, torch.Tensor) else None
+            dim, uneven = row_dim(own, target, split) if isinstance(target, torch.Tensor) else (None, 0)
             if dim is not None:
-                roles.append(Role("rows", dim))
+                roles.append(Role("rows", dim, uneven=uneven))
+                rows = split.rows_of(uneven)
                 # Rows of a sample are adjacent, or (time · batch, …) not.
-                close_rows = [close(own, rows_of(target, dim, split, spread=s), tolerance) for s in (False, True)]
+                close_rows = [close(own, rows_of(target, dim, rows, spread=s), tolerance) for s in (False, True)]
                 values.append({"rows": close_rows})
                 continue
             roles.append(None)
@@ -268,7 +271,7 @@ class Proof:
             role, roles[i] = roles[i], None
             if role is not None and all(isinstance(found, dict) for found in column):
                 adjacent, spread = (all(found["rows"][kind] for found in column) for kind in (0, 1))
-                roles[i] = Role("rows", role.dim, not adjacent) if adjacent or spread else None
+                roles[i] = Role("rows", role.dim, not adjacent, role.uneven) if adjacent or spread else None
             elif role is None and not any(isinstance(found, dict) for found in column):
                 roles[i] = blend_role(wholes[i], list(column), tolerance)
         return roles if fine else None
@@ -322,7 +325,7 @@ class Proof:
 
     def _roles_of_rank_0(self, roles: list[Role | None]) -> list[Role | None]:
         """Rank 0's roles; other workers may find another dimension if sizes coincide."""
-        told = [None if role is None else (role.kind, role.dim, role.spread) for role in roles]
+        told = [None if role is None else (role.kind, role.dim, role.spread, role.uneven) for role in roles]
         first = self.group.gather_objects(told, "the proof")[0]
         return [None if role is None else Role(*role) for role in first]
 

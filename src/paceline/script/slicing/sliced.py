@@ -23,7 +23,7 @@ from paceline.script.rows.catalogue import Rows
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings, side_effects
-from paceline.script.slicing.arguments import cut_leaves, sharing, split_of, unsharded, versions_of
+from paceline.script.slicing.arguments import brought_split, cut_leaves, rows_in, sharing, unsharded, versions_of
 from paceline.script.slicing.backward_hooks import BackwardHooks
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
@@ -39,6 +39,7 @@ from paceline.script.slicing.unfinished import (
     set_numbers,
     sizes_of,
 )
+from paceline.script.slicing.ways import split_of
 from paceline.torch_private import is_compiled, uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in a value share a plan
@@ -132,7 +133,7 @@ class SlicedCalls:
         if not isinstance(known, SlicePlan):
             return self._call_whole(plain, module, given, known)
         plan = known
-        split = split_of(leaves, plan.cuts) or Split.of(self.group, plan.batch(leaves))
+        split = brought_split(leaves, plan.cuts) or split_of(leaves, plan.batch_leaf, plan.cuts, self.group)
         cut_args, cut_kwargs = cut_leaves(given, leaves, plan.cuts, split)
         subject = uncompiled(module)
         attributes = [Attribute.of(subject, place) for place, _ in plan.states]
@@ -146,7 +147,8 @@ class SlicedCalls:
                 side_effects.put(subject, place, attribute.lent)
         self.split = split
         local, containers = tree.leaves((cut_args, cut_kwargs)), Containers((cut_args, cut_kwargs))
-        versions = versions_of(local, plan.cuts)
+        rows = rows_in(leaves, plan.cuts, split)
+        versions = versions_of(local, rows)
         self.averages.begin()
         try:
             with self._inside(plan, split), sharing(module, plan.states, self.group):
@@ -157,7 +159,7 @@ class SlicedCalls:
         met = self.group.pulse.collectives
         for i in versions:
             if local[i]._version != versions[i] and not isinstance(leaves[i], Rows):
-                self._join_argument(leaves[i], local[i], plan.cuts[i], split)
+                self._join_argument(leaves[i], local[i], *rows[i])
         for number in range(len(plan.states) + len(plan.buffers)):
             self._join_left(left, number, plan, split)
         whole = self._join(output, plan, split, local)
@@ -290,7 +292,7 @@ class SlicedCalls:
         inputs = {_memory(leaf) for leaf in given if isinstance(leaf, torch.Tensor)}
         joined = [
             Rows(piece, _layout(piece, role, split))
-            if role.kind == "rows" and self._stays_sharded(piece, split, inputs)
+            if role.kind == "rows" and self._stays_sharded(piece, split.rows_of(role.uneven), inputs)
             else self._join_leaf(piece, role, split)
             for piece, role in zip(pieces, roles, strict=True)
         ]
@@ -362,6 +364,7 @@ def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
 
 
 def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
+    split = split.rows_of(role.uneven)
     many = piece.shape[role.dim] // max(split.mine, 1)
     return Layout(split, role.dim, outer=many) if role.spread else Layout(split, role.dim, inner=many)
 

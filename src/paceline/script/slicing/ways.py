@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from paceline.comm.group import Group
 from paceline.script import tree
+from paceline.script.slicing.crossings import Split
+from paceline.script.slicing.graphs import GraphCuts
 
 Way = tuple[int, dict[int, int]]  # the argument whose size is the batch, and each cut argument's dimension
 
@@ -49,12 +52,26 @@ def _cuts(tensors: dict[int, torch.Tensor], first: int, batch_dim: int) -> list[
     return [plain, deeper, *without, {first: batch_dim}, *turned, all_turned]
 
 
+def batch_of(leaves: list[Any], batch_leaf: int, cuts: dict[int, int]) -> int:
+    """The number of samples; 0 if the arguments cannot be cut in this way."""
+    return cuts.batch(leaves) if isinstance(cuts, GraphCuts) else int(leaves[batch_leaf].shape[cuts[batch_leaf]])
+
+
+def split_of(leaves: list[Any], batch_leaf: int, cuts: dict[int, int], group: Group) -> Split:
+    """How the samples are split among the workers."""
+    if isinstance(cuts, GraphCuts):
+        return cuts.split(leaves, group)
+    return Split.of(group, batch_of(leaves, batch_leaf, cuts))
+
+
 def can_be_cut(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.layout is torch.strided
 
 
 def some_rows(given: Any, leaves: list[Any], cuts: dict[int, int], many: int) -> Any:
-    """The arguments with some rows of the batch, evenly spaced."""
+    """The arguments with some rows of the batch, evenly spaced; of graphs the first ones."""
+    if isinstance(cuts, GraphCuts):
+        return tree.rebuild(given, iter(cuts.first(leaves, many)))
     some = list(leaves)
     for i, dim in cuts.items():
         batch = leaves[i].shape[dim]
