@@ -12,11 +12,12 @@ Method: the script prints its loss every few steps, and the benchmark records th
 are measured from the line of step 20 to the last line, so start-up and teardown do not count, and no side is edited.
 Sides alternate; a ratio is the median over rounds (smallest – largest).
 
-Figures, 2 cores of a VM whose speeds differ by up to a third from minute to minute: `one` 1.121 (0.920 – 1.223), 5
-rounds; `ddp` 0.936 (0.802 – 1.030), 5 rounds; the aim is 1.0. Steps of a worker vary by 10 ms and more on this VM. The
-batch view synchronises the workers at the batch, the outputs and the gradients, DDP at the gradients only. According to
-the record, a step without this waiting costs about 3 ms of 140 ms for the exchange of batch and gradients and for the
-seams. With data in memory (benchmarks/ddp_engine.py) the ratio is 1.005.
+Figures. 16 idle cores: `ddp` 1.072 (0.835 – 1.458), 5 rounds of 30 steps; two workers are 2.11 times as fast as plain
+python with one thread, DDP 1.85 times. A worker keeps the memory that a step has freed; DDP, and plain python, pay in
+some runs for 1,000 pages a step and in others for 15,000, hence the spread. 2 cores of a VM whose speeds differ by up
+to a third from minute to minute: `one` 1.121 (0.920 – 1.223), 5 rounds; `ddp`, before workers kept their memory,
+0.936 (0.802 – 1.030). The batch view synchronises the workers at the batch, the outputs and the gradients, DDP at the
+gradients only.
 """
 
 from __future__ import annotations
