@@ -5,7 +5,8 @@
 Each function is called on the output of a sliced call and on a plain tensor of own rows' size, in alternation. Shown is
 the median of the differences over rounds (smallest – largest). Aim: 20 µs for a function without a message.
 
-Figures, 16 idle cores: 7 to 19 µs. Two busy cores: `shape` 0; relu, softmax, argmax 15 to 25 µs; operators 22 to 35 µs; views 25 to 50 µs.
+Figures, 16 idle cores: 7 to 19 µs. Two busy cores: `shape` 0; relu, softmax, argmax 15 to 25 µs; operators 22 to 35
+µs; views 25 to 50 µs.
 """
 
 from __future__ import annotations
