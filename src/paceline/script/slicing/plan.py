@@ -38,6 +38,11 @@ class SlicePlan:
     shaky: bool = False  # the roles may depend on the values of a batch: see `_is_due`
     calls: int = 1  # made with this plan
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that the call gives depends on the arguments that were cut."""
+        return all(role.kind == "same" for role in self.outputs) and not (self.states or self.buffers)
+
     def batch(self, leaves: list[Any]) -> int:
         return batch_of(leaves, self.batch_leaf, self.cuts)
 

@@ -87,13 +87,13 @@ class Proof:
     ) -> SlicePlan | None:
         """The plan, proven on a few rows of the batch, which take little time and memory. Only if every output is rows
         of the batch: a mean or a sum may hold for some rows and not for others (padding)."""
-        for batch_leaf, cuts in ways:
+        for number, (batch_leaf, cuts) in enumerate(ways):
             batch, few = batch_of(leaves, batch_leaf, cuts), FEW * self.group.world + 1
             if batch <= few:
                 return None
             some = some_rows(given, leaves, cuts, few)
             plan, _ = self._try(plain, module, some, (batch_leaf, cuts), self._whole(plain, module, some))
-            if plan is not None:
+            if plan is not None and not (number and plan.is_idle):
                 return None if plan.shaky else plan
         return None
 
@@ -103,9 +103,10 @@ class Proof:
         """The plan, or why there is none."""
         whole = self._whole(plain, module, given)
         trouble = ""
-        for way in ways:
+        for number, way in enumerate(ways):
             plan, why = self._try(plain, module, given, way, whole)
-            if plan is not None:
+            # A module that mixes samples gives the same if only an argument that it ignores is cut: no proof.
+            if plan is not None and not (number and plan.is_idle):
                 return plan, ""
             trouble = trouble or why
         return None, trouble
