@@ -21,20 +21,24 @@ def after_import(name: str, do: Callable[[Any], None]) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.waiting: dict[str, list[Callable[[Any], None]]] = {}
+        self._asking: set[str] = set()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name not in self.waiting:
+        if name not in self.waiting or name in self._asking:
             return None
-        todo = self.waiting.pop(name)  # the next line asks this finder, too
-        spec = importlib.util.find_spec(name)
+        self._asking.add(name)  # the next line asks this finder, too
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.remove(name)
         if spec is None or spec.loader is None:
-            self.waiting[name] = todo
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
             execute(module)
-            for do in todo:
+            # Only now: a library may look for a module long before it imports it.
+            for do in self.waiting.pop(name, ()):
                 do(sys.modules.get(name, module))  # a module may put another object in its place
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

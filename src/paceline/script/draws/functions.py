@@ -32,11 +32,17 @@ def fill(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, **kwargs: Any)
     if piece is None:
         return plain(x, *args, **kwargs)
     whole = piece.blank(x)
-    args = tuple(_embed(piece, arg.expand(x.shape), 0.5) if isinstance(arg, torch.Tensor) else arg for arg in args)
-    if isinstance(p := kwargs.get("p"), torch.Tensor):
+    # A number in a 0-dim tensor (the bounds of a uniform draw) is passed on: torch takes it as a number.
+    args = tuple(_embed(piece, arg.expand(x.shape), 0.5) if _is_per_element(arg) else arg for arg in args)
+    p = kwargs.get("p")
+    if p is not None and _is_per_element(p):
         kwargs = kwargs | {"p": _embed(piece, p.expand(x.shape), 0.5)}
     plain(whole, *args, **kwargs)
     return x.copy_(piece.of(whole))
+
+
+def _is_per_element(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and arg.dim() > 0
 
 
 def like(draws: Draws, plain: Plain, x: torch.Tensor, *args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:

@@ -43,6 +43,7 @@ from paceline.comm.call_site import script_line
 from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError
+from paceline.script import tree
 from paceline.script.rows.gradients import own_of, whole_of
 from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings
@@ -140,6 +141,9 @@ class Stage:
         """The outermost call of a module that has parameters."""
         if self.group.world > 1 and is_transformed():
             return self._call_transformed(plain, module, args, kwargs)
+        if self.group.world > 1 and (first := tree.first_tensor((args, kwargs))) is not None and first.is_meta:
+            with self.inside():  # a call that only finds out shapes: there are no numbers to split or compare
+                return plain(module, *args, **kwargs)
         learning = torch.is_grad_enabled() and module.training
         plain = self.around("around_forward", plain)
         self.ending.check()
