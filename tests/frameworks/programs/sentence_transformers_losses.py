@@ -35,7 +35,7 @@ for name, loss_fn, columns in (
         optimizer.step()
         print(f"{name} {step} {loss.item():.6f}")
 evaluator = EmbeddingSimilarityEvaluator(texts[:20], texts[20:40], [i / 20 for i in range(20)], show_progress_bar=False)
-print({k: round(float(v), 5) for k, v in sorted(evaluator(model).items())})
+print({k: round(float(v), 7) for k, v in sorted(evaluator(model).items())})
 
 BertTokenizerFast("vocab.txt").save_pretrained("cross")
 BertForSequenceClassification(BertConfig(num_labels=1, **config)).save_pretrained("cross")

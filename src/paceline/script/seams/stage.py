@@ -141,8 +141,8 @@ class Stage:
         """The outermost call of a module that has parameters."""
         if self.group.world > 1 and is_transformed():
             return self._call_transformed(plain, module, args, kwargs)
-        if self.group.world > 1 and (first := tree.first_tensor((args, kwargs))) is not None and first.is_meta:
-            with self.inside():  # a call that only finds out shapes: there are no numbers to split or compare
+        if self.group.world > 1 and _finds_shapes(args, kwargs):
+            with self.inside():  # there are no numbers to split or compare
                 return plain(module, *args, **kwargs)
         learning = torch.is_grad_enabled() and module.training
         plain = self.around("around_forward", plain)
@@ -342,6 +342,12 @@ class Stage:
             f"{self.group.world} workers would do all of the work.",
             advice=UNSPLIT_ADVICE,
         )
+
+
+def _finds_shapes(args: Any, kwargs: Any) -> bool:
+    """Whether a call is made on the meta device, which has shapes and no numbers."""
+    first = tree.first_tensor((args, kwargs))
+    return first is not None and first.is_meta
 
 
 def call_site() -> int:
