@@ -1,4 +1,5 @@
 # framework: sentence-transformers
+# tolerance: 1e-3 (correlation of nearly equal similarities; in float64 ten digits agree)
 # program: `CrossEncoder` in a loop, `TripletLoss`, `CoSENTLoss`, `MatryoshkaLoss`, an evaluator
 import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer, losses, models
