@@ -6,10 +6,11 @@
 One run alternates both kinds of step, so that a machine whose speed drifts favours none. A round is the median step of
 each kind in a block. The model has 20 batch norms, each of which exchanges one vector a direction. Aim: 3 % of a step.
 
-Figures, aim not met. 16 idle cores, 8 threads a worker, 64×64, batch 64: 1.239 (1.208 – 1.277), where a step takes
-101 ms with `bn=local`. The 40 exchanges of a step take 0.07 to 0.09 ms each; what remains is that workers wait for
-each other 40 times a step. On one thread the statistics take half of the time of torch's kernel (10 instead of 26 ms
-for 32 pictures of 64×64×64), and the backward one pass over the gradient more. Two busy cores: 1.120 (1.068 – 1.140).
+Figures, aim not met. 16 idle cores, 8 threads a worker, 64×64, batch 64: 1.274 (1.214 – 1.295), where a step takes
+111 ms with `bn=local`. The 40 exchanges of a step take 0.07 to 0.09 ms each; what remains is that workers wait for
+each other 40 times a step, and one more pass over the gradient in backward. Tried and left out: statistics by
+vectorised sums in float32, in half of the time of torch's kernel (1.239), because they are not those of one process
+to the last bit.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from torch import nn
 
 from paceline.comm.group import Group
 from paceline.mods import catalog
-from paceline.script.slicing.batch_norm import _own_statistics
 
 NORMS: dict[int, type[nn.Module]] = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
@@ -209,23 +208,6 @@ def test_statistics_are_as_accurate_as_in_two_passes(pool: Any) -> None:
 def one_sample(group: Group) -> None:
     with staged(group):
         trained(Case(batch=1))
-
-
-@given(
-    shape=st.sampled_from([(2, 3, 16, 16), (5, 1, 32, 9), (1, 4, 4, 8, 16), (3, 2, 7, 40), (4, 3, 2, 2), (6, 3)]),
-    far=st.sampled_from([0.0, 0.1, 5.0, 50.0, 3000.0]),
-    layout=st.sampled_from(["contiguous", "strided"]),
-)
-def test_own_statistics_are_those_of_float64(shape: tuple[int, ...], far: float, layout: str) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) + far
-    if layout == "strided":
-        x = x.transpose(0, -1).contiguous().transpose(0, -1)
-    mean, variance = _own_statistics(x)
-    dims = [d for d in range(x.dim()) if d != 1]
-    exact, exact_mean = torch.var_mean(x.double(), dims, unbiased=False)
-    assert mean.dtype is variance.dtype is torch.float32
-    torch.testing.assert_close(mean.double(), exact_mean, rtol=2e-7, atol=2e-7)
-    torch.testing.assert_close(variance.double(), exact, rtol=2e-6, atol=0)
 
 
 def test_a_single_value_per_channel_is_an_error_as_on_one_process(pool: Any) -> None:

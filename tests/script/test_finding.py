@@ -18,7 +18,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
-from paceline.errors import NotSplitError
 from paceline.script.draws.table import TABLE
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import SEAMS, Stage, call_site
@@ -368,28 +367,32 @@ def test_with_the_api_only_the_given_modules_are_distributed() -> None:
 # -- work that was not split -------------------------------------------------------------------------------------------
 
 
-def unsplit(group: Group, backwards: int, whole: tuple[str, ...] = ()) -> None:
+def unsplit(group: Group, backwards: int, whole: tuple[str, ...] = ()) -> list[str]:
     with staged(group, whole=whole) as stage:
         w = weight()
         for _ in range(backwards):
             (w**2).sum().backward()
+        assert w.grad is not None
+        assert w.grad.tolist() == (2 * backwards * w).tolist()
         stage.end()
+        return stage.notices
 
 
-@pytest.mark.parametrize("backwards", [1, 2])
-def test_a_script_whose_work_was_never_split_is_refused(pool: Any, backwards: int) -> None:
-    with pytest.raises(NotSplitError, match="crossed no module call that could be split") as caught:
-        pool(2).run(unsplit, backwards)
-    assert "test_finding.py" in caught.value.message or "script's end" in caught.value.message
-    assert "-n 1" in caught.value.advice
+@pytest.mark.parametrize("backwards", [1, 2, 3])
+def test_a_script_whose_work_is_never_split_runs_whole_and_says_so(pool: Any, backwards: int) -> None:
+    for notices in pool(2).run(unsplit, backwards):
+        (notice,) = (n for n in notices if "Nothing is split" in n)
+        assert "crossed no module call that could be split" in notice
+        assert "test_finding.py" in notice or "script's end" in notice
+        assert "2 workers are no faster than one" in notice
 
 
 def test_on_one_worker_it_is_nobodys_business(pool: Any) -> None:
-    pool(1).run(unsplit, 3)
+    assert pool(1).run(unsplit, 3) == [[]]
 
 
 def test_a_script_that_is_asked_to_run_a_module_whole_has_said_so(pool: Any) -> None:
-    pool(2).run(unsplit, 3, ("Something",))
+    assert pool(2).run(unsplit, 3, ("Something",)) == [[], []]
 
 
 def split_and_not(group: Group) -> None:

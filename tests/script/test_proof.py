@@ -311,8 +311,7 @@ def test_what_is_hard_to_tell_is_right_or_refused(pool: Any, name: str, world: i
 
 
 def refused(group: Group, name: str) -> tuple[str, dict[str, Any], list[str]]:
-    """Why the call was not split, what it gave, and what a person read. Its gradients alone would be a script in which
-    nothing is split: that is refused at the second backward."""
+    """Why the call was not split, what it gave, and what a person read."""
     with staged(group) as stage:
         found = called(REFUSED[name])
         assert stage.views.refusal is not None

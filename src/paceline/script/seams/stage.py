@@ -42,7 +42,7 @@ from torch import nn
 from paceline.comm.call_site import script_line
 from paceline.comm.ending import Ending
 from paceline.comm.group import Group
-from paceline.errors import NotSplitError, PacelineError
+from paceline.errors import PacelineError
 from paceline.script import tree
 from paceline.script.rows.gradients import own_of, whole_of
 from paceline.script.rows.tensor import make_plain
@@ -70,7 +70,7 @@ SEAMS = (
 AROUND = ("around_forward", "around_backward", "around_iteration", "around_batch", "around_length")
 UNSPLIT_ADVICE = (
     "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not bare tensors, not "
-    "inside a function under torch.compile: compile the model), or run the script on one worker: -n 1."
+    "inside a function under torch.compile: compile the model)."
 )
 
 
@@ -102,6 +102,7 @@ class Stage:
         self._wrapped: dict[tuple[str, Callable[..., Any]], Callable[..., Any]] = {}
         self.subscribe(self.views)
         self._split = self._unsplit = 0  # backwards that crossed a sliced call, and backwards that did not
+        self._is_unsplit_told = False
 
     def subscribe(self, listener: object) -> None:
         """Listeners are called in the order of subscription, at each seam for which they have a method."""
@@ -313,7 +314,7 @@ class Stage:
         if self.ending.first is not None:  # the script caught the error and continued
             raise self.ending.first
         if self._unsplit and not self._split and not self.aside:
-            self._stop_unless_unbatched()
+            self._tell_unsplit()
         self.emit("on_end")
 
     def _count(self, split: bool) -> None:
@@ -323,24 +324,22 @@ class Stage:
             # One unsplit backward may be a separate penalty; two, without any split one, are the whole script.
             self._unsplit += 1
             if self._unsplit > 1 and not self._split:
-                self._stop_unless_unbatched()
+                self._tell_unsplit()
 
-    def _stop_unless_unbatched(self) -> None:
-        """Nothing is split. A script that computes one sample at a time goes on all the same, with a notice."""
-        if self.views.refusal is not None or self.views.unbatched is None:
-            raise self._not_split()
-        self.views.warn(f"{self.views.unbatched} Nothing is split: {self.group.world} workers are no faster than one.")
-
-    def _not_split(self) -> NotSplitError:
-        if (why := self.views.refusal) is not None:
-            return NotSplitError(
-                f"{why.message}\nNothing else is split: each of {self.group.world} workers would do all of the work.",
-                advice=why.advice,
-            )
-        return NotSplitError(
-            f"The backward at {script_line()} crossed no module call that could be split: each of the "
-            f"{self.group.world} workers would do all of the work.",
-            advice=UNSPLIT_ADVICE,
+    def _tell_unsplit(self) -> None:
+        """Nothing is split: every worker computes everything. The numbers are right, so the run goes on."""
+        if self._is_unsplit_told:
+            return
+        self._is_unsplit_told = True
+        reason, advice = f"The backward at {script_line()} crossed no module call that could be split. ", UNSPLIT_ADVICE
+        if (why := self.views.refusal) is not None:  # the notice about the module has said the reason
+            reason, advice = "", why.advice
+        elif self.views.unbatched is not None:
+            reason, advice = f"{self.views.unbatched} ", ""
+        world = self.group.world
+        self.views.warn(
+            f"{reason}Nothing is split: every worker does all of the work, and {world} workers are no faster than one. "
+            f"{advice}".rstrip()
         )
 
 

@@ -26,8 +26,6 @@ from paceline.script.slicing.crossings import Split
 
 HALVES = (torch.float16, torch.bfloat16)
 WHAT = "the statistics of batch norm"
-PLANE = 256  # values of a channel in a picture; torch's kernel is as fast on fewer
-FAR = 100.0  # squared means this many times as large as the variance leave too few of its digits in a product
 
 
 def find(stage: Stage) -> Callable[[], None]:
@@ -82,7 +80,7 @@ def norm_whole_batch(
 
 def _statistics(x: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """Mean and biased variance over the whole batch, per channel, and the number of values that they cover."""
-    mean, variance = _own_statistics(_wide(x))
+    mean, variance = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
     channels, counted = len(mean), x.numel() // x.shape[1] if split.mine else 0
     if not counted:  # a borrowed row: also where it holds NaN
         mean, variance = torch.zeros_like(mean), torch.zeros_like(variance)
@@ -105,34 +103,6 @@ def _statistics(x: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tens
     spread = (rows[:, channels:-1].sum(0, dtype=np.float64) + share @ (away * away)) / number
     mean, variance = (torch.from_numpy(found.astype(here.dtype, copy=False)) for found in (centre, spread))
     return mean, variance, number
-
-
-def _own_statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance of these rows, per channel. torch's kernel for CPUs adds one number after the other in
-    float64. Two vectorised passes, whose results are corrected in float64, take half of its time."""
-    exact = torch.batch_norm_update_stats
-    if x.is_cuda or x.dtype is not torch.float32 or x.dim() < 4 or x[0, 0].numel() < PLANE or not x.is_contiguous():
-        return exact(x, None, None, 0.0)
-    count = x.numel() // x.shape[1]
-    sums = x.sum(-1).flatten(2).numpy().sum((0, 2), dtype=np.float64)
-    mean = (sums / count).astype(np.float32)
-    rest = sums - count * mean.astype(np.float64)  # Σ (x − mean), which is not 0: the mean is rounded
-    _, products, _ = torch.ops.aten.native_batch_norm_backward(  # Σ (x − mean)·x, as a sum of gradients
-        x,
-        x,
-        None,
-        None,
-        None,
-        torch.from_numpy(mean),
-        torch.from_numpy(np.ones_like(mean)),
-        True,
-        1.0,
-        (False, True, True),
-    )
-    variance = (products.numpy() - mean * rest - rest * rest / count) / count
-    if (np.square(mean) > FAR * variance).any():
-        return exact(x, None, None, 0.0)
-    return torch.from_numpy(mean), torch.from_numpy(variance.astype(np.float32))
 
 
 class _WholeNorm(Function):
