@@ -84,7 +84,8 @@ class Mirrored:
         """Broadcasts rank 0's weights and buffers at the first call."""
         if self.stage.aside:
             return
-        unknown = [tensor for tensor in (*module.parameters(), *module.buffers()) if tensor not in self._known]
+        tensors = (*module.parameters(), *module.buffers())
+        unknown = [tensor for tensor in tensors if tensor not in self._known and not tensor.is_meta]
         broadcast_all(self.group, unknown, "the model's weights")
         self._meet_all(module)
         if not self._ends:

@@ -74,7 +74,7 @@ class Voice:
         tempfile.mkdtemp = self._makes_private(tempfile.mkdtemp)
         connect: Any = self._connects(sqlite3.connect)
         sqlite3.connect = sqlite3.dbapi2.connect = connect
-        writers.install(self._place)
+        writers.install(self._place, os.path.join(self.overlay.root, "wandb"))
 
     def ours(self, path: Any) -> bool:
         """Whether this is a path of the script's files: not a file descriptor, not a system or cache path."""

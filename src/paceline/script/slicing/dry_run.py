@@ -159,7 +159,8 @@ def asleep(module: nn.Module) -> list[nn.Parameter]:
     return [
         p
         for name, p in module.named_parameters()
-        if not is_lazy(p) and p.is_floating_point() and p.numel() and not name.endswith("bias") and _is_zero(p.detach())
+        if not (is_lazy(p) or p.is_meta) and p.is_floating_point() and p.numel()
+        if not name.endswith("bias") and _is_zero(p.detach())
     ]
 
 
