@@ -22,12 +22,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/paceline demo
 
-# Three processes for two cores: tests that start workers also wait.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest -n 3 -m '' --hypothesis-profile large
+	$(BIN)/python -m pytest -n 2 -m '' --hypothesis-profile large
 
 # Programs of many frameworks, plain and on 2 workers, in an environment of its own; writes docs/frameworks.md.
 FRAMEWORKS := .venv-frameworks
