@@ -15,9 +15,9 @@ Sides alternate; a ratio is the median over rounds (smallest – largest).
 Figures. 16 idle cores: `ddp` 1.072 (0.835 – 1.458), 5 rounds of 30 steps; two workers are 2.11 times as fast as plain
 python with one thread, DDP 1.85 times. A worker keeps the memory that a step has freed; DDP, and plain python, pay in
 some runs for 1,000 pages a step and in others for 15,000, hence the spread. 2 cores of a VM whose speeds differ by up
-to a third from minute to minute: `one` 1.121 (0.920 – 1.223), 5 rounds; `ddp`, before workers kept their memory,
-0.936 (0.802 – 1.030). The batch view synchronises the workers at the batch, the outputs and the gradients, DDP at the
-gradients only.
+to a third from minute to minute: `one` 1.121 (0.920 – 1.223), 5 rounds; `ddp` 1.21 and 1.24, 2 rounds of 40 steps,
+and 0.936 (0.802 – 1.030) before workers kept their memory. The batch view synchronises the workers at the batch, the
+outputs and the gradients, DDP at the gradients only.
 """
 
 from __future__ import annotations
