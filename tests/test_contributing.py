@@ -88,7 +88,7 @@ def typed(sources) -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture(scope="module")
 def ran(typed) -> tuple[dict, str]:
     """One run with the toy mod under the toy strategy: its document, and what was said."""
-    done = typed("-m", "paceline", "run", "-n", "2", "--mod", "toy", "--strategy", "toy", "--json", "train.py")
+    done = typed("-m", "paceline", "run", "-n", "2", "--mod", "toy", "--strategy", "toy(times=3)", "--json", "train.py")
     return json.loads(done.stdout), done.stderr
 
 
@@ -101,9 +101,9 @@ def test_a_mod_is_listed_and_runs(typed, ran):
 
 def test_a_strategy_is_chosen(sources, ran):
     document, said = ran
-    assert "The strategy is toy." in said
+    assert "The strategy is toy, 3 times." in said
     run = json.loads((sources / document["record"] / "run.json").read_text())
-    assert run["settings"]["strategy"] == "toy"
+    assert run["settings"]["strategy"] == "toy(times=3)"
 
 
 def test_a_rule_speaks_and_is_in_the_book(typed, ran):

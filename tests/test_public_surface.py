@@ -19,6 +19,7 @@ NAMES = [
     "LAMB",
     "LARS",
     "Mirrored",
+    "OneDevice",
     "PacelineError",
     "ScaledRate",
     "__version__",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.script.seams.api import log
     from paceline.strategies.mirrored import Mirrored
+    from paceline.strategies.one import OneDevice
 
 __all__ = [
     "LAMB",
@@ -33,6 +34,7 @@ __all__ = [
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
     "Mirrored",
+    "OneDevice",
     "PacelineError",
     "ScaledRate",
     "__version__",
@@ -49,6 +51,7 @@ _HOMES = {
     "LAMB": "paceline.converge.optimizers.lamb",
     "LARS": "paceline.converge.optimizers.lars",
     "Mirrored": "paceline.strategies.mirrored",
+    "OneDevice": "paceline.strategies.one",
     "PacelineError": "paceline.errors",
     "ScaledRate": "paceline.converge.schedules",
     "critical_batch": "paceline.converge.noise.critical_batch",

@@ -72,6 +72,7 @@ class RunSettings:
     module: bool = False
     arguments: tuple[str, ...] = ()
     workers: int = 1
+    strategy: str = "mirrored"  # as typed: name, or name(argument=value,…)
     launch_as: Launcher | None = None  # the script distributes itself, and gets this launcher's environment variables
     batch: Batch = "keep"
     batch_dim: int = 0

@@ -74,6 +74,14 @@ swap_tensor_impl = torch._C._swap_tensor_impl
 current_stream_number: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentStream", lambda device: 0)
 
 
+hooked_step: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.optim.Optimizer.profile_hook_step
+
+
+def unhooked_step(step: Any) -> Callable[..., Any]:
+    """A class's step without the hooks that torch puts round it at the first optimizer of the class."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
 def uses_of(storage: Any) -> int:
     """The number of tensors that share a storage."""
     return int(torch._C._storage_Use_Count(storage._cdata))

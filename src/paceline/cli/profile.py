@@ -135,7 +135,7 @@ def profile(
         )
     settings = replace(
         asked.settings(),
-        workers=options.default_workers() if workers is None else workers,
+        workers=options.default_workers(asked.strategy) if workers is None else workers,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=whole_run),
     )

@@ -154,7 +154,7 @@ def run(
         said = f"preset of {where}: {' '.join(mods) or 'no mods, since there was nothing to gain'}"
     settings = replace(
         asked.settings(),
-        workers=options.default_workers(mod or ()) if workers is None else workers,
+        workers=options.default_workers(asked.strategy, mod or ()) if workers is None else workers,
         batch=batch,
         steps=steps,
         mods=tuple(str(asked) for asked in catalog.parse(mods)),

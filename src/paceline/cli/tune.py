@@ -113,7 +113,7 @@ def tune(
     session = Session.of(context, json=json)
     settings = replace(
         asked.settings(),
-        workers=options.default_workers() if workers is None else workers,
+        workers=options.default_workers(asked.strategy) if workers is None else workers,
         steps=steps,
         enough=ENOUGH,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -45,7 +46,15 @@ CONNECTING = "start-up: connecting all workers"
 class Group:
     """All workers of a run. With one worker every collective is the identity and nothing is connected."""
 
-    def __init__(self, settings: WorkerSettings, *, pulse: Pulse | None = None, watch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        pulse: Pulse | None = None,
+        watch: Stopwatch | None = None,
+        store: Any = None,
+    ) -> None:
+        """`store`: of the run, if it is connected already."""
         self.rank, self.world = settings.rank, settings.world
         self.pulse = pulse or Pulse()
         self.watch = watch or Stopwatch()
@@ -61,7 +70,7 @@ class Group:
         self._store: Any = None
         if self.world > 1:
             self.pulse.enter(CONNECTING)
-            self._store = connect_store(settings)
+            self._store = connect_store(settings) if store is None else store
             self._channel = self._open_channel()
             self.pulse.leave()
 
@@ -187,6 +196,17 @@ class Group:
         sizes = self.gather_vectors(torch.tensor([raw.numel()], device="cpu"), what).flatten().tolist()
         whole = self.gather_rows(raw, 0, sizes, what)
         return [plain.decode(part.numpy().tobytes()) for part in whole.split(sizes)]
+
+    def along(self, name: str, members: Sequence[int]) -> Group:
+        """The group of these workers, this worker among them, with their order as ranks. Workers of other groups of the
+        same name call it with their own members."""
+        if len(members) == self.world:
+            return self
+        settings = replace(self._settings, rank=members.index(self.rank), world=len(members))
+        store = None if self._store is None else within(self._store, f"{name}/{members[0]}")
+        part = Group(settings, pulse=self.pulse, watch=self.watch, store=store)
+        part.timeline = self.timeline
+        return part
 
     @property
     def is_private(self) -> bool:

@@ -32,6 +32,7 @@ from paceline.launch.zygote.handle import Zygote
 from paceline.mods import catalog
 from paceline.record import Outcome, Run, WorkerInfo, last_step, prepare, write_run
 from paceline.settings import RunSettings
+from paceline.strategies import catalog as strategies
 from paceline.topology import Host, discover
 
 _MOST_PER_CORE = 4
@@ -69,7 +70,7 @@ def launch(
         arguments=list(run.arguments),
         settings=dataclasses.asdict(run),
         mods=list(run.mods),
-        strategy="mirrored" if run.launch_as is None else "script",
+        strategy=strategies.parse(run.strategy).entry.name if run.launch_as is None else "script",
         versions=_versions(),
         topology=dataclasses.asdict(host) | (placed.recorded if placed else {}),
         started=time.time(),
@@ -126,6 +127,7 @@ def _check_launcher(run: RunSettings) -> None:
     if run.launch_as is None:
         return
     changes = {
+        "--strategy": run.strategy != "mirrored",
         "--batch": run.batch != "keep",
         "--batch-dim": run.batch_dim != 0,
         "--whole": bool(run.whole),
@@ -141,12 +143,23 @@ def _check_launcher(run: RunSettings) -> None:
         )
 
 
+def _check_strategy(run: RunSettings) -> None:
+    """UsageError if the strategy needs another number of workers."""
+    wanted = strategies.parse(run.strategy).workers
+    if wanted not in (None, run.workers):
+        raise UsageError(
+            f"--strategy {run.strategy} needs {wanted} worker{'s' * (wanted != 1)}, and the run has {run.workers}.",
+            advice=f"Type: -n {wanted}",
+        )
+
+
 def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
     """UsageError if a run cannot be started with these settings."""
     if run.workers < 1:
         raise UsageError(f"-n {run.workers}: a run needs at least one worker.", advice="Type: -n 1")
     _check_mods(run)
     _check_launcher(run)
+    _check_strategy(run)
     most = _MOST_PER_CORE * host.usable_cores
     if run.workers > most and not oversubscribe:
         raise UsageError(

@@ -40,7 +40,7 @@ class Views:
     """Applies the view."""
 
     def __init__(self, stage: StageState) -> None:
-        self.stage, self.group = stage, stage.group
+        self.stage, self.group = stage, stage.rows
         self.name = "batch"
         self.rows = 0  # of the outermost call under way
         self._cut: Split | None = None  # how the current batch of the script was cut, in the slice view

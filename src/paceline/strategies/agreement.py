@@ -40,7 +40,7 @@ class Agreement:
     """The comparison on one of several workers."""
 
     def __init__(self, stage: Stage, name_of: Callable[[nn.Module], str]) -> None:
-        self.stage, self.group, self._name_of = stage, stage.group, name_of
+        self.stage, self.group, self._name_of = stage, stage.rows, name_of
         self.weights, self.arguments, self.saved, self.seeds = Ledger(), Ledger(), Ledger(), Ledger()
         self.ledgers = (self.seeds, self.arguments, self.weights, self.saved)  # likeliest cause first
         self.models: weakref.WeakKeyDictionary[nn.Module, Watched] = weakref.WeakKeyDictionary()

@@ -68,7 +68,7 @@ class Differing:
     def __init__(
         self, stage: Stage, models: weakref.WeakKeyDictionary[nn.Module, Watched], of_weights: Sequence[Ledger]
     ) -> None:
-        self.stage, self.group, self.models, self._of_weights = stage, stage.group, models, of_weights
+        self.stage, self.group, self.models, self._of_weights = stage, stage.rows, models, of_weights
         self._told: set[str] = set()
 
     def look(self, ledger: Ledger, steps: int) -> None:

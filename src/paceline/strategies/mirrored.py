@@ -28,11 +28,12 @@ from paceline.script.slicing import crossings
 from paceline.settings import Compression
 from paceline.strategies.accumulation import Accumulation
 from paceline.strategies.agreement import Agreement
+from paceline.strategies.base import BaseStrategy
 from paceline.strategies.half_done import HalfDone
 from paceline.strategies.loss_check import LossCheck, is_number
 
 
-class Mirrored:
+class Mirrored(BaseStrategy):
     """Synchronous data parallelism by all-reduce. When a peer dies, the collective that misses it raises."""
 
     name = "mirrored"
@@ -44,22 +45,11 @@ class Mirrored:
         self._first: weakref.ref[Any] | None = None  # the optimizer whose step ends a step
         self._ends = False  # a model was called: the last comparison is subscribed
 
-    def distribute(self, *objects: Any) -> Any:
-        """Takes model, optimizer and loader (any number, in any order), and returns them distributed.
-
-        Every worker calls it, with the same objects. Under `paceline run` everything is distributed already; under
-        another launcher (torchrun) this connects the workers; alone it changes nothing.
-        """
-        from paceline.script.seams.api import attach
-
-        attach(self, [thing for thing in objects if isinstance(thing, nn.Module)])
-        return objects[0] if len(objects) == 1 else objects
-
     def on_stage(self, stage: Stage) -> None:
-        """Joins a run: subscribes to the seams of its stage."""
-        self.stage, self.group = stage, stage.group
+        super().on_stage(stage)
+        self.group = stage.rows
         if self._is_needed():
-            self.group.compress(self.compression)
+            self.group.compress(stage.run.compression if self.compression == "none" else self.compression)
             self._buckets = Buckets(self.group, self._average_unbucketed)
             self.tuner = BucketTuner(self.group, self._buckets) if stage.run.autotune else None
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
@@ -86,7 +76,7 @@ class Mirrored:
             return
         tensors = (*module.parameters(), *module.buffers())
         unknown = [tensor for tensor in tensors if tensor not in self._known and not tensor.is_meta]
-        broadcast_all(self.group, unknown, "the model's weights")
+        broadcast_all(self.stage.group, unknown, "the model's weights")
         self._meet_all(module)
         if not self._ends:
             self._ends = True
@@ -169,6 +159,9 @@ class Mirrored:
         """The run ends before the script does, after the same step on all workers: the last update is compared."""
         if self._is_needed():
             self._compare_last()
+
+    def told(self) -> dict[str, Any] | None:
+        return self.tuner.verdict.told() if self.tuner is not None and self.tuner.verdict is not None else None
 
     def _compare_last(self) -> None:
         self._agreement.on_end()

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.settings import Backend, Launcher
+from paceline.strategies import catalog as strategies
 from paceline.topology import discover
 
 # Arguments after the script belong to the script, so parsing stops there.
@@ -81,6 +82,16 @@ Threads = Annotated[
         min=1,
         help="CPU threads per worker.",
         show_default="an equal share of the cores",
+        rich_help_panel=HOW,
+    ),
+]
+Strategy = Annotated[
+    str,
+    typer.Option(
+        "--strategy",
+        metavar="NAME[(ARGUMENT=VALUE,…)]",
+        help="How the workers share the work.",
+        autocompletion=strategies.complete,
         rich_help_panel=HOW,
     ),
 ]
@@ -160,10 +171,10 @@ def seed_or_new(seed: int | None) -> int:
     return secrets.randbelow(2**31) if seed is None else seed
 
 
-def default_workers(mods: Sequence[str] = ()) -> int:
-    """The number from a mod `workers=N`; else one worker per GPU, at least one."""
+def default_workers(strategy: str, mods: Sequence[str] = ()) -> int:
+    """The number from a mod `workers=N`, or that of the strategy; else one worker per GPU, at least one."""
     said = [mod.removeprefix("workers=") for mod in mods if mod.startswith("workers=")]
-    return int(said[0]) if said else max(1, len(discover().gpus))
+    return int(said[0]) if said else strategies.parse(strategy).workers or max(1, len(discover().gpus))
 
 
 Mods = Annotated[

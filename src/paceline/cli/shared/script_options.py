@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from paceline.cli.shared import options
 from paceline.settings import SMALL, RunSettings
+from paceline.strategies import catalog as strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class ScriptOptions:
     script: options.Script
     arguments: options.Arguments = None
     module: options.Module = False
+    strategy: options.Strategy = "mirrored"
     batch_dim: options.BatchDim = 0
     whole: options.Whole = None
     gather_below: options.GatherBelow = SMALL
@@ -39,6 +41,7 @@ class ScriptOptions:
             script=self.script,
             arguments=options.own_arguments(self.arguments),
             module=self.module,
+            strategy=str(strategies.parse(self.strategy)),
             batch_dim=self.batch_dim,
             whole=tuple(self.whole or ()),
             gather_below=self.gather_below,

@@ -24,8 +24,8 @@ from paceline.record.noise import Noise
 from paceline.record.writer import StepWriter
 from paceline.script.losses import LossReader, LossTicket
 from paceline.script.seams.stage import Stage
+from paceline.script.seams.strategy import Strategy
 from paceline.script.slicing.crossings import Split
-from paceline.strategies.mirrored import Mirrored
 from paceline.torch_private import plain_grad
 
 SHARE = 0.005  # of the time, at most
@@ -66,9 +66,9 @@ class Backwards:
 
 
 class NoiseMeter:
-    """The meter of one worker. On a GPU no method waits for the device. `mirrored` is for several workers only."""
+    """The meter of one worker. On a GPU no method waits for the device. `strategy` is for several workers only."""
 
-    def __init__(self, stage: Stage, folder: Path, mirrored: Mirrored) -> None:
+    def __init__(self, stage: Stage, folder: Path, strategy: Strategy) -> None:
         self.stage, self.group = stage, stage.group
         self.every = 1
         self._writer = StepWriter(folder / f"noise.rank{self.group.rank}.jsonl")
@@ -84,7 +84,7 @@ class NoiseMeter:
         self._means = (0.0, 0.0)
         stage.subscribe(self)
         if self.group.world > 1:
-            mirrored.watch_gradients(self)
+            strategy.watch_gradients(self)
 
     # -- seams -----------------------------------------------------------------------------------------------------
 

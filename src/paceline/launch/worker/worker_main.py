@@ -20,7 +20,7 @@ from paceline.script.run_script import play
 from paceline.script.seams import api, instrument, self_distributed
 from paceline.script.seams.stage import Stage
 from paceline.settings import WorkerSettings
-from paceline.strategies.mirrored import Mirrored
+from paceline.strategies import catalog as strategies
 
 
 def perform(settings: WorkerSettings, pulse: Pulse) -> None:
@@ -34,18 +34,18 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     if run.timeline:
         timeline = group.timeline = TimelineWriter(folder, settings.rank)
         group.watch.on_span = partial(timeline.add, "phases")
-    stage = Stage(run, group)
+    strategy = strategies.load(run.strategy)
+    stage = Stage(run, group, strategy)
     stage.ending.stern = True
     stage.aside = run.launch_as is not None
     for asked in catalog.parse(run.mods):
         catalog.load(asked).on_stage(stage)
-    mirrored = Mirrored(compression=run.compression)
-    mirrored.on_stage(stage)
+    strategy.on_stage(stage)
     meter = None
     if run.noise_scale:
         from paceline.converge.noise.measure import NoiseMeter
 
-        meter = NoiseMeter(stage, folder, mirrored)
+        meter = NoiseMeter(stage, folder, strategy)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
     stage.subscribe(Notices(stage))
     capture = None
@@ -78,7 +78,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
         play(run)
     except EnoughSteps:
         recorder.on_end()
-        mirrored.on_enough()
+        strategy.on_enough()
         raise
     except SystemExit:
         stage.end()
@@ -98,5 +98,5 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
             meter.close()
         if group.timeline is not None:
             group.timeline.flush()
-        if mirrored.tuner is not None and mirrored.tuner.verdict is not None and settings.rank == 0:
-            write_tuning(folder, mirrored.tuner.verdict.told())
+        if settings.rank == 0 and (tuned := strategy.told()) is not None:
+            write_tuning(folder, tuned)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.comm.group import Group
@@ -16,6 +17,7 @@ from paceline.record.logged import Logged, logged_path
 from paceline.record.writer import StepWriter
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import Stage
+from paceline.script.seams.strategy import Strategy
 from paceline.settings import RunSettings, of_this_process
 
 _stage: Stage | None = None  # of this process: made by the worker's start-up or by `attach`
@@ -72,22 +74,35 @@ def log(**numbers: float) -> None:
     _writer.append(Logged(step=_stage.pulse.step, at=time.time(), numbers=kept))
 
 
-def attach(strategy: Any, modules: list[nn.Module]) -> None:
-    """Distributes these modules with this strategy. Every worker calls it; the first call connects the workers."""
+def attach(strategy: Strategy, objects: Sequence[Any]) -> None:
+    """Distributes these objects with this strategy. Every worker calls it; the first call connects the workers."""
+    modules = [thing for thing in objects if isinstance(thing, nn.Module)]
     global _stage
     if _stage is None:
         settings = of_this_process()
         take_stage(_distributing(strategy, modules, settings.run, Group(settings)))
+        _hand_over(objects)
     elif (
         _stage.aside
     ):  # under `paceline run --as torchrun`, which only records: the script distributes itself, with this
         _stage = _distributing(strategy, modules, _stage.run, _stage.group)
+        _hand_over(objects)
     elif _stage.only is not None:
         _stage.only.update(modules)
+        _hand_over(objects)
 
 
-def _distributing(strategy: Any, modules: list[nn.Module], run: RunSettings, group: Group) -> Stage:
-    stage = Stage(run, group, only=modules)
+def _hand_over(objects: Sequence[Any]) -> None:
+    """Optimizers that the script made before the seams were there."""
+    assert _stage is not None
+    for thing in objects:
+        if isinstance(thing, torch.optim.Optimizer) and thing not in _stage.optimizers:
+            instrument.lead_steps(_stage, type(thing))
+            _stage.meet_optimizer(thing)
+
+
+def _distributing(strategy: Strategy, modules: list[nn.Module], run: RunSettings, group: Group) -> Stage:
+    stage = Stage(run, group, strategy, only=modules)
     strategy.on_stage(stage)
     instrument.find(stage)
     return stage

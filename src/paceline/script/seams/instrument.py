@@ -38,7 +38,14 @@ from paceline.script.rows.tensor import make_plain
 from paceline.script.seams import direct_forward
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import batch_norm, gradient_rescaling
-from paceline.torch_private import is_tracing, is_transformed, keep_out_of_graphs, set_call_known_to_dynamo
+from paceline.torch_private import (
+    hooked_step,
+    is_tracing,
+    is_transformed,
+    keep_out_of_graphs,
+    set_call_known_to_dynamo,
+    unhooked_step,
+)
 
 
 def find(stage: Stage) -> Callable[[], None]:
@@ -46,7 +53,7 @@ def find(stage: Stage) -> Callable[[], None]:
     undo: list[Callable[[], None]] = [
         patch(nn.Module, "__call__", _calls(stage, nn.Module.__call__)),
         patch(torch.autograd, "backward", _backwards(stage, torch.autograd.backward)),
-        patch(torch.optim.Optimizer, "__init__", _optimizers(stage, torch.optim.Optimizer.__init__)),
+        _optimizers(stage),
         patch(torch, "compile", _compiles(stage, torch.compile)),
         patch(torch.jit, "trace", _traces(stage, torch.jit.trace)),
         patch(torch.utils.checkpoint, "checkpoint", _checkpoints(stage, torch.utils.checkpoint.checkpoint)),
@@ -212,7 +219,7 @@ def _gradients(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
 def _saves(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         stage.emit("on_save", f)
-        plain(obj, f, *args, **kwargs)
+        plain(stage.whole(obj), f, *args, **kwargs)
 
     return save
 
@@ -232,13 +239,32 @@ def _slice_view_readings(stage: Stage) -> list[Callable[[], None]]:
     ]
 
 
-def _optimizers(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
-        stage.has_optimizer = True
-        stage.emit("on_optimizer", self)
+def _optimizers(stage: Stage) -> Callable[[], None]:
+    plain, undo = torch.optim.Optimizer.__init__, list[Callable[[], None]]()
 
-    return __init__
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        undo.extend(lead_steps(stage, type(self)))
+        plain(self, *args, **kwargs)
+        stage.meet_optimizer(self)
+
+    undo.append(patch(torch.optim.Optimizer, "__init__", __init__))
+    return lambda: all_of(undo)()
+
+
+def lead_steps(stage: Stage, kind: Any) -> list[Callable[[], None]]:
+    """Leads this class's step through the stage, inside torch's own hooks: a worker that leaves an update to another
+    one passes the seams before and after it all the same. An optimizer that wraps another one has a step of its own."""
+    if not stage.replaces_steps or getattr(kind.step, "_paceline", False):
+        return []
+    plain = unhooked_step(kind.step)
+
+    @functools.wraps(plain)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return stage.step(plain, self, args, kwargs)
+
+    hooked = hooked_step(step)
+    hooked.hooked = hooked._paceline = True  # type: ignore[attr-defined]
+    return [patch(kind, "step", hooked)]
 
 
 def _before_step(stage: Stage, optimizer: Any) -> None:

@@ -39,13 +39,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.comm.call_site import script_line
 from paceline.comm.ending import Ending
 from paceline.comm.group import Group
 from paceline.errors import PacelineError
 from paceline.script import tree
 from paceline.script.rows.gradients import own_of, whole_of
 from paceline.script.rows.tensor import make_plain
+from paceline.script.seams.split_count import SplitCount
+from paceline.script.seams.strategy import Strategy
 from paceline.script.slicing import crossings
 from paceline.script.slicing.together import Together
 from paceline.script.views import Views
@@ -68,23 +69,30 @@ SEAMS = (
     "on_end",
 )
 AROUND = ("around_forward", "around_backward", "around_iteration", "around_batch", "around_length")
-UNSPLIT_ADVICE = (
-    "Paceline splits the work where a module is called: write `model(x)` with a torch.nn.Module (not bare tensors, not "
-    "inside a function under torch.compile: compile the model)."
-)
 
 
 class Stage:
     """The stage of one worker. `only` lists the root modules to distribute (the API); None means all modules."""
 
-    def __init__(self, run: RunSettings, group: Group, *, only: Sequence[nn.Module] | None = None) -> None:
+    def __init__(
+        self,
+        run: RunSettings,
+        group: Group,
+        strategy: Strategy | None = None,
+        *,
+        only: Sequence[nn.Module] | None = None,
+    ) -> None:
         self.run, self.group = run, group
+        self.strategy = strategy or Strategy()
+        self.strategy.stage = self
+        self.axes = self.strategy.axes(group.world)
+        self.rows = group.along("rows", self.axes.members(group.rank, "data", "shard"))  # workers that share rows
         self.watch, self.pulse = group.watch, group.pulse
         self.only = None if only is None else weakref.WeakSet(only)
         self.aside = False  # the script distributes itself: observe only
         # A stern error that ends the run leaves the script as `Fatal`, which an `except Exception` does not catch.
-        self.ending = group.ending = Ending(group.pulse)
-        self.together = group.together = Together(group)
+        self.ending = group.ending = self.rows.ending = Ending(group.pulse)
+        self.together = group.together = self.rows.together = Together(self.rows)
         self._pid, self._thread, self._recomputing = os.getpid(), threading.get_ident(), threading.local()
         self.depth = 0  # of module calls: only the outermost is a seam
         self.backward_depth = 0
@@ -95,14 +103,14 @@ class Stage:
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated so far, and still alive
         self.has_loader = False  # one was iterated: `for x in DataLoader(…)` keeps no reference to it
         self.has_optimizer = False
+        self._optimizers: list[weakref.ref[Any]] = []  # made so far: all workers know them in the same order
         self.views = Views(self)
         self._listeners: dict[str, list[Callable[..., None]]] = {seam: [] for seam in SEAMS}
         self._around: dict[str, list[Callable[..., Any]]] = {seam: [] for seam in AROUND}
         # Per seam and plain call, that call inside all its wrappers.
         self._wrapped: dict[tuple[str, Callable[..., Any]], Callable[..., Any]] = {}
         self.subscribe(self.views)
-        self._split = self._unsplit = 0  # backwards that crossed a sliced call, and backwards that did not
-        self._is_unsplit_told = False
+        self._splits = SplitCount(self)
 
     def subscribe(self, listener: object) -> None:
         """Listeners are called in the order of subscription, at each seam for which they have a method."""
@@ -140,7 +148,7 @@ class Stage:
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module that has parameters."""
-        if self.group.world > 1 and is_transformed():
+        if self.rows.world > 1 and is_transformed():
             return self._call_transformed(plain, module, args, kwargs)
         if self.group.world > 1 and _finds_shapes(args, kwargs):
             with self.inside():  # there are no numbers to split or compare
@@ -157,11 +165,12 @@ class Stage:
                     self.watch.use_cuda()
                 self.views.prepare(plain, module, args, kwargs)
                 self.emit("on_model", module)
+                self.strategy.place(module, self.optimizers)
             if learning and module not in self.trained:
                 self.trained.add(module)
             self.views.expect(args, kwargs)
             self.emit("before_forward", module)
-            output = self.views.call(plain, module, args, kwargs)
+            output = self.strategy.call(plain, module, args, kwargs)
             self.emit("after_forward", module)
             return output
         except PacelineError as error:
@@ -198,24 +207,55 @@ class Stage:
         """An outermost backward. When it returns, every `.grad` is the global gradient."""
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         make_plain(losses)
-        crossed = self.group.crossed
+        crossed = self.rows.crossed
         plain = self.around("around_backward", plain)
         self.ending.check()
         self.backward_depth += 1
         self.watch.enter("backward")
         try:
             self.emit("before_backward", losses)
-            if self.group.world == 1:
+            if self.rows.world == 1:
                 self._go_back(plain, losses, tensors, grad_tensors, rest)
             else:
                 work = (plain, losses, tensors, self.views.weigh(losses, grad_tensors), rest)
                 self.together.do(self._go_back, *work, undo=self._undo_backward)
-            self._count(self.group.crossed > crossed or self.views.batch_is_cut)
+            self._splits.count(self.rows.crossed > crossed or self.views.batch_is_cut)
         except PacelineError as error:
             raise self.ending.carry(error) from None
         finally:
             self.watch.leave()
             self.backward_depth -= 1
+
+    def step(self, plain: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """An optimizer's step, if the strategy replaces it. A step inside another one's is part of that one."""
+        if len(self.stepping) > 1 or self.aside:
+            return plain(optimizer, *args, **kwargs)
+        try:
+            return self.strategy.step(plain, optimizer, *args, **kwargs)
+        except PacelineError as error:
+            raise self.ending.carry(error) from None
+
+    def whole(self, value: Any) -> Any:
+        """The value with whole tensors, where this worker holds parts. Every worker calls it."""
+        if type(self.strategy).full is Strategy.full or self.aside:
+            return value
+        return tree.replace(value, lambda leaf: self.strategy.full(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+
+    @property
+    def replaces_steps(self) -> bool:
+        """Whether the strategy has a step of its own: otherwise an optimizer's step is not touched."""
+        return type(self.strategy).step is not Strategy.step
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """The script's optimizers, in the order of their making."""
+        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+
+    def meet_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made, or handed over."""
+        self.has_optimizer = True
+        self._optimizers.append(weakref.ref(optimizer))
+        self.emit("on_optimizer", optimizer)
 
     def _go_back(
         self, plain: Callable[..., Any], losses: list[torch.Tensor], tensors: Any, grads: Any, rest: dict[str, Any]
@@ -223,7 +263,7 @@ class Stage:
         plain(tensors, grads, **rest)
         met = self.pulse.collectives
         self.emit("after_backward", losses)
-        if self.group.world > 1:
+        if self.rows.world > 1:
             self.together.meet_since(met)
 
     def _undo_backward(self, first: int, told: list[Any]) -> None:
@@ -231,13 +271,13 @@ class Stage:
 
     def gradients(self, plain: Callable[..., Any], outputs: Any, inputs: Any, args: Any, kwargs: Any) -> Any:
         """An outermost `torch.autograd.grad`. Only with several workers."""
-        crossed = self.group.crossed
+        crossed = self.rows.crossed
         self.views.refuse_gradients()
         make_plain(outputs)
         asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         found = self.together.do(self._ask_for, plain, outputs, asked, args, kwargs)
         if any(tensor.is_leaf for tensor in asked):
-            self._count(self.group.crossed > crossed)  # counts like a backward in the check that work was split
+            self._splits.count(self.rows.crossed > crossed)  # counts like a backward in the check that work was split
         return found
 
     def _ask_for(self, plain: Callable[..., Any], outputs: Any, asked: Any, args: Any, kwargs: Any) -> Any:
@@ -245,7 +285,7 @@ class Stage:
         met = self.pulse.collectives
         # A gradient that reaches a leaf from inside a sliced call is local; averaging leaves a whole one unchanged.
         averaged = tuple(
-            crossings.average(g, self.group) if g is not None and tensor.is_leaf else whole_of(g, tensor)
+            crossings.average(g, self.rows) if g is not None and tensor.is_leaf else whole_of(g, tensor)
             for g, tensor in zip(found, asked, strict=True)
         )
         self.together.meet_since(met)
@@ -313,34 +353,9 @@ class Stage:
         """The script has ended by itself."""
         if self.ending.first is not None:  # the script caught the error and continued
             raise self.ending.first
-        if self._unsplit and not self._split and not self.aside:
-            self._tell_unsplit()
+        if not self.aside:
+            self._splits.end()
         self.emit("on_end")
-
-    def _count(self, split: bool) -> None:
-        if split:
-            self._split += 1
-        elif self.group.world > 1 and not self.run.whole:
-            # One unsplit backward may be a separate penalty; two, without any split one, are the whole script.
-            self._unsplit += 1
-            if self._unsplit > 1 and not self._split:
-                self._tell_unsplit()
-
-    def _tell_unsplit(self) -> None:
-        """Nothing is split: every worker computes everything. The numbers are right, so the run goes on."""
-        if self._is_unsplit_told:
-            return
-        self._is_unsplit_told = True
-        reason, advice = f"The backward at {script_line()} crossed no module call that could be split. ", UNSPLIT_ADVICE
-        if (why := self.views.refusal) is not None:  # the notice about the module has said the reason
-            reason, advice = "", why.advice
-        elif self.views.unbatched is not None:
-            reason, advice = f"{self.views.unbatched} ", ""
-        world = self.group.world
-        self.views.warn(
-            f"{reason}Nothing is split: every worker does all of the work, and {world} workers are no faster than one. "
-            f"{advice}".rstrip()
-        )
 
 
 def _finds_shapes(args: Any, kwargs: Any) -> bool:

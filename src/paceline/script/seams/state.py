@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -20,9 +20,11 @@ class StageState(Protocol):
 
     run: RunSettings
     group: Group
+    rows: Group
     watch: Stopwatch
     pulse: Pulse
     together: Together
+    views: Any
     aside: bool
     depth: int
     backward_depth: int

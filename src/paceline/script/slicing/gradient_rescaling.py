@@ -119,7 +119,7 @@ def _wrap_function(cls: Any, stage: Stage) -> dict[str, Any]:
     plain, plain_marking = getattr(cls, name), getattr(cls, marking)
 
     def mark(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        ctx._paceline_factor = stage.group.world if stage.views.split_of_call is not None else 1
+        ctx._paceline_factor = stage.rows.world if stage.views.split_of_call is not None else 1
         return plain_marking(ctx, *args, **kwargs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
