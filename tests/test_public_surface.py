@@ -25,8 +25,10 @@ NAMES = [
     "__version__",
     "critical_batch",
     "ghost",
+    "load",
     "log",
     "no_decay",
+    "save",
 ]
 
 

@@ -12,10 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paceline.comm.torch_backend.registration import register
+from paceline.script.loader_position import watch
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.checkpoint.load import load
+    from paceline.checkpoint.save import save
     from paceline.converge.ghost_bn.module import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, ghost
     from paceline.converge.noise.critical_batch import critical_batch
     from paceline.converge.optimizers.lamb import LAMB
@@ -40,8 +43,10 @@ __all__ = [
     "__version__",
     "critical_batch",
     "ghost",
+    "load",
     "log",
     "no_decay",
+    "save",
 ]
 
 _HOMES = {
@@ -56,12 +61,15 @@ _HOMES = {
     "ScaledRate": "paceline.converge.schedules",
     "critical_batch": "paceline.converge.noise.critical_batch",
     "ghost": "paceline.converge.ghost_bn.module",
+    "load": "paceline.checkpoint.load",
     "log": "paceline.script.seams.api",
     "no_decay": "paceline.converge.optimizers.param_groups",
+    "save": "paceline.checkpoint.save",
 }
 
 
 register()
+watch()
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@
     │   ├── NotSplitError  a call cannot be computed in slices, or no call was
     │   └── PartedError    the workers no longer run the same lines on the same numbers
     ├── DataError          a data record cannot be read, or cannot be decoded into a sample
+    ├── CheckpointError    a checkpoint cannot be written, read, or put into this model
     ├── PeerLostError      a collective failed because another worker is gone
     └── PeerRaisedError    another worker's rows raised an exception, which every worker raises too
 
@@ -71,6 +72,10 @@ class PartedError(ScriptError):
 
 class DataError(PacelineError):
     """A data record cannot be read, or cannot be decoded into a sample."""
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint cannot be written or read, or does not fit the objects that it is loaded into."""
 
 
 class PeerLostError(PacelineError):

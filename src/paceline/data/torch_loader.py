@@ -36,7 +36,7 @@ from paceline.data.planning.runtime import Runtime
 from paceline.data.planning.stages import How, Kind
 from paceline.data.sources.memory import Arrays, of_dataset
 from paceline.errors import UsageError
-from paceline.script import rng
+from paceline.script import loader_position, rng
 from paceline.script.fingerprint import fingerprint
 from paceline.script.loading import keeps_generator
 
@@ -69,7 +69,9 @@ class DropIn:
         return getattr(self.__dict__["loader"], name)
 
     def __iter__(self) -> Iterator[Any]:
-        loader = self.loader
+        return loader_position.begin(self.loader, self._begin)
+
+    def _begin(self, loader: DataLoader[Any]) -> Iterator[Any]:
         if not can_feed(loader):
             self._feeder.why = "its dataset is iterable, or it does not batch"
             return iter(loader)

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from paceline.comm.shm_exchange import Segments
 from paceline.errors import ScriptError
-from paceline.script import rng, tree
+from paceline.script import loader_position, rng, tree
 from paceline.script.fingerprint import fingerprint, held_by
 from paceline.script.patches import all_of, patch
 from paceline.script.slicing.crossings import Split
@@ -109,7 +109,9 @@ def find(stage: Stage) -> Callable[[], None]:
             stage.loaders.add(self)
             stage.has_loader = True
             stage.emit("on_loader", self)
-        iterator = stage.around("around_iteration", begin)(self)
+        grown = dealer.grows and self.batch_sampler is not None and not isinstance(self.dataset, IterableDataset)
+        each = stage.group.world if grown else 1
+        iterator = loader_position.begin(self, stage.around("around_iteration", begin), each=each)
         # Not the loader itself: a reference cycle would end its processes late, in an order that makes them wait.
         iterator._paceline = known_of(self)
         return iterator

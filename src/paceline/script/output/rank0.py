@@ -25,6 +25,7 @@ from typing import Any
 
 from paceline.script.output import writers
 from paceline.script.output.overlay import Listing, Overlay
+from paceline.script.output.real_files import are_real
 from paceline.script.seams.stage import Stage
 
 # Not the script's files: devices, and the compilers' caches, which are shared with other processes.
@@ -78,7 +79,9 @@ class Voice:
 
     def ours(self, path: Any) -> bool:
         """Whether this is a path of the script's files: not a file descriptor, not a system or cache path."""
-        if self.stage.aside or self._making_private or not isinstance(path, (str, bytes, os.PathLike)):
+        if self.stage.aside or self._making_private or are_real():
+            return False
+        if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = os.path.abspath(os.fsdecode(path))
         if os.path.join(full, "").startswith(tuple(self._not_ours)):

@@ -1,0 +1,190 @@
+"""`paceline.save`: writes a checkpoint that loads under every strategy and number of workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.checkpoint import background
+from paceline.checkpoint.crew import Crew, this_crew
+from paceline.checkpoint.folder import Draft
+from paceline.checkpoint.manifest import Manifest, StoredFile, StoredTensor
+from paceline.checkpoint.parts import kind_of, named_parts, state_of
+from paceline.checkpoint.shards import Shards, in_order
+from paceline.checkpoint.tree import Encoder
+from paceline.errors import UsageError
+from paceline.script import streams
+from paceline.script.output.real_files import real_files
+from paceline.script.seams.api import current, in_own_process
+from paceline.strategies.whole import strategy_name, whole
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: Any = None,
+    optimizer: Any = None,
+    loader: Any = None,
+    *,
+    step: int | None = None,
+    extra: Any = None,
+    asynchronous: bool = False,
+    **more: Any,
+) -> None:
+    """Saves a checkpoint to the folder `path`: `paceline.save("ck", model, optimizer, loader, step=step)`.
+
+    Each object may be a dict or list of several. `more` are further objects with state_dict and load_state_dict (a
+    scheduler, …), by name, or plain values, which `load` returns in `extra` as it does `extra` itself. The position of
+    the loader and the random-number states are saved, too.
+
+    Every worker calls it, and waits until the checkpoint is on the disk; under an asynchronous strategy only rank 0
+    saves, and no worker waits for another. With `asynchronous=True` tensors are copied to
+    host memory and a thread of rank 0 writes them; the next save waits for it and raises its error. The checkpoint that
+    the path had before stays whole until the new one is complete, even if the process is killed. If a peer is gone, the
+    error is that of the collective that misses it.
+    """
+    crew = this_crew()
+    if not crew.writes:
+        return
+    where = Path(crew.gather(os.path.abspath(path), "the path of a checkpoint")[0])
+    background.finish(crew)
+    stage = current()
+    if stage is not None and in_own_process() and not stage.aside:
+        stage.emit("on_save", where)
+    given = {"model": model, "optimizer": optimizer, "loader": loader} | more
+    contents = _contents({name: value for name, value in given.items() if value is not None}, extra, step, crew)
+    with real_files():
+        drafts: list[Draft] = []
+        name = crew.first("making its folder", lambda: _draft(where, drafts))
+        if asynchronous:
+            _write_later(contents, drafts, crew)
+        else:
+            _write_now(contents, where / name, drafts, crew)
+
+
+@dataclass(slots=True, kw_only=True)
+class Contents:
+    """What is to be written. The tensors may be parts, until `whole` has gathered them."""
+
+    manifest: Manifest
+    tensors: list[tuple[str, torch.Tensor]]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.tensors]
+
+
+def _contents(given: dict[str, Any], extra: Any, step: int | None, crew: Crew) -> Contents:
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+        raise UsageError(f"step={step!r} is not a whole number.", advice="Pass the number of steps so far: step=100")
+    parts, values = named_parts(given)
+    if values and extra is not None and not isinstance(extra, dict):
+        raise UsageError(
+            f"extra is a {type(extra).__name__}, and {', '.join(values)} would have to be added to it.",
+            advice="Pass a dict: extra={…}",
+        )
+    encoder = Encoder()
+    manifest = Manifest(
+        step=step,
+        saved={
+            "paceline": sys.modules["paceline"].__version__,
+            "torch": str(torch.__version__),
+            "strategy": strategy_name(),
+            "workers": crew.world,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    )
+    for name, thing in parts.items():
+        manifest.parts[name] = {
+            "kind": kind_of(thing),
+            "class": type(thing).__name__,
+            "state": encoder.encode(state_of(thing, crew), name),
+        }
+    manifest.extra = encoder.encode((extra or {}) | values if values else extra, "extra")
+    own = streams.encoded()
+    manifest.random = crew.gather(own, "random-number states") if crew.apart else [own]
+    return Contents(manifest=manifest, tensors=in_order(encoder.tensors))
+
+
+def _draft(where: Path, drafts: list[Draft]) -> str:
+    drafts.append(Draft(where))
+    return drafts[0].name
+
+
+def _write_now(contents: Contents, folder: Path, drafts: list[Draft], crew: Crew) -> None:
+    """Every worker writes its share of the tensors, if all of them see the folder; otherwise rank 0 writes all."""
+    try:
+        see = all(crew.gather(folder.is_dir(), "whether all workers see the checkpoint's folder"))
+        owner = _shares(crew.world if see else 1)
+        shards = Shards(folder, crew.rank, contents.names)
+        written = crew.each("writing tensors", lambda: _write_own(contents.tensors, shards, owner, crew.rank))
+        crew.first("completing it", lambda: drafts[0].commit(_completed(contents.manifest, written)))
+    finally:
+        for draft in drafts:
+            draft.abandon()
+
+
+def _shares(world: int) -> Callable[[int], int]:
+    """Says for each tensor, by its bytes, which worker writes it: the one with the fewest bytes so far. All workers get
+    the same answers."""
+    written = [0] * world
+
+    def owner(size: int) -> int:
+        rank = written.index(min(written))
+        written[rank] += size
+        return rank
+
+    return owner
+
+
+def _write_own(
+    tensors: list[tuple[str, torch.Tensor]], shards: Shards, owner: Callable[[int], int], rank: int
+) -> dict[str, Any]:
+    """One whole tensor at a time is in memory. A worker that cannot write goes on gathering with the others."""
+    failed: OSError | None = None
+    for name, tensor in tensors:
+        gathered = whole(tensor).detach()
+        if owner(gathered.nbytes) != rank or failed is not None:
+            continue
+        try:
+            shards.add(name, gathered)
+        except OSError as error:
+            failed = error
+            shards.abandon()
+    if failed is not None:
+        raise failed
+    return shards.close()
+
+
+def _completed(manifest: Manifest, written: list[dict[str, Any]]) -> Manifest:
+    manifest.files = [StoredFile(**file) for share in written for file in share["files"]]
+    manifest.tensors = {name: StoredTensor(**entry) for share in written for name, entry in share["tensors"].items()}
+    return manifest
+
+
+def _write_later(contents: Contents, drafts: list[Draft], crew: Crew) -> None:
+    copies: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in contents.tensors:
+        gathered = whole(tensor).detach()
+        if crew.rank == 0:
+            copies.append((name, gathered.to("cpu", copy=True)))
+    if crew.rank:
+        return
+    draft = drafts[0]
+
+    def write() -> None:
+        try:
+            shards = Shards(draft.path / draft.name, 0, contents.names)
+            for name, tensor in copies:
+                shards.add(name, tensor)
+            draft.commit(_completed(contents.manifest, [shards.close()]))
+        finally:
+            draft.abandon()
+
+    background.start(write)
