@@ -59,7 +59,7 @@ class Group:
         self.pulse = pulse or Pulse()
         self.watch = watch or Stopwatch()
         self._settings, self.backend = settings, settings.run.backend
-        self._local_world = settings.local_world
+        self.local_world = settings.local_world
         self.timeline: TimelineWriter | None = None
         self.ending = Ending(self.pulse)
         self.together: Any = None  # set by the stage: runs work in which a worker may fail
@@ -261,13 +261,13 @@ class Group:
         if not tensor.is_cuda or self.backend == "gloo":
             return None
         if self._gpus is None:
-            own_gpu = count_gpus() >= self._local_world
+            own_gpu = count_gpus() >= self.local_world
             if self.backend == "nccl" or (own_gpu and dist.is_nccl_available()):
                 self._gpus = over_nccl(self.store("gpus"), self.rank, self.world)
             else:
                 self._gpus = False
                 self.pulse.notice(
-                    f"{self._local_world} workers share {count_gpus()} GPU(s): collectives go through the host."
+                    f"{self.local_world} workers share {count_gpus()} GPU(s): collectives go through the host."
                 )
         return self._gpus or None
 

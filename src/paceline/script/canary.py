@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributions as D
 import torch.nn.functional as F
 from torch import nn
@@ -27,6 +28,7 @@ from paceline.script.draws.rows import DrawRule, Draws
 from paceline.script.patches import patch
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import Rows, make_plain
+from paceline.script.seams import hidden_group
 from paceline.script.slicing.batch_norm import norm_whole_batch
 from paceline.script.slicing.crossings import Split
 
@@ -43,6 +45,7 @@ BY_NAME: set[tuple[Any, str]] = {
     (torch.autograd.Function, "apply"),
     *((torch.Tensor, name) for name in ("item", "__float__", "register_hook", "bernoulli", "multinomial")),
     *((torch.Tensor, name) for name in ("geometric_", "log_normal_", "random_", "bernoulli_")),
+    *((owner, name) for owner in (dist, dist.distributed_c10d) for name in hidden_group.NAMES),
     *((DataLoader, name) for name in ("__iter__", "__len__", "check_worker_number_rationality")),
 }
 
