@@ -91,6 +91,10 @@ def pytest_collection_finish() -> None:
             sys.modules["torch"].set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--corpus-under", metavar="STRATEGY", help="run the whole corpus on 2 workers under this strategy")
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pools]:
     """`pool(n).run(function, *args)`: the function on n connected workers."""

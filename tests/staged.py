@@ -13,20 +13,29 @@ from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import Stage
+from paceline.script.seams.strategy import Strategy
 from paceline.settings import RunSettings, WorkerSettings
 from paceline.strategies.mirrored import Mirrored
 
 
 @contextmanager
-def staged(group: Group, *, listeners: tuple[object, ...] = (), sliced: bool = False, **run: Any) -> Iterator[Stage]:
+def staged(
+    group: Group,
+    strategy: Strategy | None = None,
+    *,
+    listeners: tuple[object, ...] = (),
+    sliced: bool = False,
+    **run: Any,
+) -> Iterator[Stage]:
     """The seams of torch call into this stage until the block ends. `stage.notices` is what a person would read.
-    `sliced`: as the mod view=slice."""
+    `sliced`: as the mod view=slice. The strategy is Mirrored unless another is given."""
+    strategy = strategy or Mirrored()
     notices: list[str] = []
     group.watch, group.pulse = Stopwatch(), Pulse(lambda text, mod: notices.append(text))
-    stage = Stage(RunSettings(**{"script": "", "workers": group.world} | run), group)
+    stage = Stage(RunSettings(**{"script": "", "workers": group.world} | run), group, strategy)
     stage.notices = notices  # type: ignore[attr-defined]
     stage.views.is_sliced = sliced
-    Mirrored().on_stage(stage)
+    strategy.on_stage(stage)
     for listener in listeners:
         stage.subscribe(listener)
     lose = instrument.find(stage)

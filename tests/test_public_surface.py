@@ -13,6 +13,7 @@ from paceline.errors import PacelineError
 from paceline.script.seams.stage import SEAMS
 
 NAMES = [
+    "CentralStorage",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
@@ -22,6 +23,7 @@ NAMES = [
     "OneDevice",
     "PacelineError",
     "ScaledRate",
+    "Zero1",
     "__version__",
     "critical_batch",
     "ghost",

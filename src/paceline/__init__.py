@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from paceline.converge.schedules import ScaledRate
     from paceline.errors import PacelineError
     from paceline.script.seams.api import log
+    from paceline.strategies.central import CentralStorage
     from paceline.strategies.mirrored import Mirrored
     from paceline.strategies.one import OneDevice
+    from paceline.strategies.zero1 import Zero1
 
 __all__ = [
     "LAMB",
     "LARS",
+    "CentralStorage",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
@@ -40,6 +43,7 @@ __all__ = [
     "OneDevice",
     "PacelineError",
     "ScaledRate",
+    "Zero1",
     "__version__",
     "critical_batch",
     "ghost",
@@ -50,6 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CentralStorage": "paceline.strategies.central",
     "GhostBatchNorm1d": "paceline.converge.ghost_bn.module",
     "GhostBatchNorm2d": "paceline.converge.ghost_bn.module",
     "GhostBatchNorm3d": "paceline.converge.ghost_bn.module",
@@ -59,6 +64,7 @@ _HOMES = {
     "OneDevice": "paceline.strategies.one",
     "PacelineError": "paceline.errors",
     "ScaledRate": "paceline.converge.schedules",
+    "Zero1": "paceline.strategies.zero1",
     "critical_batch": "paceline.converge.noise.critical_batch",
     "ghost": "paceline.converge.ghost_bn.module",
     "load": "paceline.checkpoint.load",

@@ -1,6 +1,7 @@
 """Same numbers: everything a script prints on N workers equals what plain Python prints.
 
-One test a script of tests/scripts, number of workers and view. On two workers all outputs of models stay sharded, on
+One test a script of tests/scripts, number of workers and view; and some scripts under each other strategy (all of them
+with `--corpus-under STRATEGY`). On two workers all outputs of models stay sharded, on
 more the small ones are gathered at once, which is the default: numbers must not depend on it. What the scripts expect
 is in their headers: see `corpus`.
 """
@@ -25,6 +26,8 @@ from paceline.settings import SMALL, RunSettings
 
 HERE = Path(__file__).parent
 CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`
+OTHERS = ("zero1", "central")  # strategies under which a part of the corpus runs, too
+EVERY = 12  # of the scripts
 TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
 
 
@@ -33,10 +36,12 @@ class Case:
     script: Script
     workers: int
     view: str
+    strategy: str = "mirrored"
 
     @property
     def name(self) -> str:
-        return f"{self.script.name}-{self.workers}-{self.view}"
+        under = "" if self.strategy == "mirrored" else f"-{self.strategy}"
+        return f"{self.script.name}-{self.workers}-{self.view}{under}"
 
     @property
     def slow(self) -> bool:
@@ -130,6 +135,7 @@ def settings_of(case: Case) -> RunSettings:
         script=str(case.script.path),
         arguments=case.script.arguments,
         workers=case.workers,
+        strategy=case.strategy,
         mods=(*views, *options.pop("mods", ())),
         gather_below=0 if case.view == "sharded" else SMALL,
         threads=1,
@@ -163,15 +169,25 @@ def cases() -> Iterator[Case]:
                 yield Case(script, workers, "sharded" if view == "batch" and workers == 2 else view)
 
 
-def _parameters() -> Iterator[object]:
+def cases_under(strategy: str, every: int) -> Iterator[Case]:
+    batched = [script for script in scripts() if "batch" in script.views and 2 in script.workers]
+    for script in batched[::every]:
+        yield Case(script, 2, "batch", strategy)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The default run takes the chosen ones; `make test-all` runs everything."""
+    if "case" not in metafunc.fixturenames:
+        return
+    if (strategy := metafunc.config.getoption("corpus_under")) is not None:
+        taken = list(cases_under(strategy, 1))
+    else:
+        taken = [*cases(), *(case for strategy in OTHERS for case in cases_under(strategy, EVERY))]
     chosen = set(CHOSEN.read_text().split())
-    for case in cases():
-        marks = [] if case.name in chosen else [pytest.mark.slow]
-        yield pytest.param(case, id=case.name, marks=marks)
+    marks = {case.name: [] if case.name in chosen else [pytest.mark.slow] for case in taken}
+    metafunc.parametrize("case", [pytest.param(case, id=case.name, marks=marks[case.name]) for case in taken])
 
 
-@pytest.mark.parametrize("case", _parameters())
 def test_prints_what_plain_python_prints(case: Case, plain: PlainPython, paceline: Paceline) -> None:
     script, workers, view = case.script, case.workers, case.view
     expected = plain.play(script)

@@ -209,6 +209,11 @@ class Group:
         return part
 
     @property
+    def is_one_host(self) -> bool:
+        """Whether all workers share the memory of one host."""
+        return self.world == 1 or self._is_one_host
+
+    @property
     def is_private(self) -> bool:
         """Whether host data certainly comes from the run's own workers. False over Gloo, whose port is open to other
         accounts."""
@@ -244,7 +249,7 @@ class Group:
         store = within(self._store, "paceline")
         store.set(f"host{self.rank}", host_of_this_process())
         hosts = [store.get(f"host{rank}").decode() for rank in range(self.world)]
-        local = len(set(hosts)) == 1
+        local = self._is_one_host = len(set(hosts)) == 1
         try:
             if local and self.backend != "gloo":
                 return MemoryChannel(store, self.rank, self.world)

@@ -43,6 +43,16 @@ CATALOG = {
             home="mirrored:Mirrored",
             summary="every worker holds the whole model; gradients are averaged after every backward",
         ),
+        StrategyEntry(
+            name="zero1",
+            home="zero1:Zero1",
+            summary="mirrored, with the optimizer's state divided among the workers",
+        ),
+        StrategyEntry(
+            name="central",
+            home="central:CentralStorage",
+            summary="one update, in the host's memory, where the optimizer's state lives once",
+        ),
     )
 }
 
