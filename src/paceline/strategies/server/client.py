@@ -1,0 +1,185 @@
+"""A worker's connection to all servers of its run. One thread uses it: the script's.
+
+A request waits until every server has answered. Servers may die meanwhile: the request is then sent again to the server
+that has come back, which does it once. A server that stays away raises PeerLostError.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from typing import Any
+
+import msgspec
+import zmq
+
+from paceline.comm.memory.region import host_of_this_process
+from paceline.errors import PeerLostError, ScriptError
+from paceline.strategies.server import messages as say
+from paceline.strategies.server.heartbeat import Heartbeat, connect
+from paceline.strategies.server.keys import WorkerKeys
+from paceline.strategies.server.servers import Addresses
+
+LOOK = 100  # milliseconds between two looks at the servers' lives
+AGAIN = 10.0  # seconds after which a request is sent again: the network may have lost it
+FAREWELL = 2.0  # seconds
+
+Make = Callable[[int], tuple[say.Ask, Any]]  # a request's number → the request, and its numbers or None
+Wait = Callable[[str], AbstractContextManager[None]]
+
+
+class Pending:
+    """One request to one server."""
+
+    def __init__(self, request: int, make: Make, start: int) -> None:
+        self.request, self.make, self.start = request, make, start
+        self.sent = 0.0
+        self.answer: say.Say | None = None
+        self.numbers: memoryview | None = None
+
+
+class Client:
+    """Connects at once; servers need not be there yet. `waiting(what)` surrounds every wait."""
+
+    def __init__(
+        self,
+        addresses: Addresses,
+        keys: WorkerKeys,
+        *,
+        rank: int,
+        notice: Callable[[str], None] = print,
+        waiting: Wait = lambda what: nullcontext(),
+        patience: float = 60.0,
+    ) -> None:
+        """`patience`: seconds without any answer after which a server counts as lost."""
+        self.rank, self.worker = rank, secrets.randbits(62)
+        self.shares_memory = addresses.host == host_of_this_process()
+        chosen = [each[0] if self.shares_memory else each[-1] for each in addresses.servers]
+        self.servers = len(chosen)
+        self.openings: list[Callable[[int], Make]] = []  # of each space, for a server that has started again
+        self._waiting, self._patience, self._process = waiting, patience, os.getpid()
+        self._requests: Iterator[int] = count(1)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets = [connect(self._context, address, keys) for address in chosen]
+        self._poller = zmq.Poller()
+        for socket in self._sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        self._hello = say.Hello(0, self.worker, rank, self._process, host_of_this_process())
+        self._heart = Heartbeat(self._context, chosen, keys, self._hello, notice)
+        self._over = False
+        self.ask_all(dict.fromkeys(range(self.servers), self._make_hello), "a parameter server's welcome")
+
+    def ask_all(self, makes: dict[int, Make], what: str) -> dict[int, Pending]:
+        """Asks servers, and waits for all of their answers."""
+        return self.finish(self.begin(makes), what)
+
+    def begin(self, makes: dict[int, Make]) -> dict[int, Pending]:
+        """Sends requests, and does not wait."""
+        asked = {}
+        for server, make in makes.items():
+            asked[server] = Pending(next(self._requests), make, self._heart.starts[server])
+            self._send(server, asked[server])
+        return asked
+
+    def finish(self, asked: dict[int, Pending], what: str) -> dict[int, Pending]:
+        """Waits for the answers. Raises PeerLostError if a server is lost, ScriptError if one refuses."""
+        if all(each.answer is not None for each in asked.values()):
+            return asked
+        with self._waiting(what):
+            while any(each.answer is None for each in asked.values()):
+                for socket, _ in self._poller.poll(LOOK):
+                    server = self._sockets.index(socket)
+                    self._receive(server, asked.get(server))
+                self._look_after(asked)
+        return asked
+
+    def once(self, key: str, value: bytes) -> bytes:
+        """The value of a key: this one, if no worker has set another before."""
+        asked = self.ask_all({0: lambda number: (say.Once(number, self.worker, key, value), None)}, f"the key {key}")
+        return told(asked[0])
+
+    def ticket(self, key: str) -> int:
+        """A number that no other worker gets, from 0."""
+        asked = self.ask_all({0: lambda number: (say.Ticket(number, self.worker, key), None)}, f"a ticket for {key}")
+        return told(asked[0])
+
+    def close(self) -> None:
+        """Says good-bye; waits 2 s at most."""
+        if self._over or os.getpid() != self._process:
+            return
+        self._over = True
+        asked = self.begin(dict.fromkeys(range(self.servers), lambda number: (say.Bye(number, self.worker), None)))
+        until = time.monotonic() + FAREWELL
+        while any(each.answer is None for each in asked.values()) and time.monotonic() < until:
+            for socket, _ in self._poller.poll(LOOK):
+                server = self._sockets.index(socket)
+                self._receive(server, asked.get(server))
+        self._heart.close()
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+
+    # -- one server ---------------------------------------------------------------------------------------------------
+
+    def _make_hello(self, number: int) -> tuple[say.Ask, None]:
+        return msgspec.structs.replace(self._hello, request=number), None
+
+    def _send(self, server: int, pending: Pending) -> None:
+        ask, numbers = pending.make(pending.request)
+        pending.sent = time.monotonic()
+        body = say.encode(ask)
+        if numbers is None:
+            self._sockets[server].send(body)
+        else:
+            self._sockets[server].send_multipart([body, numbers], copy=False)
+
+    def _receive(self, server: int, pending: Pending | None) -> None:
+        frames = self._sockets[server].recv_multipart(copy=False)
+        answer = say.decode_answer(frames[0].buffer)
+        if isinstance(answer, say.Welcome):
+            self._heart.tell(answer.notices)
+        if pending is None or answer.request != pending.request or pending.answer is not None:
+            return  # the answer to a request that was sent twice
+        if isinstance(answer, say.Unknown):
+            self._introduce(server)
+            self._send(server, pending)
+        elif isinstance(answer, say.Refused):
+            raise ScriptError(
+                f"Parameter server {server} refused a request of worker {self.rank}: {answer.reason}.",
+                advice=f"Look into log.server{server}.txt of the run's record.",
+            )
+        else:
+            pending.answer, pending.numbers = answer, frames[1].buffer if len(frames) > 1 else None
+
+    def _look_after(self, asked: dict[int, Pending]) -> None:
+        """Sends requests again to servers that have started again; gives servers up that stay away."""
+        now = time.monotonic()
+        for server, pending in asked.items():
+            if pending.answer is not None:
+                continue
+            start = self._heart.starts[server]
+            if start != pending.start or now - pending.sent > AGAIN:
+                if pending.start and start != pending.start:
+                    self._introduce(server)
+                pending.start = start
+                self._send(server, pending)
+            if now - self._heart.heard[server] > self._patience:
+                raise PeerLostError(
+                    f"Parameter server {server} has not answered for {self._patience:.0f} s.",
+                    advice=f"Look into log.server{server}.txt of the run's record.",
+                )
+
+    def _introduce(self, server: int) -> None:
+        """Says Hello, and opens every space again; the answers are not waited for."""
+        for make in (self._make_hello, *(opening(server) for opening in self.openings)):
+            self._send(server, Pending(next(self._requests), make, 0))
+
+
+def told(pending: Pending) -> Any:
+    """The value of an answered request."""
+    assert isinstance(pending.answer, say.Told)
+    return pending.answer.value

@@ -1,0 +1,377 @@
+"""A server's process: one loop over its socket, the gate, its workers' processes and the clock.
+
+Nothing that arrives ends a server: what cannot be decoded, or makes no sense, is counted and logged. The server ends by
+SIGTERM, after a last write, or with its supervisor.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import zmq
+
+from paceline import units
+from paceline.comm.memory.region import Region, host_of_this_process
+from paceline.errors import PeerLostError
+from paceline.record.servers import ServerReport, write_report
+from paceline.strategies.server import messages as say
+from paceline.strategies.server import shard_file
+from paceline.strategies.server.config import ServerConfig
+from paceline.strategies.server.gate import Gate
+from paceline.strategies.server.keys import guard
+from paceline.strategies.server.members import Members
+from paceline.strategies.server.pace import Pace
+from paceline.strategies.server.shard import Shard
+from paceline.strategies.server.space import MalformedError, Pushed, Space
+
+TOLD = 20  # malformed messages that are logged one by one
+COUNTER = struct.Struct("<QQ")  # updates made, starts: in memory that outlives the server
+TICK = 0.25  # seconds
+
+
+@dataclass
+class Kept:
+    """What workers keep at a server besides parameters."""
+
+    store: dict[str, bytes] = field(default_factory=dict)
+    tickets: dict[str, int] = field(default_factory=dict)
+    given: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker → its last request and ticket
+
+    def ticket(self, ask: say.Ticket) -> int:
+        """The next ticket; the same one if the worker asks again."""
+        request, ticket = self.given.get(ask.worker, (-1, -1))
+        if request != ask.request:
+            ticket = self.tickets.get(ask.key, 0)
+            self.tickets[ask.key] = ticket + 1
+            self.given[ask.worker] = ask.request, ticket
+        return ticket
+
+
+class Server:
+    """Server number `number`. `counter` is memory that outlives the process, where it counts its updates."""
+
+    def __init__(self, config: ServerConfig, number: int, counter: mmap.mmap) -> None:
+        self.config, self.number, self._counter = config, number, counter
+        self.host = host_of_this_process()
+        self.spaces: dict[int, Space] = {}
+        self.updates = 0
+        self.lost = 0
+        self.staleness: Counter[int] = Counter()
+        self.counts: Counter[str] = Counter()
+        self._kept, self._notices = Kept(), list[str]()
+        self._path = Path(config.folder) / f"server{number}.shard"
+        self._writer: tuple[int, int] | None = None  # the process that writes the shard, and the updates in it
+        self._written, self._next_write = -1, time.monotonic() + config.write_every
+        self._over = False
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.LINGER, 500)
+        self._socket = self._context.socket(zmq.ROUTER)
+        guard(self._socket, config.keys)
+        self._gate = Gate(self._socket, config.keys.workers, self.log)
+        self._poller = zmq.Poller()
+        self.members = Members(self._poller, self._on_gone)
+        self._restore()
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def bind(self, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        """Listens. Returns the addresses, with the ports that the kernel has chosen."""
+        bound = []
+        for address in addresses:
+            until = time.monotonic() + 5
+            while True:
+                try:
+                    self._socket.bind(address)
+                    break
+                except zmq.ZMQError as error:  # the socket of the server's last life may still be closing
+                    if error.errno != zmq.EADDRINUSE or time.monotonic() > until:
+                        raise
+                    time.sleep(0.02)
+            bound.append(self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0"))
+        return tuple(bound)
+
+    def run(self) -> None:
+        """Serves until SIGTERM."""
+        signal.signal(signal.SIGTERM, self._stop)
+        for source in (self._socket, self._gate.questions, self._gate.events):
+            self._poller.register(source, zmq.POLLIN)
+        sources: dict[Any, Callable[[], None]] = {
+            self._gate.questions: self._gate.answer,
+            self._gate.events: self._gate.look,
+            self._socket: self._receive,
+        }
+        next_look = time.monotonic() + TICK
+        while not self._over:
+            for source, _ in self._poller.poll(int(1000 * TICK)):
+                if source in sources:
+                    sources[source]()
+                else:
+                    self.members.end_of(source)
+            if time.monotonic() >= next_look:
+                self._look_at_the_clock()
+                next_look = time.monotonic() + TICK
+        self._write(here=True)
+        self._report()
+        self._gate.close(self._socket)
+        self._socket.close()
+        self._context.term()
+
+    def log(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} server {self.number}: {text}", file=sys.stderr, flush=True)
+
+    def _stop(self, number: int, frame: Any) -> None:
+        self._over = True
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        self.members.drop_silent(now, self.config.silence)
+        self._reap_writer()
+        if now >= self._next_write:
+            self._next_write = now + self.config.write_every
+            self._write()
+            self._report()
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Handles every message that has arrived, but looks at other sources now and then."""
+        for _ in range(64):
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._handle(peer.bytes, [frame.buffer for frame in frames])
+
+    def _handle(self, peer: bytes, frames: list[memoryview]) -> None:
+        ask: say.Ask | None = None
+        try:
+            if not 1 <= len(frames) <= 2:
+                raise MalformedError(f"{len(frames)} frames")
+            ask = say.decode_ask(frames[0])
+            self._answer(peer, ask, frames[1] if len(frames) == 2 else None)
+        except (MalformedError, msgspec.DecodeError, ValueError, IndexError, KeyError) as error:
+            self.counts["malformed"] += 1
+            if self.counts["malformed"] <= TOLD:
+                self.log(f"ignored a malformed message: {error}")
+            if ask is not None:
+                self._send(peer, say.Refused(ask.request, f"{type(error).__name__}: {error}"))
+        except Exception:  # a fault of one message must not end the server
+            self.counts["errors"] += 1
+            self.log(f"could not handle a message:\n{traceback.format_exc()}")
+            if ask is not None:
+                self._send(peer, say.Refused(ask.request, traceback.format_exc().strip().splitlines()[-1]))
+
+    def _answer(self, peer: bytes, ask: say.Ask, numbers: memoryview | None) -> None:
+        if isinstance(ask, say.Hello):
+            self._welcome(peer, ask)
+            return
+        if not self.members.hear(ask.worker):
+            self._send(peer, say.Unknown(ask.request))
+        elif isinstance(ask, say.Beat):
+            self._send(peer, say.Pong(ask.request, self.starts))
+        elif isinstance(ask, say.Open):
+            self._open(peer, ask, numbers)
+        elif isinstance(ask, say.Once):
+            self._send(peer, say.Told(ask.request, self._kept.store.setdefault(ask.key, ask.value)))
+        elif isinstance(ask, say.Ticket):
+            self._send(peer, say.Told(ask.request, self._kept.ticket(ask)))
+        elif isinstance(ask, say.Bye):
+            self._send(peer, say.Told(ask.request, None))
+            self.members.drop(ask.worker, "")
+        else:
+            self._of_space(peer, ask, numbers)
+
+    def _of_space(self, peer: bytes, ask: say.Push | say.Pull | say.State, numbers: memoryview | None) -> None:
+        space = self.spaces.get(ask.space)
+        if space is None or ask.worker not in space.seats:
+            self._send(peer, say.Unknown(ask.request))
+        elif isinstance(ask, say.Push):
+            space.push(peer, ask, numbers)
+        elif isinstance(ask, say.Pull):
+            space.pull(peer, ask.worker, ask.request)
+        else:
+            described, tensors = space.shard.state()
+            body = b"".join(bytes(shard_file.raw(tensor)) for tensor in tensors)
+            self._send(peer, say.Told(ask.request, msgspec.msgpack.encode(described)), body)
+
+    def _welcome(self, peer: bytes, ask: say.Hello) -> None:
+        replaced = self.members.join(ask, same_host=ask.host == self.host)
+        for space in self.spaces.values():
+            if replaced is not None and replaced in space.pace.clocks:
+                space.pace.join(ask.worker, space.pace.clocks.pop(replaced))
+        self._send(peer, say.Welcome(ask.request, self.number, self.starts, tuple(self._notices)))
+
+    def _open(self, peer: bytes, ask: say.Open, numbers: memoryview | None) -> None:
+        memory = None
+        if ask.memory is not None and self.members.is_here(ask.worker):
+            try:
+                memory = Region.of(*ask.memory)
+            except (PeerLostError, OSError, ValueError) as error:  # such as two containers on one host
+                self.log(f"worker {self.members.rank(ask.worker)} sends frames: its memory cannot be opened ({error})")
+        space = self.spaces.get(ask.space)
+        if space is None:
+            if memory is None and numbers is None:  # the worker does not know yet that it must send numbers
+                self._send(peer, say.Numbers(ask.request, -1, 0, -1, False))
+                return
+            space = self._make_space(ask, memory, numbers)
+        elif not space.fits(ask):
+            raise MalformedError(
+                f"other parameters than those of worker {self.members.first} for optimizer {ask.space}"
+            )
+        space.seat(ask, memory)
+        if ask.worker not in space.pace.clocks or ask.clock is not None:
+            space.pace.join(ask.worker, ask.clock)
+        space.pull(peer, ask.worker, ask.request)
+        space.go_on()
+
+    def _make_space(self, ask: say.Open, memory: Region | None, numbers: memoryview | None) -> Space:
+        shard = Shard(ask.tensors, ask.share, ask.optimizer)
+        size = shard.memory.numel()
+        if memory is not None:
+            shard.memory.copy_(memory.bytes[ask.share.begin : ask.share.end])
+        elif numbers is None or len(numbers) != size:
+            raise MalformedError("initial parameters of another size")
+        elif size:
+            shard_file.raw(shard.memory)[:] = numbers
+        shard.version = max(0, ask.seen)
+        pace: Pace[Pushed] = Pace(self.config.bound, workers=self.config.workers, backup=self.config.backup)
+        for worker in self.members.founders:
+            pace.join(worker, 0)
+        space = self.spaces[ask.space] = self._space(shard, pace)
+        self.log(
+            f"holds {units.size(size)} of optimizer {ask.space}: {len(shard.parameters)} tensors, {ask.optimizer.path}"
+        )
+        self._next_write = 0.0
+        return space
+
+    def _space(self, shard: Shard, pace: Pace[Pushed]) -> Space:
+        return Space(
+            shard,
+            pace,
+            scale_rate=self.config.scale_rate,
+            send=self._send,
+            on_update=self._on_update,
+            rank_of=self.members.rank,
+        )
+
+    def _send(self, peer: bytes, answer: say.Answer, numbers: bytes | None = None) -> None:
+        body = say.encode(answer)
+        if numbers is None:
+            self._socket.send_multipart([peer, body])
+        else:
+            self._socket.send_multipart([peer, body, numbers], copy=False)
+
+    def _on_update(self, staleness: int) -> None:
+        self.updates += 1
+        self.staleness[staleness] += 1
+        COUNTER.pack_into(self._counter, 0, self.updates, self.starts)
+
+    def _on_gone(self, worker: int, text: str) -> None:
+        if text:
+            self.log(text)
+        for space in self.spaces.values():
+            space.leave(worker)
+
+    # -- the shard's file ---------------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        made, starts = COUNTER.unpack_from(self._counter, 0)
+        self.starts = starts + 1
+        if self._path.exists():
+            contents, shards = shard_file.read(self._path)
+            self.updates, self.staleness = contents.updates, Counter(contents.staleness)
+            self._kept = Kept(dict(contents.store), dict(contents.tickets))
+            known = {worker for entry in contents.spaces for worker in entry.clocks}
+            self.members.expect(known, time.monotonic() + self.config.rejoin)
+            for entry, shard in zip(contents.spaces, shards, strict=True):
+                pace: Pace[Pushed] = Pace(self.config.bound, workers=self.config.workers, backup=self.config.backup)
+                for worker, clock in entry.clocks.items():
+                    pace.join(worker, clock)
+                space = self.spaces[entry.space] = self._space(shard, pace)
+                space.applied = dict(entry.applied)
+        else:
+            self.members.expect(set(range(-self.config.workers, 0)), time.monotonic() + self.config.patience)
+        if self.starts > 1:
+            self.lost = max(0, made - self.updates)
+            self._notices.append(
+                f"Server {self.number} was restarted and goes on from update {self.updates}: the last "
+                f"{units.count(self.lost, 'update')} since its last write {'is' if self.lost == 1 else 'are'} lost."
+            )
+            self.log(self._notices[-1])
+        COUNTER.pack_into(self._counter, 0, self.updates, self.starts)
+
+    def _write(self, *, here: bool = False) -> None:
+        """Writes the shard, in a fork: it has this moment's memory, and the server goes on. At the end, `here`."""
+        if not self.spaces or self._written == self.updates or (self._writer is not None and not here):
+            return
+        draft = shard_file.Draft()
+        for number, space in self.spaces.items():
+            draft.add(number, space.shard, space.applied, space.pace.clocks)
+        contents = shard_file.Contents(
+            *(self.number, self.updates, dict(self.staleness), tuple(draft.spaces)),
+            *(self._kept.store, self._kept.tickets),
+        )
+        if here:
+            self._reap_writer(wait=True)
+            draft.write(self._path, contents)
+            return
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                draft.write(self._path, contents)
+                status = 0
+            finally:
+                os._exit(status)
+        self._writer = child, self.updates
+
+    def _reap_writer(self, *, wait: bool = False) -> None:
+        if self._writer is None:
+            return
+        child, updates = self._writer
+        done, status = os.waitpid(child, 0 if wait else os.WNOHANG)
+        if done:
+            self._writer = None
+            if status == 0:
+                self._written = updates
+            else:
+                self.log(f"could not write {self._path}: the next write is in {self.config.write_every:.0f} s")
+
+    def _report(self) -> None:
+        if not self.config.record:
+            return
+        counts = self.counts + sum((space.counts for space in self.spaces.values()), Counter[str]())
+        report = ServerReport(
+            server=self.number,
+            updates=self.updates,
+            bytes=sum(space.shard.memory.numel() for space in self.spaces.values()),
+            staleness=dict(sorted(self.staleness.items())),
+            duplicates=counts["duplicates"],
+            dropped=counts["dropped"],
+            lost=self.lost,
+            starts=self.starts,
+            refused=self._gate.refused,
+            malformed=counts["malformed"],
+        )
+        write_report(Path(self.config.record), report)
+
+
+def serve(config: ServerConfig, number: int, counter: mmap.mmap, addresses: tuple[str, ...], ready: Any) -> None:
+    """The main function of a server's process. `ready(addresses)` is called when workers may connect."""
+    torch.set_num_threads(config.threads)
+    server = Server(config, number, counter)
+    ready(server.bind(addresses))
+    server.run()

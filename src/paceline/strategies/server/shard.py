@@ -1,0 +1,105 @@
+"""A server's share of one optimizer's parameters, with the optimizer's state: in this process's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.strategies.server.optimizers import OptimizerSpec, build, held_groups, set_options
+from paceline.strategies.server.partition import Share, TensorSpec
+
+Views = list[torch.Tensor]  # one tensor for each piece, over some memory
+
+
+class Shard:
+    """Parameters, optimizer and version. `memory` has the bytes of the share's range of the flat memory."""
+
+    def __init__(self, tensors: Sequence[TensorSpec], share: Share, spec: OptimizerSpec) -> None:
+        self.tensors, self.share, self.spec = tuple(tensors), share, spec
+        self.memory = torch.zeros(share.end - share.begin, dtype=torch.uint8, device="cpu")
+        self.parameters = [torch.nn.Parameter(view) for view in self.views(self.memory)]
+        numbers = [piece.tensor for piece in share.pieces]
+        self.optimizer = build(spec, list(zip(numbers, self.parameters, strict=True)))
+        self._groups = held_groups(spec, numbers)
+        self._mean: torch.Tensor | None = None  # of several workers' gradients
+        self.version = 0  # updates made
+
+    def views(self, memory: torch.Tensor) -> Views:
+        """The pieces in a memory of the share's size, whole tensors in their shape."""
+        if memory.numel() != self.share.end - self.share.begin:
+            raise ValueError(f"{memory.numel()} bytes, and the share has {self.share.end - self.share.begin}")
+        found = []
+        for piece in self.share.pieces:
+            tensor, count = self.tensors[piece.tensor], piece.stop - piece.start
+            begin = piece.offset - self.share.begin
+            dtype = tensor.torch_dtype
+            flat = memory[begin : begin + count * dtype.itemsize].view(dtype)
+            found.append(flat.view(tensor.shape) if count == tensor.elements else flat)
+        return found
+
+    def apply(
+        self, gradients: Views, missing: frozenset[int], options: Sequence[dict[str, Any]], rate: float = 1.0
+    ) -> None:
+        """One update by these gradients, with the learning rate multiplied by `rate`."""
+        if self.optimizer is not None:
+            for piece, parameter, gradient in zip(self.share.pieces, self.parameters, gradients, strict=True):
+                parameter.grad = None if piece.tensor in missing else gradient
+            set_options(self.optimizer, [options[number] for number in self._groups], rate)
+            self.optimizer.step()
+            for parameter in self.parameters:
+                parameter.grad = None
+        self.version += 1
+
+    def mean(self, given: Sequence[tuple[Views, frozenset[int], float]]) -> tuple[Views, frozenset[int]]:
+        """The mean of several workers' gradients, weighted; a gradient that a worker does not have counts as zero.
+        Also returns the tensors of which no worker has a gradient."""
+        if len(given) == 1:
+            return given[0][0], given[0][1]
+        if self._mean is None:
+            self._mean = torch.zeros_like(self.memory)
+        means = self.views(self._mean)
+        total = sum(weight for _, _, weight in given)
+        nowhere = frozenset.intersection(*(missing for _, missing, _ in given))
+        for number, (piece, mean) in enumerate(zip(self.share.pieces, means, strict=True)):
+            begun = False
+            for views, missing, weight in given:
+                if piece.tensor in missing:
+                    continue
+                if begun:
+                    mean.add_(views[number], alpha=weight / total)
+                else:
+                    torch.mul(views[number], weight / total, out=mean)
+                begun = True
+        return means, nowhere
+
+    # -- the optimizer's state, as numbers and tensors ----------------------------------------------------------------
+
+    def state(self) -> tuple[list[dict[str, Any]], list[torch.Tensor]]:
+        """The optimizer's state for each piece: numbers and None as they are, a tensor as {"tensor": its number,
+        dtype, shape}; and the tensors."""
+        described: list[dict[str, Any]] = []
+        tensors: list[torch.Tensor] = []
+        for parameter in self.parameters:
+            entry: dict[str, Any] = {}
+            for name, value in (self.optimizer.state.get(parameter, {}) if self.optimizer else {}).items():
+                if isinstance(value, torch.Tensor):
+                    dtype = str(value.dtype).removeprefix("torch.")
+                    entry[name] = {"tensor": len(tensors), "dtype": dtype, "shape": list(value.shape)}
+                    tensors.append(value.detach().contiguous())
+                else:
+                    entry[name] = value
+            described.append(entry)
+        return described, tensors
+
+    def set_state(self, described: Sequence[dict[str, Any]], tensors: Sequence[torch.Tensor]) -> None:
+        """Puts back what `state` gave."""
+        if self.optimizer is None:
+            return
+        for parameter, entry in zip(self.parameters, described, strict=True):
+            if entry:
+                self.optimizer.state[parameter] = {
+                    name: tensors[value["tensor"]].clone() if isinstance(value, dict) else value
+                    for name, value in entry.items()
+                }

@@ -1,0 +1,174 @@
+"""One optimizer's parameters on one server: applies workers' pushes, and answers when their pace allows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.comm.memory.region import Region
+from paceline.strategies.server import messages as say
+from paceline.strategies.server.pace import Pace
+from paceline.strategies.server.shard import Shard, Views
+from paceline.strategies.server.shard_file import raw
+
+
+class MalformedError(Exception):
+    """A message that a worker of this run would not send."""
+
+
+@dataclass
+class Seat:
+    """A worker's memory; None where worker and server share none."""
+
+    parameters: torch.Tensor | None
+    gradients: Views | None
+
+
+@dataclass
+class Waiting:
+    """A worker that waits for its answer."""
+
+    peer: bytes
+    request: int
+    staleness: int
+
+
+@dataclass
+class Pushed:
+    """A push of an unfinished round."""
+
+    ask: say.Push
+    gradients: Views
+
+
+class Space:
+    """Called from the server's loop only. `send(peer, answer, numbers)` sends an answer."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        pace: Pace[Pushed],
+        *,
+        scale_rate: bool,
+        send: Callable[[bytes, say.Answer, bytes | None], None],
+        on_update: Callable[[int], None],
+        rank_of: Callable[[int], int],
+    ) -> None:
+        self.shard, self.pace = shard, pace
+        self.applied: dict[int, int] = {}  # worker → sequence number of its last push
+        self.seats: dict[int, Seat] = {}
+        self.counts: Counter[str] = Counter()  # duplicates, dropped
+        self._scale_rate, self._send, self._on_update, self._rank_of = scale_rate, send, on_update, rank_of
+        self._waiting: dict[int, Waiting] = {}
+
+    def fits(self, ask: say.Open) -> bool:
+        """Whether a worker means the same parameters."""
+        shard = self.shard
+        groups = shard.spec.path, shard.spec.groups
+        return (ask.tensors, ask.share) == (shard.tensors, shard.share) and groups == (
+            ask.optimizer.path,
+            ask.optimizer.groups,
+        )
+
+    def seat(self, ask: say.Open, memory: Region | None) -> None:
+        """Gives a worker its place. With shared memory, its parameters are written and its gradients read there."""
+        if memory is None:
+            self.seats[ask.worker] = Seat(None, None)
+            return
+        share = self.shard.share
+        begin, end, gradients = share.begin, share.end, ask.gradients
+        if not 0 <= begin <= end <= gradients <= gradients + end <= memory.size:
+            raise MalformedError("a share outside of the worker's memory")
+        self.seats[ask.worker] = Seat(
+            memory.bytes[begin:end], self.shard.views(memory.bytes[gradients + begin : gradients + end])
+        )
+
+    def push(self, peer: bytes, ask: say.Push, frame: memoryview | None) -> None:
+        """Applies a push, at once or in its round, and answers when the worker may go on."""
+        worker, seat = ask.worker, self.seats[ask.worker]
+        if len(ask.options) != len(self.shard.spec.groups):
+            raise MalformedError("options of another number of groups")
+        self._waiting[worker] = Waiting(peer, ask.request, -1)
+        if ask.sequence <= self.applied.get(worker, say.ALL_ANSWERED):
+            self.counts["duplicates"] += 1
+        elif not self.pace.synchronous:
+            if ask.weight:
+                self._apply(ask, self._gradients(seat, frame))
+            self._note(worker, ask.sequence)
+            self.pace.step(worker)
+        elif self.pace.is_late(worker, ask.clock):
+            self.counts["dropped"] += bool(ask.weight)
+            self._note(worker, ask.sequence)
+        else:
+            known = self.pace.pushes.get(worker)
+            if known is None or known[1].ask.sequence != ask.sequence:  # else it was asked again
+                self.pace.put(worker, ask.clock, Pushed(ask, self._gradients(seat, frame)) if ask.weight else None)
+                if not ask.weight:
+                    self._note(worker, ask.sequence)
+        self.go_on()
+
+    def pull(self, peer: bytes, worker: int, request: int) -> None:
+        """Answers at once with the newest parameters."""
+        self._answer(worker, Waiting(peer, request, -1))
+
+    def leave(self, worker: int) -> None:
+        """A worker has ended."""
+        self.pace.leave(worker)
+        self.seats.pop(worker, None)
+        self._waiting.pop(worker, None)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Finishes rounds, and answers the workers that may go on."""
+        if self.pace.synchronous:
+            self.pace.complete(self._update)
+        for worker, waiting in list(self._waiting.items()):
+            if self.pace.has_answer(worker):
+                del self._waiting[worker]
+                self._answer(worker, waiting)
+
+    def _apply(self, ask: say.Push, gradients: Views) -> None:
+        staleness = max(0, self.shard.version - ask.version)
+        rate = 1.0 / max(1, staleness) if self._scale_rate else 1.0
+        self.shard.apply(gradients, frozenset(ask.missing), ask.options, rate)
+        self._waiting[ask.worker].staleness = staleness
+        self._on_update(staleness)
+
+    def _update(self, round_: list[tuple[int, Pushed]]) -> None:
+        """One update by the mean of a round's gradients, in the order of ranks: sums do not depend on arrival."""
+        round_.sort(key=lambda entry: (self._rank_of(entry[0]), entry[0]))
+        given = [(push.gradients, frozenset(push.ask.missing), push.ask.weight) for _, push in round_]
+        gradients, missing = self.shard.mean(given)
+        self.shard.apply(gradients, missing, round_[0][1].ask.options)
+        for worker, push in round_:
+            self._note(worker, push.ask.sequence)
+            if worker in self._waiting:
+                self._waiting[worker].staleness = 0
+        self._on_update(0)
+
+    def _note(self, worker: int, sequence: int) -> None:
+        self.applied[worker] = max(sequence, self.applied.get(worker, say.ALL_ANSWERED))
+
+    def _gradients(self, seat: Seat, frame: memoryview | None) -> Views:
+        if frame is None:
+            if seat.gradients is None:
+                raise MalformedError("a push without numbers")
+            return seat.gradients
+        if len(frame) != self.shard.memory.numel():
+            raise MalformedError("a push of another size")
+        if not len(frame):
+            return []
+        return self.shard.views(torch.frombuffer(frame, dtype=torch.uint8))
+
+    def _answer(self, worker: int, waiting: Waiting) -> None:
+        seat, numbers = self.seats[worker], None
+        if seat.parameters is not None:
+            seat.parameters.copy_(self.shard.memory)
+        else:
+            numbers = bytes(raw(self.shard.memory))  # a copy: the next update must not change what is being sent
+        clock = self.pace.clocks.get(worker, 0)
+        answer = say.Numbers(waiting.request, self.shard.version, clock, waiting.staleness, numbers is None)
+        self._send(waiting.peer, answer, numbers)

@@ -1,0 +1,126 @@
+"""Who has not the run's keys is refused and logged; what makes no sense is counted, and ends no server."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+from server_team import Team, team
+
+from paceline.strategies.server import messages as say
+from paceline.strategies.server.exchange import Exchange
+from paceline.strategies.server.heartbeat import connect
+from paceline.strategies.server.keys import WorkerKeys, make_keys
+from paceline.strategies.server.partition import Share
+
+
+def works(it: Team) -> None:
+    """An ordinary worker's step."""
+    client = it.client()
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    exchange = Exchange(client, 0, torch.optim.SGD([parameter], lr=1.0))
+    before = parameter.clone()
+    parameter.grad = torch.ones(3)
+    exchange.step()
+    assert (before - parameter).tolist() == [1.0] * 3
+    client.close()
+
+
+def test_strangers_are_refused_and_logged(tmp_path: Path) -> None:
+    with team(tmp_path) as it, zmq.Context() as context:
+        address = it.addresses.servers[0][0]
+        _, others = make_keys()
+        hello = say.encode(say.Hello(1, 1, 0, 1, ""))
+        with_own_keys = connect(context, address, WorkerKeys(others.public, others.secret, it.keys.server))
+        with_own_keys.send(hello)
+        it.until_logged(f"refused a connection from process {os.getpid()} of user {os.getuid()} on this host: its key")
+        of_another_run = connect(context, address, others)
+        of_another_run.send(hello)
+        it.until_logged("refused a connection from a process that does not have the keys")
+        plain: Any = context.socket(zmq.DEALER)
+        plain.connect(address)
+        plain.send(hello)
+        assert not with_own_keys.poll(0)
+        assert not plain.poll(0)
+        for stranger in (with_own_keys, of_another_run, plain):
+            stranger.close(linger=0)
+        works(it)
+    (report,) = it.reports()
+    assert report.refused >= 2
+    assert report.updates == 1
+
+
+def test_garbage_on_the_wire_ends_no_server(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    with team(tmp_path, network="127.0.0.1") as it:
+        host, port = it.addresses.servers[0][1].removeprefix("tcp://").split(":")
+        for length in (1, 10, 64, 1000, 70000):
+            with socket.create_connection((host, int(port))) as raw:
+                raw.sendall(chance.randbytes(length))
+        works(it)
+
+
+def test_garbage_from_a_worker_is_counted_and_ends_no_server(tmp_path: Path) -> None:
+    chance = random.Random(4)
+    with team(tmp_path) as it, zmq.Context() as context:
+        works(it)
+        sender = connect(context, it.addresses.servers[0][0], it.keys)
+        worker = 5
+        sender.send(say.encode(say.Hello(1, worker, 0, 1, "")))
+        sent = 0
+        good = say.encode(say.Push(1, worker, 0, 0, 0, 0, 1.0, (), ({"lr": 1.0},)))
+        for frames in (
+            [b""],
+            [b"\xff" * 40],
+            [good[:-3]],
+            [b"a", b"b", b"c"],
+            [say.encode(["push", 1])],
+            *([chance.randbytes(chance.randint(1, 300))] for _ in range(50)),
+        ):
+            sender.send_multipart(frames)
+            sent += 1
+        spec = torch_like_spec()
+        wrong = say.Open(2, worker, 0, spec[0], Share(0, 0, 1 << 40, ()), spec[1], None, 0, None, 0)
+        sender.send_multipart([say.encode(wrong), b"1234"])
+        sender.send(say.encode(say.Push(3, worker, 9, 0, 0, 0, 1.0, (), ())))
+        answers = []
+        while not any(getattr(answer, "request", 0) == 3 for answer in answers):
+            assert sender.poll(60_000)
+            answers.append(say.decode_answer(sender.recv_multipart()[0]))
+        assert any(isinstance(answer, say.Refused) for answer in answers)
+        sender.close(linger=0)
+        works(it)
+    (report,) = it.reports()
+    assert report.malformed >= sent + 1
+    assert report.updates == 2
+    assert "ignored a malformed message" in it.log()
+
+
+def torch_like_spec() -> Any:
+    from paceline.strategies.server.optimizers import spec_of
+    from paceline.strategies.server.partition import TensorSpec
+
+    spec, tensors = spec_of(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=1.0))
+    return (TensorSpec.of("other", tensors[0]),), spec
+
+
+def test_a_class_that_is_no_optimizer_is_never_made(tmp_path: Path) -> None:
+    with team(tmp_path) as it, zmq.Context() as context:
+        sender = connect(context, it.addresses.servers[0][0], it.keys)
+        sender.send(say.encode(say.Hello(1, 5, 0, 1, "")))
+        tensors, spec = torch_like_spec()
+        for path in ("subprocess.Popen", "torch.optim.os.system", "torch.optim.lr_scheduler.StepLR"):
+            asked = type(spec)(path, spec.groups, spec.options)
+            share = Share(0, 0, 0, ())
+            sender.send_multipart([say.encode(say.Open(7, 5, 0, tensors, share, asked, None, 0, None, 0)), b""])
+        refused = 0
+        while refused < 3:
+            assert sender.poll(60_000)
+            refused += isinstance(say.decode_answer(sender.recv_multipart()[0]), say.Refused)
+        sender.close(linger=0)
+        works(it)
