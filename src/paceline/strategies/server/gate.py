@@ -48,6 +48,7 @@ class Gate:
 
     def close(self, guarded: zmq.Socket[bytes]) -> None:
         guarded.disable_monitor()
+        self.events.close(linger=0)
         self.questions.close()
 
     def _refuse(self, who: str) -> None:
