@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,13 +31,16 @@ class Heartbeat:
         self.heard = [time.monotonic()] * len(addresses)
         self.starts = [0] * len(addresses)
         self._told: set[str] = set()
-        self._notice, self._over = notice, threading.Event()
+        self._notice, self._over = notice, False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._over.set()
+        self._over = True
+        os.eventfd_write(self._bell, 1)
         self._thread.join(timeout=2)
+        os.close(self._bell)
 
     def tell(self, notices: Sequence[str]) -> None:
         """Passes on what a server has to say, each text once."""
@@ -50,16 +54,18 @@ class Heartbeat:
         poller = zmq.Poller()
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
         body = say.encode(say.Beat(0, self._hello.worker))
         next_beat = 0.0
-        while not self._over.is_set():
+        while not self._over:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + BEAT
                 for socket in sockets:
                     self._send(socket, body)
-            for socket, _ in poller.poll(int(1000 * max(0.0, min(0.1, next_beat - time.monotonic())))):
-                self._hear(socket, sockets.index(socket))
+            for source, _ in poller.poll(int(1000 * max(0.0, next_beat - time.monotonic()))):
+                if source != self._bell:
+                    self._hear(source, sockets.index(source))
         for socket in sockets:
             socket.close(linger=0)
 

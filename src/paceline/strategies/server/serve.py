@@ -75,7 +75,7 @@ class Server:
         self._path = Path(config.folder) / f"server{number}.shard"
         self._writer: tuple[int, int] | None = None  # the process that writes the shard, and the updates in it
         self._written, self._next_write = -1, time.monotonic() + config.write_every
-        self._over = False
+        self._over, self._bell = False, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._context = zmq.Context()
         self._context.setsockopt(zmq.LINGER, 500)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -106,12 +106,13 @@ class Server:
     def run(self) -> None:
         """Serves until SIGTERM."""
         signal.signal(signal.SIGTERM, self._stop)
-        for source in (self._socket, self._gate.questions, self._gate.events):
+        for source in (self._socket, self._gate.questions, self._gate.events, self._bell):
             self._poller.register(source, zmq.POLLIN)
         sources: dict[Any, Callable[[], None]] = {
             self._gate.questions: self._gate.answer,
             self._gate.events: self._gate.look,
             self._socket: self._receive,
+            self._bell: lambda: None,
         }
         next_look = time.monotonic() + TICK
         while not self._over:
@@ -134,6 +135,7 @@ class Server:
 
     def _stop(self, number: int, frame: Any) -> None:
         self._over = True
+        os.eventfd_write(self._bell, 1)
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()

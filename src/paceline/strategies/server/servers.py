@@ -122,7 +122,8 @@ def _forked(config: ServerConfig, reads: int, tells: int) -> int:
         for descriptor in (0, 1) if not config.record else (0, 1, 2):
             os.dup2(nothing, descriptor)
         kept = sorted({reads, tells})
-        for low, high in zip((2, *kept), (*kept, os.sysconf("SC_OPEN_MAX")), strict=True):
+        most = max(int(name) for name in os.listdir("/proc/self/fd"))
+        for low, high in zip((2, *kept), (*kept, most + 1), strict=True):
             os.closerange(low + 1, high)
         supervise(config, reads, tells)
         status = 0

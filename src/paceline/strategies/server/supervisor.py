@@ -140,7 +140,6 @@ def supervise(config: ServerConfig, until_closed: int, tell_to: int) -> None:
         with suppress(OSError):
             os.write(tell_to, msgspec.json.encode([type(event).__name__, event]) + b"\n")
 
-    gc.collect()
     gc.freeze()  # a fork need not copy what it will never free
     Supervisor(config, tell).run(until_closed)
 
