@@ -125,7 +125,7 @@ def _module_faults(name: str, module: nn.Module, code: dict[str, Any], reader: R
 
 
 def _optimizer_faults(name: str, optimizer: Any, saved: dict[str, Any], reader: Reader) -> list[str]:
-    if saved["class"] != type(optimizer).__name__:
+    if saved["class"] not in ("", type(optimizer).__name__):  # a converted file does not say it
         return [f"{name}: saved from {saved['class']}, now {type(optimizer).__name__}"]
     groups = decode(saved["state"], lambda name: None)["param_groups"]
     counts = [len(group["params"]) for group in groups]

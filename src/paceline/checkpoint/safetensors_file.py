@@ -17,12 +17,13 @@ from paceline.errors import CheckpointError
 
 ALIGNMENT = 64  # of the data: readers map it into memory
 LONGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors package
-DTYPE_ROOM, DIM_ROOM, ENTRY_ROOM = 24, 21, 100  # bytes of a header entry at most, besides its name
+ENTRY_ROOM, DIM_ROOM = 110, 16  # bytes of a header entry at most, besides its name: sizes have up to 15 digits
 
 
-def header_room(names: Sequence[str], dims: int = 12) -> int:
-    """Bytes that the header of any file with some of these tensors needs at most."""
-    needed = sum(len(json.dumps(name)) + DTYPE_ROOM + dims * DIM_ROOM + ENTRY_ROOM for name in names) + 2
+def header_room(dims: dict[str, int]) -> int:
+    """Bytes that the header of any file with some of these tensors needs at most. Given are names and numbers of
+    dimensions; a part of a tensor may have fewer than the whole."""
+    needed = sum(len(json.dumps(name)) + ENTRY_ROOM + max(dim + 1, 8) * DIM_ROOM for name, dim in dims.items()) + 2
     return _aligned(8 + needed) - 8
 
 

@@ -58,7 +58,11 @@ def save(
     if stage is not None and in_own_process() and not stage.aside:
         stage.emit("on_save", where)
     given = {"model": model, "optimizer": optimizer, "loader": loader} | more
-    contents = _contents({name: value for name, value in given.items() if value is not None}, extra, step, crew)
+    parts, values = named_parts({name: value for name, value in given.items() if value is not None})
+    states = [Part(name, kind_of(thing), type(thing).__name__, state_of(thing, crew)) for name, thing in parts.items()]
+    own = streams.encoded()
+    contents = _contents(states, _with_values(extra, values), step, crew)
+    contents.manifest.random = crew.gather(own, "random-number states") if crew.apart else [own]
     with real_files():
         drafts: list[Draft] = []
         name = crew.first("making its folder", lambda: _draft(where, drafts))
@@ -68,6 +72,24 @@ def save(
             _write_now(contents, where / name, drafts, crew)
 
 
+def save_states(path: Path, states: list[Part], *, step: int | None, extra: Any) -> int:
+    """Saves states that are not those of objects, in one process; returns the number of tensors."""
+    contents = _contents(states, extra, step, Crew())
+    draft = Draft(path)
+    _write_now(contents, path / draft.name, [draft], Crew())
+    return len(contents.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The state of an object: its name, kind (see `parts`) and class."""
+
+    name: str
+    kind: str
+    class_name: str
+    state: Any
+
+
 @dataclass(slots=True, kw_only=True)
 class Contents:
     """What is to be written. The tensors may be parts, until `whole` has gathered them."""
@@ -75,20 +97,19 @@ class Contents:
     manifest: Manifest
     tensors: list[tuple[str, torch.Tensor]]
 
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.tensors]
 
-
-def _contents(given: dict[str, Any], extra: Any, step: int | None, crew: Crew) -> Contents:
-    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
-        raise UsageError(f"step={step!r} is not a whole number.", advice="Pass the number of steps so far: step=100")
-    parts, values = named_parts(given)
+def _with_values(extra: Any, values: dict[str, Any]) -> Any:
     if values and extra is not None and not isinstance(extra, dict):
         raise UsageError(
             f"extra is a {type(extra).__name__}, and {', '.join(values)} would have to be added to it.",
             advice="Pass a dict: extra={…}",
         )
+    return (extra or {}) | values if values else extra
+
+
+def _contents(states: list[Part], extra: Any, step: int | None, crew: Crew) -> Contents:
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
+        raise UsageError(f"step={step!r} is not a whole number.", advice="Pass the number of steps so far: step=100")
     encoder = Encoder()
     manifest = Manifest(
         step=step,
@@ -99,16 +120,12 @@ def _contents(given: dict[str, Any], extra: Any, step: int | None, crew: Crew) -
             "workers": crew.world,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
         },
+        parts={
+            part.name: {"kind": part.kind, "class": part.class_name, "state": encoder.encode(part.state, part.name)}
+            for part in states
+        },
+        extra=encoder.encode(extra, "extra"),
     )
-    for name, thing in parts.items():
-        manifest.parts[name] = {
-            "kind": kind_of(thing),
-            "class": type(thing).__name__,
-            "state": encoder.encode(state_of(thing, crew), name),
-        }
-    manifest.extra = encoder.encode((extra or {}) | values if values else extra, "extra")
-    own = streams.encoded()
-    manifest.random = crew.gather(own, "random-number states") if crew.apart else [own]
     return Contents(manifest=manifest, tensors=in_order(encoder.tensors))
 
 
@@ -122,7 +139,7 @@ def _write_now(contents: Contents, folder: Path, drafts: list[Draft], crew: Crew
     try:
         see = all(crew.gather(folder.is_dir(), "whether all workers see the checkpoint's folder"))
         owner = _shares(crew.world if see else 1)
-        shards = Shards(folder, crew.rank, contents.names)
+        shards = Shards(folder, crew.rank, contents.tensors)
         written = crew.each("writing tensors", lambda: _write_own(contents.tensors, shards, owner, crew.rank))
         crew.first("completing it", lambda: drafts[0].commit(_completed(contents.manifest, written)))
     finally:
@@ -180,7 +197,7 @@ def _write_later(contents: Contents, drafts: list[Draft], crew: Crew) -> None:
 
     def write() -> None:
         try:
-            shards = Shards(draft.path / draft.name, 0, contents.names)
+            shards = Shards(draft.path / draft.name, 0, contents.tensors)
             for name, tensor in copies:
                 shards.add(name, tensor)
             draft.commit(_completed(contents.manifest, [shards.close()]))

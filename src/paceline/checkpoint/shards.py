@@ -18,8 +18,9 @@ FULL = 1 << 30  # bytes after which a new file begins
 class Shards:
     """Files `rankR-00001.safetensors`, … of a folder. Add tensors in the order of `in_order`."""
 
-    def __init__(self, folder: Path, rank: int, names: Sequence[str]) -> None:
-        self._folder, self._rank, self._room = folder, rank, header_room(names)
+    def __init__(self, folder: Path, rank: int, tensors: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._folder, self._rank = folder, rank
+        self._room = header_room({name: tensor.dim() for name, tensor in tensors})
         self._file: SafetensorsWriter | None = None
         self.written: list[dict[str, Any]] = []  # files, as in checkpoint.json
         self.tensors: dict[str, dict[str, Any]] = {}

@@ -11,7 +11,22 @@ from typing import Annotated, cast
 import typer
 
 from paceline import __version__
-from paceline.cli import bandwidth, converge, data, demo, doctor, mods, profile, run, scale, sweep, topo, tune, view
+from paceline.cli import (
+    bandwidth,
+    checkpoint,
+    converge,
+    data,
+    demo,
+    doctor,
+    mods,
+    profile,
+    run,
+    scale,
+    sweep,
+    topo,
+    tune,
+    view,
+)
 from paceline.cli.shared.example_first import program
 from paceline.cli.shared.session import Session
 from paceline.errors import PacelineError, UsageError
@@ -62,6 +77,7 @@ converge.add_to(app)
 topo.add_to(app)
 bandwidth.add_to(app)
 data.add_to(app)
+checkpoint.add_to(app)
 view.add_to(app)
 mods.add_to(app)
 doctor.add_to(app)

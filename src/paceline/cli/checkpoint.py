@@ -1,0 +1,157 @@
+"""`paceline checkpoint`: shows, verifies and converts checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.checkpoint import manifest
+from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.verify import fault_of
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import program, verb
+from paceline.cli.shared.session import Session
+from paceline.units import count, size
+
+Where = Annotated[Path, typer.Argument(metavar="PATH", help="Folder given to paceline.save.", show_default=False)]
+Source = Annotated[
+    Path,
+    typer.Argument(metavar="SOURCE", help="Checkpoint of Paceline, torch file, or DCP folder.", show_default=False),
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="TARGET", help="New file (.pt, .pth, .bin, .ckpt) or folder.", show_default=False)
+]
+Tensors = Annotated[bool, typer.Option("--tensors", help="List every tensor.")]
+To = Annotated[
+    Literal["paceline", "torch", "dcp"] | None,
+    typer.Option("--to", help="Format of the target.", show_default="torch for a file name, else paceline"),
+]
+OnePart = Annotated[
+    str | None,
+    typer.Option("--part", metavar="NAME", help="Convert one part alone: model.", show_default="all parts by name"),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the verb."""
+    checkpoint = typer.Typer(
+        cls=program("paceline checkpoint show ck", "paceline checkpoint verify ck"),
+        help="Shows, verifies and converts checkpoints of paceline.save.",
+        no_args_is_help=True,
+    )
+    checkpoint.command("show", cls=verb("paceline checkpoint show ck --tensors"))(show)
+    checkpoint.command("verify", cls=verb("paceline checkpoint verify ck"))(verify)
+    checkpoint.command(
+        "convert",
+        cls=verb("paceline checkpoint convert ck model.pt --part model", "paceline checkpoint convert ck out --to dcp"),
+    )(convert)
+    app.add_typer(checkpoint, name="checkpoint")
+
+
+def show(context: typer.Context, path: Where, tensors: Tensors = False, json: options.Json = False) -> None:
+    """Shows what a checkpoint holds, and who saved it. Does not read the tensors."""
+    session = Session.of(context, json=json)
+    session.verb = "checkpoint show"
+    content = manifest.read(path)
+    if json:
+        parts = {name: {"kind": part["kind"], "class": part["class"]} for name, part in content.parts.items()}
+        listed = {name: asdict(tensor) for name, tensor in content.tensors.items()}
+        files = [asdict(file) for file in content.files]
+        head = {"step": content.step, "saved": content.saved, "extra": content.extra, "bytes": content.bytes}
+        session.print_document(head | {"parts": parts, "files": files, "tensors": listed})
+        return
+    console = Console(highlight=False, markup=False)
+    console.print(_headline(content), soft_wrap=True)
+    console.print(_parts_table(content))
+    held = f"{count(len(content.tensors), 'tensor')} in {count(len(content.files), 'file')}"
+    console.print(f"{held}, {size(content.bytes)}")
+    if tensors:
+        console.print()
+        console.print(_tensors_table(content))
+
+
+def _headline(content: Manifest) -> str:
+    saved = content.saved
+    step = "no step" if content.step is None else f"step {content.step}"
+    at = str(saved.get("at", "")).replace("T", " ").replace("+00:00", " UTC")
+    workers = count(int(saved.get("workers", 1)), "worker")
+    who = f"paceline {saved.get('paceline')}, torch {saved.get('torch')}"
+    return f"{step}, saved {at} by {who}, strategy {saved.get('strategy')}, {workers}"
+
+
+def _parts_table(content: Manifest) -> Table:
+    table = _table("part", "class", "tensors", "size")
+    for name, part in content.parts.items():
+        own = [tensor for key, tensor in content.tensors.items() if key.startswith(f"{name}/")]
+        what = part["class"] or part["kind"]
+        if part["kind"] == "loader":
+            at = part["state"].get("at")
+            what += f", behind batch {at['batches']} of its epoch" if at else ", between epochs"
+        table.add_row(name, what, str(len(own) or "–"), size(sum(tensor.bytes for tensor in own)) if own else "–")
+    return table
+
+
+def _tensors_table(content: Manifest) -> Table:
+    table = _table("tensor", "dtype", "shape", "size")
+    for name, tensor in sorted(content.tensors.items()):
+        shape = " × ".join(map(str, tensor.shape)) or "scalar"
+        table.add_row(name, tensor.dtype, shape, size(tensor.bytes))
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in ("tensors", "size") else "left")
+    return table
+
+
+def verify(context: typer.Context, path: Where, json: options.Json = False) -> None:
+    """Compares every file of a checkpoint with its checksum. The exit code is 1 if a file is damaged or missing."""
+    session = Session.of(context, json=json)
+    session.verb = "checkpoint verify"
+    content = manifest.read(path)
+    faults = {file.path: fault_of(path, file) for file in content.files}
+    wrong = {str(path / name): fault for name, fault in faults.items() if fault}
+    if json:
+        files: list[dict[str, Any]] = [asdict(file) | {"fault": faults[file.path] or None} for file in content.files]
+        session.print_document({"step": content.step, "files": files, "intact": not wrong})
+    else:
+        console = Console(highlight=False, markup=False)
+        for name, fault in wrong.items():
+            console.print(f"! {name} {fault}", soft_wrap=True)
+        files_said = count(len(faults), "file")
+        if wrong:
+            console.print(f"{len(wrong)} of {files_said} damaged: load another checkpoint")
+        else:
+            console.print(f"{files_said}, {size(content.bytes)}, all intact")
+    raise typer.Exit(int(bool(wrong)))
+
+
+def convert(
+    context: typer.Context,
+    source: Source,
+    target: Target,
+    to: To = None,
+    part: OnePart = None,
+    json: options.Json = False,
+) -> None:
+    """Converts between checkpoints of Paceline, torch files and DCP folders, without unpickling anything."""
+    session = Session.of(context, json=json)
+    session.verb = "checkpoint convert"
+    from paceline.checkpoint.convert import convert as convert_checkpoint  # imports torch
+
+    done = convert_checkpoint(source, target, to=to, part=part)
+    if json:
+        session.print_document(asdict(done) | {"path": str(target)})
+        return
+    print(f"{count(done.tensors, 'tensor')}, {size(done.bytes)}, from {done.source} to {done.target}: {target}")
+    if done.left_out:
+        print(f"left out, because they belong to a run: {', '.join(done.left_out)}")
+    if done.target == "torch":
+        print(f'read it: torch.load("{target}", weights_only=True)')

@@ -1,0 +1,89 @@
+"""A run that was saved continues on another number of workers: the same losses, no sample repeated or skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typist import Typist
+
+SCRIPT = """
+import os, sys, torch, paceline, paceline.data
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+path, stop, how, source = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+x = torch.randn(50, 4)
+y = x.sin().sum(1, keepdim=True)
+if source == "pipeline":
+    loader = paceline.data.arrays(x, y).shuffle(seed=3).batch(6)
+else:
+    loader = DataLoader(TensorDataset(x, y), batch_size=6, shuffle=True, num_workers=int(source))
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+make = {"sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), "adam": lambda p: torch.optim.Adam(p, lr=0.01)}
+optimizer = make[how](model.parameters())
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+step = epoch = 0
+if os.path.exists(path):
+    found = paceline.load(path, model, optimizer, loader, scheduler=scheduler)
+    step, epoch = found.step, found.extra["epoch"]
+while step < stop:
+    for inputs, targets in loader:
+        loss = ((model(inputs) - targets) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        step += 1
+        print(step, epoch, repr(loss.item()))
+        if step in (3, stop):
+            later = step == 3  # the next save waits for it
+            paceline.save(path, model, optimizer, loader, scheduler=scheduler, step=step, extra={"epoch": epoch},
+                          asynchronous=later)
+        if step == stop:
+            break
+    else:
+        epoch += 1
+"""
+
+
+def losses(typist: Typist, folder: Path, workers: int, *arguments: Any) -> list[tuple[int, int, float]]:
+    done = typist.type(folder, "run", "-n", str(workers), "train.py", *map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
+    return [(int(step), int(epoch), float(loss)) for step, epoch, loss in lines]
+
+
+@pytest.mark.parametrize(
+    ("how", "source"),
+    [
+        ("sgd", "0"),
+        ("adam", "0"),
+        ("sgd", "pipeline"),
+        pytest.param("sgd", "2", marks=pytest.mark.slow),
+        pytest.param("adam", "pipeline", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_continues_on_1_then_2_then_3_workers(typist: Typist, tmp_path: Path, how: str, source: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    expected = losses(typist, tmp_path, 1, "whole", 20, how, source)
+    found = []
+    for workers, stop in ((1, 5), (2, 13), (3, 20)):  # in the first, second and third epoch of 9 batches
+        found += losses(typist, tmp_path, workers, "ck", stop, how, source)
+    assert [line[:2] for line in found] == [line[:2] for line in expected]
+    assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-10)
+
+
+def test_a_damaged_checkpoint_ends_the_run_with_the_name_of_the_file(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    losses(typist, tmp_path, 2, "ck", 4, "sgd", "0")
+    files = sorted((tmp_path / "ck").glob("tensors-*/*"))
+    assert [file.name for file in files] == ["rank0-00001.safetensors", "rank1-00001.safetensors"]
+    files[1].write_bytes(files[1].read_bytes()[:-1])
+    done = typist.type(tmp_path, "run", "-n", "3", "train.py", "ck", "9", "sgd", "0")
+    assert done.returncode != 0
+    assert str(files[1]) in done.stderr
+    assert "paceline checkpoint verify" in done.stderr
