@@ -50,8 +50,14 @@ while step < stop:
 """
 
 
-def losses(typist: Typist, folder: Path, workers: int, *arguments: Any) -> list[tuple[int, int, float]]:
-    done = typist.type(folder, "run", "-n", str(workers), "train.py", *map(str, arguments))
+# Every one is saved, and loaded by every other and by itself.
+MATRIX = [(strategy, workers) for strategy in ("mirrored", "zero1", "central") for workers in (1, 2, 3)]
+
+
+def losses(typist: Typist, folder: Path, where: Any, *arguments: Any) -> list[tuple[int, int, float]]:
+    strategy, workers = where if isinstance(where, tuple) else ("mirrored", where)
+    typed = ("run", "-n", str(workers), "--strategy", strategy, "train.py", *map(str, arguments))
+    done = typist.type(folder, *typed)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
     return [(int(step), int(epoch), float(loss)) for step, epoch, loss in lines]
@@ -75,6 +81,25 @@ def test_a_run_continues_on_1_then_2_then_3_workers(typist: Typist, tmp_path: Pa
         found += losses(typist, tmp_path, workers, "ck", stop, how, source)
     assert [line[:2] for line in found] == [line[:2] for line in expected]
     assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-10)
+
+
+def continues(typist: Typist, folder: Path, chain: list[tuple[str, int]]) -> None:
+    (folder / "train.py").write_text(SCRIPT)
+    expected = losses(typist, folder, 1, "whole", 2 * len(chain), "adam", "0")
+    found = []
+    for number, where in enumerate(chain):
+        found += losses(typist, folder, where, "ck", 2 * number + 2, "adam", "0")
+    assert [line[:2] for line in found] == [line[:2] for line in expected]
+    assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-9)
+
+
+def test_a_run_continues_under_another_strategy(typist: Typist, tmp_path: Path) -> None:
+    continues(typist, tmp_path, [("zero1", 2), ("central", 3), ("mirrored", 1)])
+
+
+@pytest.mark.slow
+def test_a_run_continues_from_every_strategy_under_every_other(typist: Typist, tmp_path: Path) -> None:
+    continues(typist, tmp_path, [where for first in MATRIX for second in MATRIX for where in (first, second)])
 
 
 def test_a_damaged_checkpoint_ends_the_run_with_the_name_of_the_file(typist: Typist, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def convert(source: Path, target: Path, *, to: Kind | None = None, part: str | N
             raise UsageError(
                 f"--part {part} is not in {source}.", advice=f"Choose from {', '.join(names) or 'nothing'}."
             )
-        state = state[part]
+        state, left_out = state[part], []
     if to == "paceline":
         _to_paceline(target, state)
     elif to == "torch":
