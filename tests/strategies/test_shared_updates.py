@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from paceline.comm.group import Group
 from paceline.converge.optimizers.lars import LARS
+from paceline.errors import PartedError
 from paceline.strategies import catalog
 from paceline.strategies.optimizer_state import parameters_of, size_of
 from paceline.strategies.owners import Owners
@@ -184,3 +185,41 @@ def test_owners_share_evenly_and_stay(sizes: list[int], world: int) -> None:
     assert before == [owners[parameter] for parameter in parameters[: len(sizes) // 2]]
     assert max(owners.bytes) - min(owners.bytes) <= 4 * max(sizes)
     assert sum(owners.bytes) == 4 * sum(sizes)
+
+
+def differing(group: Group, what: str) -> str:
+    """A script whose second update depends on the process."""
+    with staged(group, catalog.load("zero1")) as stage:
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.randn(12, 5, dtype=torch.float64)
+        for step in range(2):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            if step and what == "rate":
+                optimizer.param_groups[0]["lr"] = 0.1 + group.rank
+            if step and what == "gradient":
+                net[0].weight.grad[0, 0] += group.rank
+            if step and what == "rounding":
+                net[0].weight.grad *= 1 + 1e-13 * group.rank
+            if step and what == "number" and group.rank:
+                net[0].weight.grad = None
+            try:
+                optimizer.step()
+            except PartedError as error:
+                return error.message
+        return " ".join(stage.notices)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("rate", "lr of parameter group 0 is 0.1 on worker 0 and 1.1 on worker 1"),
+        ("gradient", "the norm of the gradient of parameter 0 (shape (7, 5)) is"),
+        ("number", "parameters with a gradient: 7 on worker 0, 6 on worker 1"),
+        ("rounding", "differ by rounding before an update"),
+    ],
+)
+def test_updates_that_differ_between_workers_are_refused(pool, what: str, said: str) -> None:
+    for heard in pool(2).run(differing, what):
+        assert said in heard

@@ -308,7 +308,7 @@ class Buckets:
             parameter = slot.parameter()
             if parameter is not None:
                 # `data`: for autograd it is no view, so that a script may call `p.grad.detach_()`.
-                slot.view = _laid_like(parameter, bucket.flat[at : at + parameter.numel()]).data
+                slot.view = laid_like(parameter, bucket.flat[at : at + parameter.numel()]).data
                 slot.address, slot.strides = slot.view.data_ptr(), parameter.stride()
                 at += parameter.numel()
         bucket.uses = _uses(bucket.flat)
@@ -370,7 +370,7 @@ def _is_unbucketable(parameter: torch.Tensor) -> bool:
     return grad is not None and (grad.layout is not torch.strided or grad.requires_grad)
 
 
-def _laid_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+def laid_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """A view of `flat` with the memory format of the parameter (such as channels_last): fused optimizers need the same
     element order in both."""
     order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)

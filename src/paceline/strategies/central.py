@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from paceline.comm.buckets import laid_like
 from paceline.errors import UsageError
 from paceline.script.seams.stage import Stage
 from paceline.strategies.zero1 import Zero1
@@ -67,7 +68,7 @@ class CentralStorage(Zero1):
             for parameter in own:
                 copy = self._copies[parameter]
                 copy.copy_(parameter)  # the script may have changed it
-                copy.grad = _on_host(parameter.grad)
+                copy.grad = torch.empty_like(copy).copy_(parameter.grad)  # type: ignore[arg-type]
         mine = {id(parameter) for parameter in own}
         lists = [group["params"] for group in optimizer.param_groups]
         self._rename_state(optimizer, own, to_copies=True)
@@ -105,7 +106,9 @@ class CentralStorage(Zero1):
         space = self._room(total, pinned=any(parameter.is_cuda for parameter in new))
         for parameter, start in zip(new, starts, strict=True):
             raw = space[start : start + parameter.nbytes]
-            self._copies[parameter] = nn.Parameter(raw.view(parameter.dtype).view(parameter.shape))
+            # Strides like the parameter's (channels_last): fused optimizers walk through memory.
+            laid = laid_like(parameter, raw.view(parameter.dtype))
+            self._copies[parameter] = nn.Parameter(laid)
         self._bytes += total
 
     def _room(self, total: int, *, pinned: bool) -> torch.Tensor:
@@ -122,10 +125,6 @@ class CentralStorage(Zero1):
             f"Central storage: the state of {kind}, {size(sum(kept))}, and a copy of the parameters, "
             f"{size(self._bytes)}, are once in the host's memory; no device keeps optimizer state."
         )
-
-
-def _on_host(grad: torch.Tensor | None) -> torch.Tensor | None:
-    return None if grad is None else grad.detach().to("cpu")
 
 
 def _state_on_host(state: dict[str, Any]) -> dict[str, Any]:

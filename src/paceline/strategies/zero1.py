@@ -18,6 +18,7 @@ from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.optimizer_state import AT_ONCE, divide, parameters_of, size_of
 from paceline.strategies.owners import Owners
+from paceline.strategies.update_check import compare
 from paceline.units import size
 
 ONE_BY_ONE = ("torch.optim.", "paceline.converge.optimizers.")  # modules whose optimizers treat parameters one by one
@@ -50,6 +51,8 @@ class Zero1(Mirrored):
         state = divide(optimizer, self._owners, self.group)
         updated = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
         own = [parameter for parameter in updated if self._owners[parameter] == self.group.rank]
+        if self.group.world > 1:
+            compare(optimizer, updated, self.group, self.stage.views.warn)
         with state.updating():
             result = self._update(plain, optimizer, updated, own, args, kwargs)
         self._tell(optimizer)
