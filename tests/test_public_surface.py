@@ -22,6 +22,7 @@ NAMES = [
     "Mirrored",
     "OneDevice",
     "PacelineError",
+    "ParameterServer",
     "ScaledRate",
     "Zero1",
     "__version__",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.strategies.central import CentralStorage
     from paceline.strategies.mirrored import Mirrored
     from paceline.strategies.one import OneDevice
+    from paceline.strategies.parameter_server import ParameterServer
     from paceline.strategies.zero1 import Zero1
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Mirrored",
     "OneDevice",
     "PacelineError",
+    "ParameterServer",
     "ScaledRate",
     "Zero1",
     "__version__",
@@ -63,6 +65,7 @@ _HOMES = {
     "Mirrored": "paceline.strategies.mirrored",
     "OneDevice": "paceline.strategies.one",
     "PacelineError": "paceline.errors",
+    "ParameterServer": "paceline.strategies.parameter_server",
     "ScaledRate": "paceline.converge.schedules",
     "Zero1": "paceline.strategies.zero1",
     "critical_batch": "paceline.converge.noise.critical_batch",

@@ -29,6 +29,7 @@ from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.record.schema import FailureKind
 from paceline.settings import RunSettings
+from paceline.strategies import catalog as strategies
 
 _TICK = 0.2  # seconds between two checks of the deadlines
 _GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SIGTERM
@@ -97,6 +98,8 @@ class Watch:
         self._inspector = stall.Inspector(run.stall_warning, run.stall_abort, tells_quiet=run.staged)
         self._patience = Patience(zygote, run.stall_warning, run.stall_abort)
         self._failures = Failures(own_group=run.launch_as is not None)
+        self._lockstep = strategies.parse(run.strategy).entry.lockstep
+        self._done_without: set[int] = set()  # ranks that have failed, and that the others go on without
         self._live: set[int] = set()
         self._ended_well: set[int] = set()
         self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves, whose last heartbeat may be unread
@@ -186,9 +189,19 @@ class Watch:
             elif message.code == 0:
                 self._leaves(message.rank)
             if message.code != 0 and self._kill_at is None:
-                self._failures.add(killed_or_exited(message.rank, message.code, now))
+                self._fail(killed_or_exited(message.rank, message.code, now))
         elif isinstance(message, messages.Swept):
             self._swept = True
+
+    def _fail(self, failure: Failure) -> None:
+        """A worker has failed: the run fails, unless its workers go at their own pace and this is not rank 0."""
+        if self._lockstep or failure.rank == 0:
+            self._failures.add(failure)
+        elif failure.rank not in self._done_without:
+            self._done_without.add(failure.rank)
+            notice = f"Worker {failure.rank} {failure.cause.splitlines()[0]}; the others go on without it."
+            self.notices.append(notice)
+            self._tell(Notice(notice))
 
     def _said_farewell(self, rank: int) -> bool:
         beat = self.standings[rank].beat
@@ -217,7 +230,7 @@ class Watch:
                     self._leaves(rank)
             elif isinstance(message, messages.Failed):
                 if self._kill_at is None:
-                    self._failures.add(raised(rank, message, now))
+                    self._fail(raised(rank, message, now))
             elif isinstance(message, messages.Stack):
                 self._stacks[rank] = message.text
             elif rank == 0 and message.text not in self.notices:

@@ -25,6 +25,7 @@ class StrategyEntry:
     home: str  # the file below strategies/ and the class in it
     summary: str
     numbers: Literal["same", "other"] = "same"
+    lockstep: bool = True  # False: a worker other than rank 0 may fail, and the others go on
     arguments: Mapping[str, Value | tuple[str, ...]] = field(default_factory=dict)  # defaults; a tuple: the choices
     workers: Callable[[Mapping[str, Value]], int | None] = lambda arguments: None  # how many it needs; None: any number
 
@@ -52,6 +53,21 @@ CATALOG = {
             name="central",
             home="central:CentralStorage",
             summary="one update, in the host's memory, where the optimizer's state lives once",
+        ),
+        StrategyEntry(
+            name="server",
+            home="parameter_server:ParameterServer",
+            summary="parameters on servers; each worker trains on its own batches, at its own pace",
+            numbers="other",
+            lockstep=False,
+            arguments={
+                "staleness": 4.0,
+                "servers": 1,
+                "backup": 0,
+                "scale_lr": False,
+                "deal": ("every", "free"),
+                "write": 30.0,
+            },
         ),
     )
 }
@@ -174,7 +190,7 @@ def _any(default: Value | tuple[str, ...]) -> str:
 
 
 def _shown(value: Value) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     return f'"{text}"' if "," in text else text
 
 

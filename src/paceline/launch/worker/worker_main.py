@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -30,11 +31,13 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     if not run.staged:
         play(run)
         return
-    group = Group(settings, pulse=pulse, watch=Stopwatch())
+    strategy = strategies.load(run.strategy)
+    # Workers that go at their own pace have no peers: nothing is gathered, compared or waited for.
+    own = settings if strategy.lockstep else dataclasses.replace(settings, world=1, local_world=1)
+    group = Group(own, pulse=pulse, watch=Stopwatch())
     if run.timeline:
         timeline = group.timeline = TimelineWriter(folder, settings.rank)
         group.watch.on_span = partial(timeline.add, "phases")
-    strategy = strategies.load(run.strategy)
     stage = Stage(run, group, strategy)
     stage.ending.stern = True
     stage.aside = run.launch_as is not None

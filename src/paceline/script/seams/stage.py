@@ -86,7 +86,9 @@ class Stage:
         self.strategy = strategy or Strategy()
         self.strategy.stage = self
         self.axes = self.strategy.axes(group.world)
-        self.rows = group.along("rows", self.axes.members(group.rank, "data", "shard"))  # workers that share rows
+        # The workers that share rows. A worker without peers is not rank 0 where a strategy is not in lockstep.
+        members = self.axes.members(group.rank, "data", "shard") if group.world > 1 else (group.rank,)
+        self.rows = group.along("rows", members)
         self.watch, self.pulse = group.watch, group.pulse
         self.only = None if only is None else weakref.WeakSet(only)
         self.aside = False  # the script distributes itself: observe only

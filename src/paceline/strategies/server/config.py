@@ -25,6 +25,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 120.0  # seconds in which the workers that start must have joined
     rejoin: float = 10.0  # … and rejoined, after a restart of the server
     threads: int = 1  # of each server
+    last_write: bool = True  # write the shard once more when the servers are told to end
     network: str = ""  # an address of this host that workers on other hosts reach; empty: this host only
 
     @property

@@ -30,6 +30,7 @@ class Heartbeat:
         self._context, self._addresses, self._keys, self._hello = context, addresses, keys, hello
         self.heard = [time.monotonic()] * len(addresses)
         self.starts = [0] * len(addresses)
+        self.over = False  # rank 0 has ended
         self._told: set[str] = set()
         self._notice, self._over = notice, False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -77,6 +78,7 @@ class Heartbeat:
         self.heard[server] = time.monotonic()
         if isinstance(answer, say.Pong):
             self.starts[server] = answer.start
+            self.over = self.over or answer.over
         elif isinstance(answer, say.Welcome):
             self.starts[server] = answer.start
             self.tell(answer.notices)

@@ -78,6 +78,9 @@ class Members:
         member.heard = time.monotonic()
         return True
 
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
     def rank(self, worker: int) -> int:
         member = self._members.get(worker)
         return -1 if member is None else member.rank

@@ -83,6 +83,10 @@ class Ticket(Request, tag="ticket", frozen=True):
     key: str
 
 
+class Over(Request, tag="over", frozen=True):
+    """Rank 0 has ended: the others may end, too. Answer: Told."""
+
+
 class Bye(Request, tag="bye", frozen=True):
     """The worker has ended, or will not push again. Answer: Told."""
 
@@ -91,7 +95,7 @@ class Beat(Request, tag="beat", frozen=True):
     """The worker is alive. Answer: Pong."""
 
 
-Ask = Hello | Open | Push | Pull | State | Once | Ticket | Bye | Beat
+Ask = Hello | Open | Push | Pull | State | Once | Ticket | Over | Bye | Beat
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -119,6 +123,7 @@ class Told(Answer, tag="told", frozen=True):
 
 class Pong(Answer, tag="pong", frozen=True):
     start: int
+    over: bool  # rank 0 has ended
 
 
 class Unknown(Answer, tag="unknown", frozen=True):

@@ -69,6 +69,7 @@ class Server:
         self.spaces: dict[int, Space] = {}
         self.updates = 0
         self.lost = 0
+        self._is_over = False  # rank 0 has ended
         self.staleness: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
         self._kept, self._notices = Kept(), list[str]()
@@ -124,7 +125,8 @@ class Server:
             if time.monotonic() >= next_look:
                 self._look_at_the_clock()
                 next_look = time.monotonic() + TICK
-        self._write(here=True)
+        if self.config.last_write:
+            self._write(here=True)
         self._report()
         self._gate.close(self._socket)
         self._socket.close()
@@ -183,16 +185,21 @@ class Server:
         if not self.members.hear(ask.worker):
             self._send(peer, say.Unknown(ask.request))
         elif isinstance(ask, say.Beat):
-            self._send(peer, say.Pong(ask.request, self.starts))
+            self._send(peer, say.Pong(ask.request, self.starts, self._is_over))
         elif isinstance(ask, say.Open):
             self._open(peer, ask, numbers)
         elif isinstance(ask, say.Once):
             self._send(peer, say.Told(ask.request, self._kept.store.setdefault(ask.key, ask.value)))
         elif isinstance(ask, say.Ticket):
             self._send(peer, say.Told(ask.request, self._kept.ticket(ask)))
-        elif isinstance(ask, say.Bye):
+        elif isinstance(ask, say.Over):
+            self._is_over = True
             self._send(peer, say.Told(ask.request, None))
+        elif isinstance(ask, say.Bye):
             self.members.drop(ask.worker, "")
+            if not self.members:
+                self._report()  # this may be the end of the run, which gives a server little time
+            self._send(peer, say.Told(ask.request, None))
         else:
             self._of_space(peer, ask, numbers)
 

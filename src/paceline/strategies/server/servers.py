@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,13 +27,17 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class Servers:
-    """The servers, which live until `close`, or until no process holds the descriptor `hold` any more."""
+    """The servers, which live until `close`, or until this process or its `guardian` ends."""
 
-    def __init__(self, config: ServerConfig, *, fork: bool = False) -> None:
+    def __init__(self, config: ServerConfig, *, fork: bool = False, guardian: int | None = None) -> None:
         """With `fork`, the supervisor is a fork of this process, which must have imported torch and not yet computed
-        with several threads; else a new process."""
+        with several threads; else a new process. With `guardian`, servers outlive this process, and end with the
+        process of that number."""
         self._count = config.servers
-        (reads, self.hold), (told, tells) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        (reads, self._hold), (told, tells) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        if guardian is not None:
+            os.close(reads)
+            reads = os.pidfd_open(guardian)
         self._told = Told(told)
         if fork:
             self._process = _forked(config, reads, tells)
@@ -40,7 +45,7 @@ class Servers:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "paceline.strategies.server"], stdin=reads, stdout=tells
             ).pid
-            os.write(self.hold, msgspec.json.encode(config) + b"\n")
+            os.write(self._hold, msgspec.json.encode(config) + b"\n")
         os.close(reads)
         os.close(tells)
 
@@ -55,7 +60,7 @@ class Servers:
 
     def close(self) -> None:
         """Ends the servers, after a last write of their shards."""
-        os.close(self.hold)
+        os.close(self._hold)
         os.waitpid(self._process, 0)
         os.close(self._told.descriptor)
 
@@ -111,11 +116,14 @@ class Told:
 def _forked(config: ServerConfig, reads: int, tells: int) -> int:
     """A fork that is the supervisor. It keeps none of this process's descriptors: their other ends may wait for their
     end. Its errors go where the servers' do."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of newer Pythons, about a fork beside threads: the fork uses none of theirs
+        child = os.fork()
     if child:
         return child
     status = 1
     try:
+        os.setpgid(0, 0)  # the launcher ends a worker's process group with the worker
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's affair
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDWR)

@@ -2,7 +2,7 @@
 
 The supervisor imports torch once and forks the servers, so that a server is back in milliseconds. Memory that it shares
 with them counts each server's updates: a server that starts again knows how many it has lost. Servers end with their
-supervisor; the supervisor ends when the descriptor that it was given is closed.
+supervisor; the supervisor ends with the process or pipe whose descriptor it was given.
 """
 
 from __future__ import annotations
@@ -56,18 +56,25 @@ class Supervisor:
         beyond = (f"tcp://{config.network}:*",) if config.network else ()
         self._servers = [Supervised((f"{here}{number}", *beyond)) for number in range(config.servers)]
 
-    def run(self, until_closed: int) -> None:
-        """Keeps the servers running until the other end of the descriptor is closed."""
-        self._poll.register(until_closed, select.POLLIN)
+    def run(self, until: int) -> None:
+        """Keeps the servers running until the descriptor (a pipe's or a process's) reports an end, or until SIGTERM."""
+        signal.signal(signal.SIGTERM, _end)
+        self._poll.register(until, select.POLLIN)
+        try:
+            self._watch(until)
+        except SystemExit:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._stop()
+
+    def _watch(self, until: int) -> None:
         for number in range(len(self._servers)):
             self._start(number)
         while True:
             for fd, _ in self._poll.poll():
-                if fd == until_closed:
-                    if not os.read(until_closed, 4096):
-                        self._stop()
-                        return
-                    continue
+                if fd == until:
+                    return
                 for number, server in enumerate(self._servers):
                     if fd == server.ready:
                         self._hear(number, server)
@@ -128,7 +135,11 @@ class Supervisor:
         os.close(self._folder)
 
 
-def supervise(config: ServerConfig, until_closed: int, tell_to: int) -> None:
+def _end(number: int, frame: object) -> None:
+    raise SystemExit
+
+
+def supervise(config: ServerConfig, until: int, tell_to: int) -> None:
     """The main function of the supervisor's process: tells what happens in lines of JSON to a descriptor. Nobody need
     read there."""
     # A process's first optimizer imports this, which takes seconds: once here, and not in each restart.
@@ -141,7 +152,7 @@ def supervise(config: ServerConfig, until_closed: int, tell_to: int) -> None:
             os.write(tell_to, msgspec.json.encode([type(event).__name__, event]) + b"\n")
 
     gc.freeze()  # a fork need not copy what it will never free
-    Supervisor(config, tell).run(until_closed)
+    Supervisor(config, tell).run(until)
 
 
 def _become_server(config: ServerConfig, number: int, server: Supervised, ready: int) -> NoReturn:
@@ -153,6 +164,8 @@ def _become_server(config: ServerConfig, number: int, server: Supervised, ready:
             os._exit(1)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's affair
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with suppress(OSError):  # a worker's fork has the cores of that worker
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
         if config.record:
             log = create(Path(config.record) / f"log.server{number}.txt", append=True)
             os.dup2(log, 2)

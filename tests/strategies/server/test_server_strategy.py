@@ -1,0 +1,123 @@
+"""`--strategy server` on unmodified scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.launch import Event, Notice, Output, Zygote, launch
+from paceline.record import Outcome
+from paceline.record.servers import read_reports
+from paceline.settings import RunSettings
+
+SCRIPT = Path(__file__).with_name("trained_on_servers.py")
+ON_RANK_1 = "from paceline.settings import of_this_process\nimport os, signal\nif of_this_process().rank == 1"
+
+
+class Ran:
+    def __init__(self, zygote: Zygote, folder: Path, script: Path, *arguments: object, **settings: Any) -> None:
+        self.record = folder
+        self.events: list[Event] = []
+        run = RunSettings(script=str(script), arguments=tuple(map(str, arguments)), threads=1, **settings)
+        self.outcome: Outcome = launch(
+            run, zygote=zygote, record=folder, on_event=self.events.append, oversubscribe=True, limit=90
+        )
+        self.printed = b"".join(e.data for e in self.events if isinstance(e, Output) and e.stream == "stdout").decode()
+        self.notices = [event.text for event in self.events if isinstance(event, Notice)]
+
+    def losses(self) -> list[float]:
+        return [float(line.split()[-1]) for line in self.printed.splitlines()]
+
+    def samples(self) -> list[int]:
+        """The samples that each worker trained on."""
+        from paceline.record import read_steps
+
+        return [sum(s.samples for s in read_steps(self.record, rank)) for rank in range(len(self.workers))]
+
+    @property
+    def workers(self) -> list[Path]:
+        return sorted(self.record.glob("steps.rank*.jsonl"))
+
+
+@pytest.mark.parametrize(("strategy", "accumulate"), [("server(staleness=0)", 1), ("server(staleness=0,servers=2)", 2)])
+def test_a_synchronous_server_prints_the_losses_of_mirrored_with_a_scaled_batch(
+    zygote: Zygote, tmp_path: Path, strategy: str, accumulate: int
+) -> None:
+    ours = Ran(zygote, tmp_path / "server", SCRIPT, 2, accumulate, workers=3, strategy=strategy)
+    theirs = Ran(zygote, tmp_path / "mirrored", SCRIPT, 2, accumulate, workers=3, batch="scale")
+    assert ours.outcome.exit_code == theirs.outcome.exit_code == 0, ours.outcome.message
+    assert ours.notices[0].startswith("Parameter server, synchronous: 3 workers")
+    assert ours.losses() == pytest.approx(theirs.losses(), rel=1e-12)
+    assert [line.split()[:2] for line in ours.printed.splitlines()] == [["0", "3"], ["1", "3"]]
+    if accumulate == 1:
+        assert sum(ours.samples()) == 2 * 70
+
+
+def test_an_asynchronous_run_says_so_first_and_records_the_staleness_of_its_updates(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    ran = Ran(zygote, tmp_path / "r", SCRIPT, 3, 1, workers=2, strategy="server(staleness=1,servers=2)")
+    assert ran.outcome.exit_code == 0, ran.outcome.message
+    assert ran.notices[0].startswith("Parameter server, asynchronous: the same numbers")
+    assert "Parameters of SGD on server 0: 256 B" in ran.notices[1]
+    assert len(ran.losses()) == 3
+    assert sum(ran.samples()) == 3 * 70
+    reports = read_reports(ran.record)
+    assert [report.updates for report in reports] == [3 * 9] * 2
+    assert all(sum(report.staleness.values()) == 27 and max(report.staleness) <= 3 for report in reports)
+
+
+def test_fast_workers_take_more_batches_where_batches_are_free(zygote: Zygote, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    slow = f"{ON_RANK_1}:\n    import time\n    optimizer.register_step_pre_hook(lambda *a: time.sleep(0.1))\n"
+    script.write_text(SCRIPT.read_text().replace("epochs, accumulate =", slow + "epochs, accumulate ="))
+    ran = Ran(zygote, tmp_path / "r", script, 1, 1, workers=2, strategy="server(staleness=2,deal=free)")
+    assert ran.outcome.exit_code == 0, ran.outcome.message
+    fast, slow_ones = ran.samples()
+    assert fast > slow_ones > 0
+    assert fast - slow_ones <= 4 * 8
+
+
+def test_a_killed_worker_is_told_and_the_run_goes_on(zygote: Zygote, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        SCRIPT.read_text() + f"    {ON_RANK_1.splitlines()[0]}\n    import os\n"
+        "    if of_this_process().rank == 1 and epoch == 1:\n        os.kill(os.getpid(), 9)\n"
+    )
+    ran = Ran(zygote, tmp_path / "r", script, 4, 1, workers=3, strategy="server(staleness=0)")
+    assert ran.outcome.exit_code == 0, ran.outcome.message
+    assert len(ran.losses()) == 4
+    assert "Worker 1 was killed by SIGKILL (signal 9); the others go on without it." in ran.notices
+
+
+def test_a_killed_server_is_told_and_the_run_goes_on(zygote: Zygote, tmp_path: Path) -> None:
+    """The script's rank 0 finds the server among the children of its child, the supervisor."""
+    script = tmp_path / "script.py"
+    killing = """
+    from paceline.settings import of_this_process
+    import os, pathlib
+    def children(pid):
+        tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
+        return [int(p) for task in tasks for p in (task / "children").read_text().split()]
+    if of_this_process().rank == 0 and epoch == 1:
+        [server] = [s for c in children(os.getpid()) for s in children(c)]
+        os.kill(server, 9)
+"""
+    script.write_text(SCRIPT.read_text() + killing)
+    ran = Ran(zygote, tmp_path / "r", script, 4, 1, workers=2, strategy="server(staleness=2)")
+    assert ran.outcome.exit_code == 0, ran.outcome.message
+    assert len(ran.losses()) == 4
+    assert any("Server 0 was restarted" in notice for notice in ran.notices)
+    (report,) = read_reports(ran.record)
+    assert report.starts == 2
+
+
+def test_an_optimizer_that_servers_do_not_know_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    own = "class Own(torch.optim.SGD): pass\ntorch.optim.SGD = Own\n"
+    script.write_text(SCRIPT.read_text().replace("torch.manual_seed(0)\n", f"torch.manual_seed(0)\n{own}"))
+    ran = Ran(zygote, tmp_path / "r", script, 1, 1, workers=2, strategy="server")
+    assert ran.outcome.exit_code == 1
+    assert "cannot run on a parameter server" in ran.outcome.message
