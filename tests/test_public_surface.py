@@ -23,6 +23,7 @@ NAMES = [
     "OneDevice",
     "PacelineError",
     "ParameterServer",
+    "Pipeline",
     "ScaledRate",
     "Zero1",
     "__version__",

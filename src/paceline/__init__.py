@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from paceline.strategies.mirrored import Mirrored
     from paceline.strategies.one import OneDevice
     from paceline.strategies.parameter_server import ParameterServer
+    from paceline.strategies.pipeline import Pipeline
     from paceline.strategies.zero1 import Zero1
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "OneDevice",
     "PacelineError",
     "ParameterServer",
+    "Pipeline",
     "ScaledRate",
     "Zero1",
     "__version__",
@@ -66,6 +68,7 @@ _HOMES = {
     "OneDevice": "paceline.strategies.one",
     "PacelineError": "paceline.errors",
     "ParameterServer": "paceline.strategies.parameter_server",
+    "Pipeline": "paceline.strategies.pipeline",
     "ScaledRate": "paceline.converge.schedules",
     "Zero1": "paceline.strategies.zero1",
     "critical_batch": "paceline.converge.noise.critical_batch",

@@ -47,7 +47,7 @@ __all__ = [
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OF_MODULES = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_check_input_dim"),
+    *("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_call_impl", "_check_input_dim"),
 )
 OF_LOADERS = ("_iterator",)
 OF_ITERATORS = (
@@ -69,6 +69,8 @@ plain_grad: Any = torch._C.TensorBase.grad
 gamma_gradient = torch._standard_gamma_grad
 safe_softmax = torch._safe_softmax  # zeros for a row of −∞
 disabled_torch_function = torch._C._disabled_torch_function_impl
+without_subclass_functions = torch._C.DisableTorchFunctionSubclass
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward that runs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 swap_tensor_impl = torch._C._swap_tensor_impl
 current_stream_number: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentStream", lambda device: 0)

@@ -23,13 +23,16 @@ from paceline.comm import plain
 from paceline.comm.called_off import CalledOff
 from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
 from paceline.comm.ending import Ending
+from paceline.comm.gloo import LOOPBACK, gloo_group
 from paceline.comm.gpus import GpuChannel, over_nccl
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
 from paceline.comm.link.client import LinkStore, link_of_this_process, within
 from paceline.comm.lost import from_backend, says_lost
+from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.memory.shm_rendezvous import Meeting
+from paceline.comm.network.post import Post, over_gloo, through_memory
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PacelineError, PartedError, PeerLostError
@@ -68,6 +71,7 @@ class Group:
         self.crossed = 0  # number of times that a gradient has crossed from the whole batch into slices
         self._gpus: GpuChannel | Literal[False] | None = None
         self._store: Any = None
+        self._address = LOOPBACK  # at which the other workers reach this host
         if self.world > 1:
             self.pulse.enter(CONNECTING)
             self._store = connect_store(settings) if store is None else store
@@ -208,6 +212,13 @@ class Group:
         part.timeline = self.timeline
         return part
 
+    def post(self, name: str) -> Post:
+        """Point-to-point messages between the workers of this group. Every worker calls it; waits for all."""
+        store = self.store(name)
+        if isinstance(self._channel, MemoryChannel):
+            return through_memory(self.waiting, Mailbox(store, self.rank, self.world))
+        return over_gloo(self.waiting, gloo_group(store, self.rank, self.world, address=self._address))
+
     @property
     def is_one_host(self) -> bool:
         """Whether all workers share the memory of one host."""
@@ -253,10 +264,10 @@ class Group:
         try:
             if local and self.backend != "gloo":
                 return MemoryChannel(store, self.rank, self.world)
-            address = "127.0.0.1" if local else address_towards(self._settings.store_host, self._settings.store_port)
+            self._address = LOOPBACK if local else address_towards(self._settings.store_host, self._settings.store_port)
             if local or self.backend == "gloo":
-                return GlooChannel(store, self.rank, self.world, address=address)
-            return HostsChannel(store, self.rank, hosts, address=address)
+                return GlooChannel(store, self.rank, self.world, address=self._address)
+            return HostsChannel(store, self.rank, hosts, address=self._address)
         except RuntimeError as error:
             raise self._explain(error, "start") from error
 

@@ -8,7 +8,7 @@ size and made global, and other numbers cover the slice. Evaluation uses the bat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,6 +121,10 @@ class Views:
     @split_of_call.setter
     def split_of_call(self, split: Split | None) -> None:
         self._calls.split = split
+
+    def switches(self, module: nn.Module) -> Hashable:
+        """The values of the model's attributes by which a script may switch its behaviour."""
+        return self._calls.flags(module)
 
     def batch_size(self, batch: Any) -> int:
         """The number of samples, over all workers, of a batch that a loader handed out."""

@@ -69,6 +69,13 @@ CATALOG = {
                 "write": 30.0,
             },
         ),
+        StrategyEntry(
+            name="pipeline",
+            home="pipeline:Pipeline",
+            summary="each worker computes one stage of the model; micro-batches go through the stages",
+            arguments={"stages": 2, "schedule": ("gpipe", "1f1b"), "chunks": 4, "cut": ("parameters", "time")},
+            workers=lambda arguments: int(arguments["stages"]),
+        ),
     )
 }
 

@@ -112,7 +112,7 @@ class SlicedCalls:
         leaves = tree.leaves(given)
         plans = self._plans.setdefault(module, {})
         few = len(plans) < MANY
-        flags = self._flags(module) if few else ()
+        flags = self.flags(module) if few else ()
         kind = (
             module.training,
             self._hooks.on(module),
@@ -261,7 +261,7 @@ class SlicedCalls:
         but = [] if left is None else [buffer for buffer, _ in left.buffers]
         return equal_buffers(self._begun.module, norms=self._norms_see_batch(), but=but)
 
-    def _flags(self, module: nn.Module) -> Hashable:
+    def flags(self, module: nn.Module) -> Hashable:
         """The values by which a script may switch a model's behaviour: texts and flags in its modules' attributes.
         Torch's own modules have no such attributes. The attributes are listed once, at the first call."""
         if module not in self._switches:

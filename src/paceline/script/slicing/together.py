@@ -59,6 +59,8 @@ class Together:
     ) -> Any:
         """Runs `work(*args)`. If it raises on any worker, each worker that failed calls `tell`, all workers call `undo`
         with the lowest rank that failed and its `tell`, and all raise its exception. `undo` may use collectives."""
+        if self.group.world == 1:
+            return work(*args)
         own: Exception | None = None
         self.group.guarded += 1
         try:
@@ -80,7 +82,7 @@ class Together:
         first, raised = self._first(own, tell)
         if undo is not None:
             undo(first, raised.told)
-        _set_streams(raised)
+        set_streams(raised)
         joint = self._rebuilt(own, first, raised)
         self._shared = joint if self.group.guarded else None
         raise joint
@@ -88,12 +90,12 @@ class Together:
     def meet_since(self, collectives: int) -> None:
         """Ends the work: a worker that passes here knows that no worker failed. `collectives` is the pulse's count at
         the end of the script's own part; a collective made since then has shown it already."""
-        if self.group.pulse.collectives == collectives:
+        if self.group.world > 1 and self.group.pulse.collectives == collectives:
             self.group.agree()
 
     def _first(self, own: Exception | None, tell: Callable[[], list[Any]]) -> tuple[int, Raised]:
         """The lowest rank that failed, and its failure. Called by every worker; waits for all of them."""
-        raw = b"" if own is None else msgspec.msgpack.encode(_describe(own, tell()))
+        raw = b"" if own is None else msgspec.msgpack.encode(describe(own, tell()))
         mine = (
             torch.frombuffer(bytearray(raw), dtype=torch.uint8)
             if raw
@@ -139,7 +141,8 @@ def rebuild(raised: Raised) -> Exception | None:
     return error if isinstance(error, Exception) else None
 
 
-def _describe(error: Exception, told: list[Any]) -> Raised:
+def describe(error: Exception, told: list[Any]) -> Raised:
+    """What other workers need to raise the same exception."""
     kind = type(error)
     state: Any = np.random.get_state()
     filename = (error.filename,) if isinstance(error, OSError) and error.filename is not None else ()
@@ -184,7 +187,7 @@ def _kinds(kind: type[Exception]) -> Iterator[type[Exception]]:
     yield kind
 
 
-def _set_streams(raised: Raised) -> None:
+def set_streams(raised: Raised) -> None:
     """Random streams belong to the script also inside a call: all workers take the failed worker's."""
     version, inner, gauss = raised.python
     random.setstate((version, tuple(inner), gauss))

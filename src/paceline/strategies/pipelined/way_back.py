@@ -1,0 +1,129 @@
+"""The backward of a pipelined call, as the script's graph sees it.
+
+The script's loss is computed from outputs that every worker holds. Their gradient is the same on every worker, and
+starts the backward of the stages. Each stage finds the gradients of its own parameters, and all workers get all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from paceline.comm.group import Group
+from paceline.script import tree
+from paceline.script.seams.stage import Stage
+from paceline.strategies.pipelined.schedule import Pass, Schedule
+from paceline.torch_private import keeps_graph
+
+SUM = "the gradients of the stages"
+
+
+@dataclass(slots=True)
+class StagedModel:
+    """A model in stages, on this worker."""
+
+    schedule: Schedule
+    parameters: list[nn.Parameter]  # all, in the same order on every worker
+    mine: list[int]  # numbers of those that this stage uses
+    proven: set[bool]  # modes (training or not) in which the stages were compared with the whole model
+
+
+@dataclass(slots=True)
+class WayBack:
+    """From the output of one call back to its inputs and to the parameters. Every worker goes it."""
+
+    stage: Stage
+    model: StagedModel
+    done: Pass
+    leaves: Sequence[Any]  # of the call's arguments
+    cuts: Sequence[int]  # those that were cut into rows
+    sizes: Sequence[int]  # of the micro-batches
+    dim: int
+
+    @property
+    def inputs(self) -> list[int]:
+        """The arguments that need a gradient."""
+        return [n for n, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+    def output(self) -> Any:
+        """The call's output, with its graph."""
+        whole = _Pipelined.apply(self, *(self.leaves[n] for n in self.inputs), *self.model.parameters)
+        new = dict(zip(map(id, self.done.tensors), whole, strict=True))
+        return tree.replace(self.done.output, lambda leaf: new.get(id(leaf), leaf))
+
+    def back(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The gradients of the inputs and of all parameters."""
+        if not self.done.chunks:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time. Specify retain_graph=True if you need to backward "
+                "through the graph a second time."
+            )
+        model, schedule = self.model, self.model.schedule
+        wanted = [grad for grad, needs in zip(grads, self.done.needs_grad, strict=True) if needs]
+        mine = [n for n in model.mine if model.parameters[n].requires_grad]
+        keep = keeps_graph()
+        with self.stage.inside():
+            own, of_inputs = schedule.backward(
+                self.done, wanted, [model.parameters[n] for n in mine], self.dim, keep=keep
+            )
+        if not keep:
+            self.done.chunks = []
+        found: list[torch.Tensor | None] = [None] * len(model.parameters)
+        for number, grad in zip(mine, own, strict=True):
+            found[number] = grad
+        inputs = self.inputs
+        joined = [self._joined(n, [row[i] for row in of_inputs]) for i, n in enumerate(inputs)]
+        likes = [*(self.leaves[n] for n in inputs), *model.parameters]
+        return _summed(schedule.group, [*joined, *found], likes)
+
+    def _joined(self, number: int, column: list[torch.Tensor | None]) -> torch.Tensor | None:
+        """The gradient of an argument, from its micro-batches."""
+        given = [grad for grad in column if grad is not None]
+        if not given or len(column) == 1:
+            return given[0] if given else None
+        if number not in self.cuts:
+            return torch.stack(given).sum(0)
+        shape = list(self.leaves[number].shape)
+        parts = [
+            given[0].new_zeros([*shape[: self.dim], size, *shape[self.dim + 1 :]]) if grad is None else grad
+            for grad, size in zip(column, self.sizes, strict=True)
+        ]
+        return torch.cat(parts, self.dim)
+
+
+class _Pipelined(Function):
+    """The outputs of the pipeline: their backward is that of the stages."""
+
+    @staticmethod
+    def forward(ctx: Any, way: WayBack, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.way, done = way, way.done
+        ctx.mark_non_differentiable(*(t for t, needs in zip(done.tensors, done.needs_grad, strict=True) if not needs))
+        ctx.set_materialize_grads(False)
+        return tuple(done.tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        return None, *ctx.way.back(grads)
+
+
+def _summed(group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The sums over the stages; None where no stage has a gradient."""
+    has = torch.tensor([grad is not None for grad in grads], dtype=torch.int32, device="cpu")
+    group.all_reduce(has, SUM)
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for number in has.nonzero().flatten().tolist():
+        kinds.setdefault((likes[number].dtype, likes[number].device), []).append(number)
+    for numbers in kinds.values():
+        parts = [torch.zeros_like(likes[n]) if (grad := grads[n]) is None else grad for n in numbers]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        group.all_reduce(flat, SUM)
+        for n, values in zip(numbers, flat.split([likes[n].numel() for n in numbers]), strict=True):
+            grads[n] = values.view(likes[n].shape).clone()
+    return grads

@@ -1,0 +1,270 @@
+"""Pipeline: the numbers of plain Python from models in stages; where models are cut, and which are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from staged import lone_group
+from torch import nn
+
+from paceline.comm.group import Group
+from paceline.comm.pulse import Pulse
+from paceline.comm.stopwatch import Stopwatch
+from paceline.errors import ScriptError, UsageError
+from paceline.script.seams import instrument
+from paceline.script.seams.stage import Stage
+from paceline.settings import RunSettings
+from paceline.strategies.pipeline import Pipeline
+from paceline.strategies.pipelined.cutting import cut_model
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        scores = self.norm(x) @ x.transpose(1, 2)
+        if mask is not None:
+            scores = scores + mask
+        return x + self.dropout(self.out(scores.softmax(-1) @ x))
+
+
+class Tied(nn.Module):
+    """A small transformer whose head shares the weights of its embedding; its mask goes round the chain of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.place = nn.Embedding(13, 8), nn.Parameter(torch.randn(5, 8))
+        self.blocks = nn.ModuleList(Block(8) for _ in range(4))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 13, bias=False)
+        self.head.weight = self.word.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.word(ids) + self.place
+        mask = torch.full((5, 5), -1e9, dtype=x.dtype, device=x.device).triu(1)
+        for block in self.blocks:
+            x = block(x, mask=mask)
+        return self.head(self.norm(x))
+
+
+class Residual(nn.Module):
+    """The sums of a residual network stand in the model's own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+class Skipping(nn.Module):
+    """The first layer's output is used by the last one, over every cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.relu(self.first(x))
+        return first * self.third(torch.relu(self.second(first + 1)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Linear(6, 16), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(16, 16), nn.Tanh()),
+        *(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Dropout(0.2), nn.Linear(16, 13)),
+    )
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 13))
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "tied": Tied,
+    "residual": lambda: nn.Sequential(Residual(), nn.Linear(6, 13)),
+    "batch norm": with_batch_norm,
+}
+
+
+def train(name: str, momentum: float = 0.9) -> list[Any]:
+    """Losses and norms, and all that is left in the end."""
+    torch.manual_seed(3)
+    model = MODELS[name]().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    numbers: list[Any] = []
+    for step in range(4):
+        rows = 11 - 3 * (step == 2)
+        x = torch.randint(13, (rows, 5)) if name == "tied" else torch.randn(rows, 6, dtype=torch.float64)
+        y = torch.randint(13, (rows, 5) if name == "tied" else (rows,))
+        loss = nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
+        penalty = sum(p.pow(2).sum() for p in model.parameters())
+        optimizer.zero_grad()
+        (loss + 1e-3 * penalty).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        grads = [p.grad.norm().item() for p in model.parameters()]
+        optimizer.step()
+        numbers += [loss.item(), norm.item(), grads]
+    model.eval()
+    with torch.no_grad():
+        numbers.append(model(x).sum().item())
+    return [*numbers, torch.rand(1).item(), {k: v.clone() for k, v in model.state_dict().items()}]
+
+
+@contextmanager
+def staged(group: Group, **arguments: Any) -> Iterator[list[str]]:
+    """The seams of torch lead to a pipeline over all workers until the block ends. Gives the notices."""
+    notices: list[str] = []
+    group.watch, group.pulse = Stopwatch(), Pulse(lambda text, mod: notices.append(text))
+    strategy = Pipeline(**{"stages": group.world} | arguments)
+    stage = Stage(RunSettings(script="", workers=group.world), group, strategy)
+    strategy.on_stage(stage)
+    lose = instrument.find(stage)
+    try:
+        yield notices
+        stage.end()
+    finally:
+        lose()
+
+
+def in_stages(group: Group, arguments: dict[str, Any], script: Callable[..., Any], *args: Any) -> Any:
+    with staged(group, **arguments):
+        return script(*args)
+
+
+def compare(found: Any, expected: Any) -> None:
+    if isinstance(expected, list):
+        for a, b in zip(found, expected, strict=True):
+            compare(a, b)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-10, atol=1e-12)
+    else:
+        assert found == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_stages_give_the_numbers_of_plain_python(pool: Any, name: str) -> None:
+    expected = train(name)
+    for found in pool(2).run(in_stages, {}, train, name):
+        compare(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [3, 4])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("cut", ["parameters", "time"])
+def test_more_stages_give_the_numbers_of_plain_python(pool: Any, name: str, stages: int, cut: str) -> None:
+    if (name, stages) == ("batch norm", 4):
+        pytest.skip("has three layers")
+    expected = train(name)
+    for found in pool(stages).run(in_stages, {"chunks": 3, "cut": cut}, train, name):
+        compare(found, expected)
+
+
+class Counting(nn.Module):
+    """Its forward leaves a number behind, which each worker would leave after another part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        self.size = first.abs().mean()
+        return self.second(first)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("one layer", "cannot be cut into 2 stages of a pipeline: it has only one layer"),
+        ("skipping", "uses a value computed before the cut"),
+        ("hooked", "has a hook on 3"),
+        ("counting", "its forward leaves a value in size"),
+    ],
+)
+def test_a_model_that_stages_would_compute_differently_is_refused(model: str, reason: str) -> None:
+    given = ((torch.randn(4, 6),), {})
+    built = {"one layer": nn.Linear(6, 6), "skipping": Skipping(), "hooked": mlp(), "counting": Counting()}[model]
+    if model == "hooked":
+        built[3].register_forward_hook(lambda *_: None)  # type: ignore[index]
+    with pytest.raises(ScriptError, match=reason):
+        cut_model(lone_group(), nn.Module.__call__, built, given, 2, "parameters")
+
+
+def test_stages_have_even_shares_of_the_parameters() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
+    cutting = cut_model(lone_group(), nn.Module.__call__, model, ((torch.randn(2, 8),), {}), 4, "parameters")
+    assert cutting.segments.cuts == ("2", "4", "6")
+
+
+def test_there_is_one_worker_for_each_stage() -> None:
+    with pytest.raises(UsageError, match=r"stages=3\) cannot be laid out on 4 workers"):
+        Pipeline(stages=3).axes(4)
+
+
+class Picky(nn.Module):
+    """Raises for some rows, in a module of one stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.abs().max() > 1e3:
+            raise ValueError("too large")
+        return self.layer(x)
+
+
+def skip_a_bad_batch() -> list[Any]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Picky(), nn.Linear(6, 6), Picky()).double()
+    numbers: list[Any] = []
+    for step in range(4):
+        x = torch.randn(6, 6, dtype=torch.float64)
+        if step == 1:
+            model[3].weight.data.mul_(1e6)  # type: ignore[operator, union-attr]
+        try:
+            model(x).sum().backward()
+        except ValueError as error:
+            numbers.append(str(error))
+        if step == 1:
+            model[3].weight.data.div_(1e6)  # type: ignore[operator, union-attr]
+    return [*numbers, *(p.grad.norm().item() for p in model.parameters() if p.grad is not None)]
+
+
+def test_an_exception_in_one_stage_is_raised_on_all_workers(pool: Any) -> None:
+    expected = skip_a_bad_batch()
+    assert expected[0] == "too large"
+    for found in pool(2).run(in_stages, {}, skip_a_bad_batch):
+        compare(found[1:], expected[1:])
+        assert found[0] == expected[0]
+
+
+def test_a_notice_tells_stages_micro_batches_and_bubble(pool: Any) -> None:
+    for notices in pool(2).run(tell, "batch norm"):
+        text = " ".join(notices)
+        assert "stage 0 from the input" in text
+        assert "is not cut into micro-batches, because it has batch norm" in text
+        assert "bubble with 2 stages and 1 micro-batches: 50% predicted" in text
+        assert "schedule is gpipe" in text
+
+
+def tell(group: Group, name: str) -> list[str]:
+    with staged(group, schedule="1f1b") as notices:
+        train(name)
+    return notices
