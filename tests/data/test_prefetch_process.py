@@ -112,7 +112,8 @@ def test_nothing_is_lost_whenever_it_is_begun_and_wherever_it_is_left(
         first = numbers(itertools.islice(run, stop))
         other.restore(made.state())
         assert first + numbers(run) == two[0]
-        assert first + numbers(other) == two[0]
+        # A loop that was told of its end has ended: what is saved then goes on with the next epoch.
+        assert numbers(other) == (two[0][stop:] if stop <= len(two[0]) else two[1])
         assert numbers(made) == two[1]
         made.close()
         other.close()

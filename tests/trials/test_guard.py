@@ -119,15 +119,23 @@ def test_a_larger_batch_may_learn_faster_but_not_worse(seed, times):
     assert "above" in wild.why
 
 
+def test_the_spread_of_a_script_that_does_not_repeat_itself_is_the_measure():
+    """Of two repeats: a third is outside of it now and then."""
+    held = 0
+    for seed in range(0, 120, 3):
+        guard = Guard([train(seed), train(seed + 10**7)], [train(seed + 1), train(seed + 2)])
+        held += guard.compare(train(seed + 2 * 10**7), "same").held
+    assert held >= 36
+
+
 @given(seed=seeds)
-def test_a_script_that_does_not_repeat_itself_is_said_and_its_spread_is_the_measure(seed):
+def test_a_script_that_does_not_repeat_itself_is_said(seed):
     guard = Guard([train(seed), train(seed + 10**7)], [train(seed + 1), train(seed + 2)])
     standard = guard.standard
     assert standard.parted == 1
     assert standard.parted_by > 1e-4
     assert "is not deterministic" in standard.notes[0]
     assert "at step 1" in standard.notes[0]
-    assert guard.compare(train(seed + 2 * 10**7), "same").held
     assert not guard.compare(train(seed + 2 * 10**7, rate=-0.5), "same").held
 
 

@@ -103,8 +103,13 @@ class Scaled:
         if not bool(largest.isfinite().all()):
             largest = torch.where(blocks.isfinite(), blocks.abs(), 0.0).amax(1)
         highest = 126 if self.dtype is torch.float32 else 1022  # 2 ** highest and its inverse are exact in this dtype
-        shift = (HIGHEST - torch.frexp(largest).exponent).clamp_(max=highest)
-        scaled = (blocks * self._power(shift)).half().flatten()[: values.numel()]
+        exponent = torch.frexp(largest).exponent
+        shift = (HIGHEST - exponent).clamp_(max=highest)
+        scaled = (blocks * self._power(shift)).half()
+        if bool((exponent > highest + 1).any()):  # rounded up, the largest numbers of the dtype would overflow
+            below = 2.0**HIGHEST * (1 - 2.0**-11)
+            scaled = torch.where(blocks.isfinite(), scaled.clamp(-below, below), scaled)
+        scaled = scaled.flatten()[: values.numel()]
         return torch.cat([scaled.view(torch.int16), shift.to(torch.int16)])
 
     def decode(self, encoded: torch.Tensor, length: int) -> torch.Tensor:
