@@ -48,15 +48,19 @@ class Flight:
 
 
 _flight: Flight | None = None
+_stage: object = None  # whose end lands the flight
 
 
 def start(write: Callable[[], None]) -> None:
     """Begins to write. Called by rank 0, when no save is in flight."""
-    global _flight
-    if current() is not None and in_own_process():
-        before_leaving(_land)
-    else:
+    global _flight, _stage
+    stage = current()
+    if stage is None or not in_own_process():
+        atexit.unregister(_land_at_exit)
         atexit.register(_land_at_exit)
+    elif _stage is not stage:
+        before_leaving(_land)
+        _stage = stage
     _flight = Flight(write)
 
 

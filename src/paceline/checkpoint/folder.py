@@ -22,12 +22,14 @@ class Draft:
         self._lock: int | None = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system takes it back from a killed process
-        except OSError:
+        except BlockingIOError:
             os.close(self._lock)
             raise CheckpointError(
                 f"{path} is being written by another process.",
                 advice="Give each run a path of its own, or wait for the other save.",
             ) from None
+        except OSError:
+            pass  # a file system without locks: the user has to see to it
         self._remove_all_but(self._current())
         self.name = manifest.new_folder_name()
         os.mkdir(path / self.name)

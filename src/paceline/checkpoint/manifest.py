@@ -12,6 +12,7 @@ name; the next save removes it. The first line of checkpoint.json has the checks
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -100,10 +101,13 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the folder's entries are on the disk."""
+    """Returns when the folder's entries are on the disk, where the file system can do that."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(handle)
 
