@@ -61,7 +61,7 @@ def test_a_newer_format_is_refused(saved: Path) -> None:
 def test_a_checkpoint_that_names_files_elsewhere_is_refused(saved: Path) -> None:
     content = manifest.read(saved)
     content.files = [
-        manifest.StoredFile(path=f"tensors-{'0' * 12}/../../../etc/passwd", bytes=file.bytes, sha256=file.sha256)
+        manifest.StoredFile(path=f"tensors-{'0' * 12}/../../../etc/passwd", bytes=file.bytes, crc32=file.crc32)
         for file in content.files
     ]
     manifest.write(saved, content)

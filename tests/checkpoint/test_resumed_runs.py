@@ -99,6 +99,7 @@ def test_a_run_continues_under_another_strategy(typist: Typist, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # 83 runs
 def test_a_run_continues_from_every_strategy_under_every_other(typist: Typist, tmp_path: Path) -> None:
     chain = []  # in which every ordered pair, also of equals, stands side by side once
     for number, first in enumerate(MATRIX):
@@ -118,3 +119,39 @@ def test_a_damaged_checkpoint_ends_the_run_with_the_name_of_the_file(typist: Typ
     assert done.returncode != 0
     assert str(files[1]) in done.stderr
     assert "paceline checkpoint verify" in done.stderr
+
+
+GROWS = """
+import os, sys, torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.arange(40.0).view(40, 1)
+loader = DataLoader(TensorDataset(x), batch_size=3, shuffle=True)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+if os.path.exists("ck"):
+    paceline.load("ck", model, optimizer, loader)
+for number, (inputs,) in enumerate(loader):
+    loss = model(inputs).mean()
+    loss.backward()
+    optimizer.step()
+    print(*inputs.flatten().int().tolist())
+    if number == int(sys.argv[1]):
+        paceline.save("ck", model, optimizer, loader)
+        break
+"""
+
+
+@pytest.mark.parametrize("workers", [(2, 3, 1), pytest.param((3, 1, 2), marks=pytest.mark.slow)])
+def test_no_sample_is_repeated_or_skipped_where_the_batch_grows_with_the_workers(
+    typist: Typist, tmp_path: Path, workers: tuple[int, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(GROWS)
+    seen: list[int] = []
+    for number, last in zip(workers, (1, 0, 99), strict=True):
+        done = typist.type(tmp_path, "run", "-n", str(number), "--batch", "scale", "train.py", str(last))
+        assert done.returncode == 0, done.stderr
+        seen += [int(word) for line in done.stdout.splitlines() if line[:1].isdigit() for word in line.split()]
+    assert sorted(seen) == list(range(40))

@@ -19,6 +19,7 @@ class Crew:
         self.rank, self.world, self._gather = rank, world, gather
         self.apart = False  # the workers' random streams and loaders differ: the script distributes itself
         self.writes = True  # False: another worker saves for this one
+        self.workers = world  # of the run
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """The JSON value of each worker, in rank order. Every worker calls it; a lost peer raises PeerLostError."""
@@ -52,7 +53,7 @@ def this_crew() -> Crew:
         group = stage.group
         if not stage.strategy.lockstep:  # workers go at their own pace: nobody waits, and rank 0 saves
             crew = Crew()
-            crew.writes = group.rank == 0
+            crew.writes, crew.workers = group.rank == 0, group.world
             return crew
         crew = Crew(group.rank, group.world, group.gather_objects if group.world > 1 else None)
         crew.apart = stage.aside and group.world > 1

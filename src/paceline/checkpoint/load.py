@@ -97,7 +97,7 @@ def _read(where: Path, names: list[str], crew: Crew) -> Manifest:
 def _identity(where: Path, read: list[Manifest]) -> list[str]:
     """Reads checkpoint.json into the list, and says what tells it from another one."""
     read.append(manifest.read(where))
-    return [str(read[-1].step), *(f"{file.path} {file.sha256}" for file in read[-1].files)]
+    return [str(read[-1].step), *(f"{file.path} {file.crc32}" for file in read[-1].files)]
 
 
 def _refuse_misfits(where: Path, parts: dict[str, Any], found: Manifest, reader: Reader) -> None:

@@ -39,7 +39,7 @@ class StoredFile:
 
     path: str
     bytes: int
-    sha256: str
+    crc32: str  # see `verify.digest`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def write(folder: Path, manifest: Manifest) -> None:
         "extra": manifest.extra,
         "parts": manifest.parts,
         "random": manifest.random,
-        "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in manifest.files],
+        "files": [{"path": f.path, "bytes": f.bytes, "crc32": f.crc32} for f in manifest.files],
         "tensors": {
             name: {"file": t.file, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes}
             for name, t in manifest.tensors.items()

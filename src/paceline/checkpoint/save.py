@@ -117,7 +117,7 @@ def _contents(states: list[Part], extra: Any, step: int | None, crew: Crew) -> C
             "paceline": sys.modules["paceline"].__version__,
             "torch": str(torch.__version__),
             "strategy": strategy_name(),
-            "workers": crew.world,
+            "workers": crew.workers,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
         },
         parts={

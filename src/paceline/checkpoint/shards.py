@@ -57,7 +57,7 @@ class Shards:
         path = self._file.path
         # A second pass over the file, from the system's cache: the header was written last.
         self.written.append(
-            {"path": f"{self._folder.name}/{path.name}", "bytes": path.stat().st_size, "sha256": digest(path)}
+            {"path": f"{self._folder.name}/{path.name}", "bytes": path.stat().st_size, "crc32": digest(path)}
         )
         self._file = None
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from pathlib import Path
 
 from paceline.checkpoint.manifest import StoredFile, damaged
 from paceline.errors import CheckpointError
 
+CHUNK = 64 << 20  # bytes
+
 
 def digest(path: Path) -> str:
-    """The file's checksum. Lets other threads run meanwhile."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """The file's checksum: the CRC-32 of each chunk. It finds damage, not malice, at 2.6 GB/s of a core that computes
+    SHA-256 at 0.35 GB/s. Lets other threads run meanwhile."""
+    codes: list[str] = []
+    buffer = memoryview(bytearray(min(CHUNK, path.stat().st_size + 1)))
+    with open(path, "rb", buffering=0) as file:
+        while True:
+            filled = 0
+            while filled < len(buffer) and (got := file.readinto(buffer[filled:])):
+                filled += got
+            if not filled:
+                return "".join(codes)
+            codes.append(f"{zlib.crc32(buffer[:filled]):08x}")
 
 
 def fault_of(folder: Path, file: StoredFile) -> str:
@@ -22,7 +33,7 @@ def fault_of(folder: Path, file: StoredFile) -> str:
         size = path.stat().st_size
         if size != file.bytes:
             return f"has {size} bytes instead of {file.bytes}"
-        return "" if digest(path) == file.sha256 else "does not have the content that was written: its checksum differs"
+        return "" if digest(path) == file.crc32 else "does not have the content that was written: its checksum differs"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
