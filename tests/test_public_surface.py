@@ -32,6 +32,7 @@ NAMES = [
     "load",
     "log",
     "no_decay",
+    "predict",
     "save",
 ]
 

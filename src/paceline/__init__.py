@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.strategies.one import OneDevice
     from paceline.strategies.parameter_server import ParameterServer
     from paceline.strategies.pipeline import Pipeline
+    from paceline.strategies.predict import predict
     from paceline.strategies.zero1 import Zero1
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "load",
     "log",
     "no_decay",
+    "predict",
     "save",
 ]
 
@@ -76,6 +78,7 @@ _HOMES = {
     "load": "paceline.checkpoint.load",
     "log": "paceline.script.seams.api",
     "no_decay": "paceline.converge.optimizers.param_groups",
+    "predict": "paceline.strategies.predict",
     "save": "paceline.checkpoint.save",
 }
 

@@ -60,6 +60,7 @@ class Pipeline(BaseStrategy):
     """Pipeline parallelism over all workers. When a peer dies, the receive or the collective that misses it raises."""
 
     name = "pipeline"
+    whole_models = False
 
     def __init__(self, stages: int = 2, schedule: str = "gpipe", chunks: int = 4, cut: str = "parameters") -> None:
         """`chunks`: micro-batches of a batch. `cut`: stages have even shares of the "parameters" or of the "time"."""

@@ -318,6 +318,15 @@ class Stage:
             self._loads = before
 
     @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What a worker does meanwhile is its own affair: nothing is a seam, and no other worker takes part."""
+        before, self.aside = self.aside, True
+        try:
+            yield
+        finally:
+            self.aside = before
+
+    @contextmanager
     def as_script(self) -> Iterator[None]:
         """Inside it, a module's call is an outermost one, as if the lines that call it were the script's."""
         depth, self.depth = self.depth, 0

@@ -21,6 +21,7 @@ class Strategy:
 
     name: ClassVar[str] = "one"
     lockstep: ClassVar[bool] = True  # False: workers go at their own pace; there is no gather and no comparison
+    whole_models: ClassVar[bool] = True  # each worker can compute a model's call alone
     stage: Any  # a Stage, whose file imports this one
 
     def axes(self, workers: int) -> Axes:
