@@ -94,7 +94,9 @@ def _deal(loader: Any, rank: int, world: int) -> Iterator[tuple[int, bool, Any]]
             if number % world == rank:
                 yield number, False, batch
         return
-    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed of the loader's processes
+    torch.empty((), dtype=torch.int64, device="cpu").random_(
+        generator=loader.generator
+    )  # the seed of the loader's processes
     indices = list(sampler)
     own = DataLoader(
         _Watched(loader.dataset),
@@ -105,7 +107,7 @@ def _deal(loader: Any, rank: int, world: int) -> Iterator[tuple[int, bool, Any]]
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator().manual_seed(0),
+        generator=torch.Generator("cpu").manual_seed(0),
         prefetch_factor=loader.prefetch_factor,
     )
     for number, (has_drawn, batch) in enumerate(own):

@@ -16,9 +16,9 @@ import torch
 from paceline.comm.group import as_bytes
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import Mirrored
-from paceline.strategies.optimizer_state import AT_ONCE, divide, parameters_of, size_of
-from paceline.strategies.owners import Owners
-from paceline.strategies.update_check import compare
+from paceline.strategies.owned.comparison import compare
+from paceline.strategies.owned.owners import Owners
+from paceline.strategies.owned.state import AT_ONCE, divide, parameters_of, size_of
 from paceline.units import size
 
 ONE_BY_ONE = ("torch.optim.", "paceline.converge.optimizers.")  # modules whose optimizers treat parameters one by one

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.comm.group import Group
-from paceline.strategies.owners import Owners
+from paceline.strategies.owned.owners import Owners
 
 AT_ONCE = 32 << 20  # bytes of a message
 
