@@ -19,6 +19,7 @@ NAMES = [
     "GhostBatchNorm3d",
     "LAMB",
     "LARS",
+    "Mesh",
     "Mirrored",
     "OneDevice",
     "PacelineError",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.script.seams.api import log
     from paceline.strategies.central import CentralStorage
+    from paceline.strategies.mesh.mesh import Mesh
     from paceline.strategies.mirrored import Mirrored
     from paceline.strategies.one import OneDevice
     from paceline.strategies.parameter_server import ParameterServer
@@ -42,6 +43,7 @@ __all__ = [
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
+    "Mesh",
     "Mirrored",
     "OneDevice",
     "PacelineError",
@@ -66,6 +68,7 @@ _HOMES = {
     "GhostBatchNorm3d": "paceline.converge.ghost_bn.module",
     "LAMB": "paceline.converge.optimizers.lamb",
     "LARS": "paceline.converge.optimizers.lars",
+    "Mesh": "paceline.strategies.mesh.mesh",
     "Mirrored": "paceline.strategies.mirrored",
     "OneDevice": "paceline.strategies.one",
     "PacelineError": "paceline.errors",

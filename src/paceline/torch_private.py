@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # Private attributes of torch's objects that are used where they are needed, by these names.
-OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks", "_use_count")
 OF_MODULES = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
     *("_parameters", "_buffers", "_modules", "_compiled_call_impl", "_call_impl", "_check_input_dim"),
@@ -59,15 +59,19 @@ OF_OTHERS = (
     *("_Options", "_devices"),  # of ProcessGroupGloo
     "_allgather_base",  # of every process group
     "_local_tensor",  # of a DTensor
+    "_is_param",  # of a tensor that is a parameter
     "_warned_capturable_if_run_uncaptured",  # of an optimizer
 )
 
+nn_bindings: Any = torch._C._nn  # linear, activations and attention, as torch.nn.functional calls them
 bindings = torch._VF  # dropouts and recurrent layers, as torch.nn.functional calls them
 plain_dropout: Any = torch._C._VariableFunctions.dropout
 plain_bernoulli_: Any = torch._C.TensorBase.bernoulli_
 plain_grad: Any = torch._C.TensorBase.grad
 gamma_gradient = torch._standard_gamma_grad
 safe_softmax = torch._safe_softmax  # zeros for a row of −∞
+plain_dropout_: Any = torch._C._VariableFunctions.dropout_
+no_torch_function: Any = torch._C.DisableTorchFunctionSubclass  # inside it, subclasses are not asked
 disabled_torch_function = torch._C._disabled_torch_function_impl
 without_subclass_functions = torch._C.DisableTorchFunctionSubclass
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward that runs

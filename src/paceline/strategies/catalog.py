@@ -76,6 +76,13 @@ CATALOG = {
             arguments={"stages": 2, "schedule": ("gpipe", "1f1b"), "chunks": 4, "cut": ("parameters", "time")},
             workers=lambda arguments: int(arguments["stages"]),
         ),
+        StrategyEntry(
+            name="mesh",
+            home="mesh.mesh:Mesh",
+            summary="rows over the axis data, parts of each layer over the axis model (tensor parallelism)",
+            arguments={"data": 0, "model": 1, "layout": "", "dimensions": ""},
+            workers=lambda given: int(given["data"]) * int(given["model"]) or None,
+        ),
     )
 }
 

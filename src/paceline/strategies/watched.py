@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from paceline.script import tree
 from paceline.script.rows.tensor import Rows
 from paceline.strategies.digest import digest, sketch
+from paceline.strategies.whole import held
 from paceline.torch_private import BatchOrInstanceNorm
 
 FIRST = 2  # steps of a model that are all compared; after them the 4th, 16th, 64th, …
@@ -76,7 +77,7 @@ class Watched:
                     self._buffers.append((weakref.ref(child), child._buffers, path, name))
                     if (path, name) not in self._changed_buffers:
                         found.append((".".join(filter(None, (self.name, path, name))), buffer))
-        return [(name.replace("._orig_mod", ""), tensor) for name, tensor in found]
+        return [(name.replace("._orig_mod", ""), held(tensor)) for name, tensor in found]
 
     def look_at_buffers(self) -> None:
         """Notes the buffers' versions before a call."""

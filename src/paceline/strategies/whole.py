@@ -41,6 +41,13 @@ def part(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(value, placed.device_mesh, placed.placements, src_data_rank=None)
 
 
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """What all workers that share rows hold of a tensor: the shard of a parameter that a mesh has split, without a
+    graph; any other tensor itself."""
+    shard: Any = getattr(tensor, "shard", None)
+    return tensor if shard is None else shard.to_local()
+
+
 def is_dtensor(tensor: torch.Tensor) -> bool:
     """Whether this is a DTensor; does not import torch.distributed.tensor, which takes long."""
     module: Any = sys.modules.get("torch.distributed.tensor")

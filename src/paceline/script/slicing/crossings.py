@@ -104,7 +104,14 @@ def share(whole: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def average(local: torch.Tensor, group: Group) -> torch.Tensor:
-    """A parameter's local gradient, averaged over the workers: equal to the gradient in one process."""
+    """A parameter's local gradient, averaged over the workers: equal to the gradient in one process. Of a DTensor,
+    whose other parts are with workers outside this group, the own part is averaged."""
+    if hasattr(local, "to_local"):
+        dtensor: Any = local
+        mean = _Average.apply(dtensor.to_local(), group)
+        where: dict[str, Any] = {"shape": dtensor.shape, "stride": dtensor.stride()}
+        whole: torch.Tensor = dtensor.from_local(mean, dtensor.device_mesh, dtensor.placements, **where)
+        return whole
     return _Average.apply(local, group)
 
 

@@ -1,0 +1,317 @@
+"""What functions of torch do with sharded tensors: the answer is always that of the whole tensor.
+
+    kind         functions                                 how
+    facts        shape, dtype, grad, hooks …               of the whole tensor, nothing is computed
+    pointwise    add, gelu, lerp_, zeros_like …            DTensor: each worker its shard; plain operands are cut
+    layers       linear, embedding, dropout, attention     in `layers`: on shards, with one collective where needed
+    reductions   sum, norm                                 DTensor: own shard, then one small all-reduce
+    views        view, transpose, unbind …                 DTensor, where the split dimension survives
+    lists        _foreach_…, _fused_… of optimizers        own shards of all tensors
+    all others                                             gather the whole tensor, and go on with a plain one
+
+So numbers never depend on which functions are known, only time and memory do. A result that is not split (a sum over
+the model axis, or equal on all workers) leaves as a plain tensor: each DTensor is split along a dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from paceline.errors import ScriptError
+from paceline.script import tree
+from paceline.strategies.mesh import layers
+from paceline.strategies.mesh.sharded_parameter import (
+    ShardedParameter,
+    alias,
+    everywhere,
+    is_sharded,
+    like,
+    sharded,
+    split_like,
+    whole,
+)
+from paceline.torch_private import nn_bindings, no_torch_function
+
+Plain = Callable[..., Any]
+PLAIN_GRADIENTS = torch.autograd.grad  # before `instrument` patches it
+
+# Attributes that are results, not facts.
+COMPUTED = {"T", "mT", "H", "mH", "real", "imag"}
+FACTS = {
+    *("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex"),
+    *("is_contiguous", "is_signed", "is_inference", "is_conj", "is_neg", "get_device", "requires_grad_", "__hash__"),
+    *("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "__len__", "storage_offset"),
+    *("is_same_size", "is_shared", "is_pinned", "_use_count", "_is_view", "is_tensor", "dim_order", "untyped_storage"),
+    *("data_ptr", "_is_zerotensor", "is_nonzero_static", "has_names", "unsafe_is_contiguous"),
+}
+POINTWISE = {
+    *("add", "sub", "rsub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow", "neg", "negative"),
+    *("abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "square", "sign", "reciprocal", "tanh", "sigmoid"),
+    *("relu", "relu6", "gelu", "silu", "leaky_relu", "elu", "selu", "softplus", "hardtanh", "mish", "logsigmoid"),
+    *("clamp", "clamp_min", "clamp_max", "lerp", "addcmul", "addcdiv", "maximum", "minimum", "erf", "sin", "cos"),
+    *("zero", "fill", "copy", "clone", "zeros_like", "ones_like", "empty_like", "full_like", "contiguous"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "float_power", "masked_fill"),
+    *("truediv", "radd", "rmul", "rtruediv", "rpow", "iadd", "isub", "imul", "itruediv", "invert", "logical_not"),
+}
+REDUCTIONS = {"sum", "norm", "vector_norm"}
+VIEWS = {
+    *("view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "unsqueeze", "squeeze"),
+    *("unbind", "chunk", "split", "swapaxes", "matmul", "softmax", "view_as"),
+}
+CONVERSIONS = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type"}
+# Functions of torch.nn.functional that are Python, by what they call.
+BENEATH: dict[Any, Plain] = {
+    F.relu: lambda x, inplace=False: x.relu_() if inplace else x.relu(),
+    F.silu: lambda x, inplace=False: (nn_bindings.silu_ if inplace else nn_bindings.silu)(x),
+    F.leaky_relu: lambda x, slope=0.01, inplace=False: (nn_bindings.leaky_relu_ if inplace else nn_bindings.leaky_relu)(
+        x, slope
+    ),
+    F.elu: lambda x, alpha=1.0, inplace=False: (nn_bindings.elu_ if inplace else nn_bindings.elu)(x, alpha),
+    F.softmax: lambda x, dim=None, _stacklevel=3, dtype=None: x.softmax(dim, dtype),
+}
+
+
+def answer(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `f` returns for these arguments, of which one or more are sharded."""
+    kind, name = _kind(f)
+    return kind(f, name, args, kwargs)
+
+
+def _kind(f: Any) -> tuple[Any, str]:
+    if f not in _KINDS:
+        _KINDS[f] = _find_kind(f)
+    return _KINDS[f]
+
+
+def _find_kind(f: Any) -> tuple[Any, str]:
+    name: str = getattr(f, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        of = f.__self__.__name__
+        if of in COMPUTED:
+            return _gathered, of
+        if of in ("data", "grad"):
+            return {"data__get__": _get_data, "data__set__": _set_data, "grad__set__": _set_grad}.get(
+                of + name, _fact
+            ), of
+        return _fact, of
+    layer = layers.KNOWN.get(f)
+    if layer is not None:
+        return lambda f, name, args, kwargs: _layer(layer, f, name, args, kwargs), name
+    if f in BENEATH:
+        return lambda f, name, args, kwargs: BENEATH[f](*args, **kwargs), name
+    if name in FACTS:
+        return _fact, name
+    if name == "grad":
+        return _gradients, name
+    if name == "detach":
+        return lambda f, name, args, kwargs: alias(_shard(args[0])), name
+    if name in CONVERSIONS:
+        return _converted, name
+    if name.startswith(("_foreach_", "_fused_")):
+        return (_norms if "norm" in name else _listed), name
+    bare = name.strip("_") if name.startswith("__") else name
+    in_place = (name.startswith("__i") and bare[1:] in POINTWISE) or name == "__setitem__"
+    if in_place or (bare.endswith("_") and not name.startswith("__")):
+        return (_changed if bare.rstrip("_") in POINTWISE else _rewritten), name
+    if bare in POINTWISE:
+        return _pointwise, name
+    if bare in REDUCTIONS:
+        return _pointwise, name
+    if bare in VIEWS:
+        return _viewed, name
+    if bare in ("getitem",):
+        return _viewed, name
+    return _gathered, name
+
+
+_KINDS: dict[Any, tuple[Any, str]] = {}
+
+
+def _shard(value: Any) -> DTensor:
+    return value.shard if isinstance(value, ShardedParameter) else value
+
+
+def _mesh(args: Any) -> DeviceMesh:
+    return next(_shard(leaf).device_mesh for leaf in tree.leaves(args) if is_sharded(leaf))
+
+
+def _fact(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    with no_torch_function():
+        return f(*args, **kwargs)
+
+
+def _gradients(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """torch.autograd.grad: the seam has been passed, and the graph has the parameters themselves."""
+    return _fact(PLAIN_GRADIENTS, name, args, kwargs)
+
+
+def _gathered(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    args, kwargs = tree.replace((args, kwargs), lambda leaf: whole(leaf) if is_sharded(leaf) else leaf)
+    return f(*args, **kwargs)
+
+
+def _layer(layer: Plain, f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    found = layer(*args, **kwargs)
+    return _gathered(f, name, args, kwargs) if found is NotImplemented else found
+
+
+def _as_shards(args: Any, kwargs: Any) -> Any:
+    mesh = _mesh((args, kwargs))
+
+    def put(leaf: Any) -> Any:
+        if is_sharded(leaf):
+            return sharded(leaf)
+        return everywhere(leaf, mesh) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree.replace((args, kwargs), put)
+
+
+def _settled(found: Any) -> Any:
+    """A result that is not split leaves as a plain tensor."""
+    if isinstance(found, DTensor):
+        return found if isinstance(found.placements[0], Shard) else found.full_tensor()
+    return type(found)(map(_settled, found)) if isinstance(found, (tuple, list)) else found
+
+
+def _pointwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    given, named = _as_shards(args, kwargs)
+    try:
+        with no_torch_function():
+            found = f(*given, **named)
+    except (RuntimeError, NotImplementedError):  # an operand that DTensor does not know
+        return _gathered(f, name, args, kwargs)
+    return _settled(found)
+
+
+def _viewed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Only on tensors of which each worker has one of equal parts: DTensor splits others unevenly."""
+    return _pointwise(f, name, args, kwargs)
+
+
+def _changed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """A pointwise change in place."""
+    target = args[0]
+    if not is_sharded(target):
+        return _gathered(f, name, args, kwargs)
+    if isinstance(target, ShardedParameter):
+        _refuse_leaf(target)
+    (_, *given), named = _as_shards(args, kwargs)
+    with no_torch_function():
+        f(alias(target.shard) if isinstance(target, ShardedParameter) else target, *given, **named)
+    return target
+
+
+def _rewritten(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """Any other change in place: of the whole tensor, of which each worker keeps its part."""
+    target = args[0] if args else next(iter(kwargs.values()))  # torch.nn.init names its tensor
+    if not is_sharded(target):
+        return _gathered(f, name, args, kwargs)
+    if isinstance(target, ShardedParameter):
+        if getattr(f, "__module__", "") != "torch.nn.init":  # whose functions switch gradients off
+            _refuse_leaf(target)
+    elif target.requires_grad and torch.is_grad_enabled():
+        raise ScriptError(
+            f"{name} changes a tensor in place that has a graph and that the strategy mesh has split over the workers.",
+            advice="Use the function without the trailing underscore, or --strategy mirrored.",
+        )
+    with torch.no_grad():
+        full = whole(target).clone()
+        given, named = tree.replace(
+            (args, kwargs), lambda leaf: full if leaf is target else whole(leaf) if is_sharded(leaf) else leaf
+        )
+        f(*given, **named)
+        _shard(target).to_local().copy_(split_like(full, _shard(target)).to_local())
+    return None if name == "__setitem__" else target
+
+
+def _refuse_leaf(parameter: ShardedParameter) -> None:
+    if parameter.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+
+
+def _converted(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """A conversion that changes nothing returns the tensor itself, as torch does."""
+    target = args[0]
+    probe = f(torch.empty(0, dtype=target.dtype, device=target.device), *args[1:], **kwargs)
+    if not isinstance(probe, torch.Tensor):
+        return _gathered(f, name, args, kwargs)
+    if (probe.dtype, probe.device) == (target.dtype, target.device):
+        return target
+    if isinstance(target, DTensor):
+        return _pointwise(f, name, args, kwargs)
+    return _gathered(f, name, args, kwargs)
+
+
+def _listed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """A pointwise function of lists, in which sharded tensors may stand beside plain ones."""
+    given, named = tree.replace((args, kwargs), lambda leaf: _shard(leaf).to_local() if is_sharded(leaf) else leaf)
+    with torch.no_grad():
+        found = f(*given, **named)
+    if found is None or not isinstance(found, (list, tuple)):
+        return found
+    return type(found)(
+        like(local, _shard(leaf)) if is_sharded(leaf) else local for local, leaf in zip(found, args[0], strict=True)
+    )
+
+
+def _norms(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    tensors, *rest = args
+    norm = rest[0] if rest else kwargs.get("ord", 2)
+    return [torch.linalg.vector_norm(tensor, norm, dtype=kwargs.get("dtype")) for tensor in tensors]
+
+
+def _get_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    return alias(_shard(args[0]))
+
+
+def _set_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    target, value = args
+    if not isinstance(target, ShardedParameter):
+        plain = whole(value) if not isinstance(target, DTensor) else value
+        if isinstance(target, DTensor):
+            raise ScriptError(
+                "`.data` of a gradient or of a copy of a sharded parameter is assigned, which the strategy mesh cannot "
+                "do.",
+                advice="Copy the values: x.data.copy_(…)",
+            )
+        with no_torch_function():
+            f(target, plain)
+        return
+    if value.dtype != target.dtype or value.shape != target.shape or value.device != target.device:
+        raise ScriptError(
+            f"A parameter of {tuple(target.shape)}, {target.dtype}, gets `.data` of {tuple(value.shape)}, "
+            f"{value.dtype} after the strategy mesh has split it over the workers.",
+            advice="Convert the model before its first call.",
+        )
+    value = value.shard if isinstance(value, ShardedParameter) else value
+    if isinstance(value, DTensor):
+        same = value.placements == target.shard.placements
+        target.shard = alias(value if same else value.redistribute(placements=target.shard.placements))
+    else:
+        target.shard = split_like(value, target.shard)
+
+
+def _set_grad(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    target, value = args
+    if value is not None and is_sharded(target) and not is_sharded(value):
+        value = split_like(value, _shard(target))
+    elif value is not None and not is_sharded(target) and is_sharded(value):
+        value = whole(value)
+    elif isinstance(value, ShardedParameter):
+        value = alias(value.shard)
+    with no_torch_function():
+        f(target, value)
+
+
+def show(tensor: DTensor) -> str:
+    """What `print` shows of a DTensor: the whole tensor."""
+    return repr(whole(tensor))
+
+
+ShardedParameter.answer = staticmethod(answer)

@@ -1,0 +1,148 @@
+"""Layers on sharded tensors: the matrix products of Megatron, a vocabulary in parts, dropout, attention by heads.
+
+    linear, weight split by output    local product                          → split along the last dimension
+    linear, weight split by input     local product of the input's own part  → one all-reduce → plain, then the bias
+    embedding, split by words         own words, zeros for the others        → one all-reduce → plain
+    embedding, split by width         local                                  → split along the last dimension
+    dropout                           the mask that one process would draw for the whole tensor, own part
+    attention, split by heads         local
+
+A function returns NotImplemented where it does not know better than to gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+
+from paceline.strategies.mesh.sharded_parameter import (
+    is_sharded,
+    laid,
+    own_part,
+    own_use,
+    shard_dim,
+    sharded,
+    summed,
+    whole,
+)
+from paceline.torch_private import bindings, nn_bindings, plain_dropout, plain_dropout_
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    if not is_sharded(weight) or weight.dim() != 2:
+        return NotImplemented
+    w = sharded(weight)
+    mesh, dim = w.device_mesh, shard_dim(w)
+    if dim == 0:
+        if is_sharded(bias) and shard_dim(bias) != 0:
+            return NotImplemented
+        own_bias = None if bias is None else _own(bias, 0, mesh)
+        return laid(F.linear(own_use(whole(x), mesh), w.to_local(), own_bias), -1, mesh)
+    if dim != 1:
+        return NotImplemented
+    own_x = x.to_local() if is_sharded(x) and shard_dim(x) == x.dim() - 1 else own_part(whole(x), x.dim() - 1, mesh)
+    y = summed(F.linear(own_x, w.to_local()), mesh)
+    return y if bias is None else y + whole(bias)
+
+
+def _own(tensor: Any, dim: int, mesh: Any) -> torch.Tensor:
+    """This worker's part of a tensor, plain or sharded."""
+    if is_sharded(tensor):
+        found: torch.Tensor = sharded(tensor).to_local()
+        return found
+    return own_part(tensor, dim, mesh)
+
+
+def embedding(
+    ids: Any,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if not is_sharded(weight) or is_sharded(ids) or max_norm is not None or scale_grad_by_freq or sparse:
+        return NotImplemented
+    w = sharded(weight)
+    mesh, local = w.device_mesh, w.to_local()
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += weight.shape[0]
+    if shard_dim(w) == 1:
+        return laid(F.embedding(ids, local, padding_idx), -1, mesh)
+    if shard_dim(w) != 0:
+        return NotImplemented
+    _refuse_outside(ids, weight.shape[0])
+    first = mesh.get_local_rank() * local.shape[0]
+    own = ids - first
+    mine = (own >= 0) & (own < local.shape[0])
+    padding = None if padding_idx is None or not 0 <= padding_idx - first < local.shape[0] else padding_idx - first
+    rows = F.embedding(torch.where(mine, own, 0), local, padding)
+    return summed(torch.where(mine.unsqueeze(-1), rows, 0.0), mesh)
+
+
+def _refuse_outside(ids: torch.Tensor, words: int) -> None:
+    if ids.device.type == "cpu" and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < words):
+        raise IndexError("index out of range in self")  # as torch's
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """F.dropout: torch's binding, which may be patched to draw the numbers of one process (`script.draws`)."""
+    return (bindings.dropout_ if inplace else bindings.dropout)(x, p, training)
+
+
+def bound_dropout(x: Any, p: float, train: bool) -> Any:
+    return x * _noise(x, p) if train and p > 0 else x
+
+
+def bound_dropout_(x: Any, p: float, train: bool) -> Any:
+    return x.mul_(_noise(x, p)) if train and p > 0 else x
+
+
+@torch.no_grad()
+def _noise(x: DTensor, p: float) -> torch.Tensor:
+    """What dropout multiplies the whole tensor by, drawn in the order of its memory."""
+    order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
+    ones = torch.empty_permuted(tuple(x.shape), order, dtype=x.dtype, device=x.device).fill_(1)
+    noise: torch.Tensor = plain_dropout(ones, p, True)
+    return noise
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Attention of which each worker has some heads: no word from the others is needed."""
+    given = (query, key, value)
+    heads = query.dim() - 3
+    if heads < 0 or dropout_p or enable_gqa or not all(is_sharded(x) and shard_dim(x) == heads for x in given):
+        return NotImplemented
+    mesh = sharded(query).device_mesh
+    if attn_mask is not None:
+        if is_sharded(attn_mask) or (attn_mask.dim() > 2 and attn_mask.shape[-3] != 1):
+            return NotImplemented
+        attn_mask = own_use(attn_mask, mesh)
+    q, k, v = (sharded(x).to_local() for x in given)
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale)
+    return laid(found, heads, mesh)
+
+
+KNOWN: dict[Any, Callable[..., Any]] = {
+    nn_bindings.linear: linear,
+    F.embedding: embedding,
+    F.dropout: dropout,
+    plain_dropout: bound_dropout,
+    plain_dropout_: bound_dropout_,
+    nn_bindings.scaled_dot_product_attention: attention,
+}

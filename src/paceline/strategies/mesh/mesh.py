@@ -1,0 +1,252 @@
+"""Mesh: workers on two named axes. Rows of the batch lie on the axis data, parts of tensors on the axis model.
+
+    paceline run -n 4 --strategy "mesh(data=2,model=2)" train.py
+
+A layout says which dimensions of the parameters are split over the axis model: a matrix product is computed in parts,
+and summed over the axis where the split dimension is the contracted one. The layout changes time and memory, never
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from paceline.comm.axes import Axes
+from paceline.comm.coalesced import broadcast_all
+from paceline.comm.torch_backend import torch_mesh
+from paceline.errors import UsageError
+from paceline.script import chance, tree
+from paceline.script.patches import patch
+from paceline.script.seams import hidden_group
+from paceline.script.seams.stage import Stage
+from paceline.strategies.mesh import functions
+from paceline.strategies.mesh.dimensions import bytes_of, names_of
+from paceline.strategies.mesh.layout import MeshLayout
+from paceline.strategies.mesh.sharded_parameter import (
+    ShardedParameter,
+    is_in_use,
+    is_sharded,
+    like,
+    shard_in_place,
+    split_like,
+    whole,
+)
+from paceline.strategies.mirrored import Mirrored
+from paceline.torch_private import plain_grad
+from paceline.units import size
+
+
+class Mesh(Mirrored):
+    """Tensor parallelism on the axis model, and rows on the axis data. When a peer dies, the collective that misses it
+    raises."""
+
+    name = "mesh"
+
+    def __init__(self, data: int = 0, model: int = 1, layout: str = "", dimensions: str = "") -> None:
+        """`data` and `model`: the number of workers on each axis; data=0: as many as there are. `layout`: rules
+        dimension:axis, with semicolons between them. `dimensions`: names for dimensions of parameters, as
+        "pattern: name, name", with semicolons between them."""
+        super().__init__()
+        self.data, self.model = data, model
+        self.layout = MeshLayout.of(layout, dimensions)
+        self._mesh: Any = None  # the axis model as a DeviceMesh
+        self._calls: dict[Callable[..., Any], Callable[..., Any]] = {}
+        # Parameter → a plain parameter whose gradient is the shard's: what a bucket can hold.
+        self._stand_ins: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._told = False
+
+    def axes(self, workers: int) -> Axes:
+        data = self.data or workers // max(self.model, 1)
+        if self.model < 1 or data * self.model != workers:
+            raise UsageError(
+                f"mesh(data={self.data or '…'},model={self.model}) needs data × model workers; the run has {workers}.",
+                advice=f"Type: -n {max(data, 1) * max(self.model, 1)}",
+            )
+        return Axes(data=data, tensor=self.model)
+
+    def on_stage(self, stage: Stage) -> None:
+        super().on_stage(stage)
+        if self.model == 1 or stage.aside:
+            return
+        _ask_for_whole_tensors()
+        if stage.rows.world == 1:
+            chance.share(stage)
+            stage.subscribe(_OneRowGroup(self))
+
+    # -- placing ---------------------------------------------------------------------------------------------------
+
+    def split_parameters(self, module: nn.Module) -> None:
+        """Splits the parameters as the layout says. Every worker calls it, with equal values."""
+        if self.model == 1:
+            return
+        parameters = list(names_of(module, self.layout))
+        self.layout.check_names(dim for _, _, dims in parameters for dim in dims)
+        chosen: list[tuple[nn.Parameter, int]] = []
+        for name, parameter, dims in parameters:
+            if is_sharded(parameter) or nn.parameter.is_lazy(parameter) or parameter.is_meta:
+                continue
+            dim = self.layout.dim_on_model(name, dims, tuple(parameter.shape), self.model)
+            if dim is None or type(parameter) is not nn.Parameter:
+                continue
+            if is_in_use(parameter):
+                self.stage.views.warn(f"{name} is not split: a graph or a hook of the script refers to it already.")
+                continue
+            chosen.append((parameter, dim))
+        for parameter, dim in chosen:
+            shard_in_place(parameter, self._axis(parameter.device.type), dim)
+        if chosen and not self._told:
+            self._told = True
+            total, cut = (
+                sum(map(bytes_of, found)) for found in ([p for _, p, _ in parameters], [p for p, _ in chosen])
+            )
+            self.stage.pulse.notice(
+                f"Mesh: {len(chosen)} of {len(parameters)} parameters are split over {self.model} workers; each holds "
+                f"{size(total - cut + cut // self.model)} of {size(total)} of weights."
+            )
+
+    def _axis(self, device: str) -> Any:
+        if self._mesh is None or self._mesh.device_type != device:
+            self._mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, "data", "tensor")["tensor"]
+        return self._mesh
+
+    def place(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        for optimizer in optimizers:
+            split_state(optimizer)
+
+    def before_step(self, optimizer: Any) -> None:
+        super().before_step(optimizer)
+        split_state(optimizer)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters. Outputs are plain."""
+        if plain not in self._calls:
+
+            def with_plain_outputs(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                output = plain(module, *args, **kwargs)
+                if any(isinstance(leaf, DTensor) for leaf in tree.leaves(output)):
+                    output = tree.replace(output, lambda leaf: whole(leaf) if isinstance(leaf, DTensor) else leaf)
+                return output
+
+            self._calls[plain] = with_plain_outputs
+        return self.stage.views.call(self._calls[plain], module, args, kwargs)
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        return whole(tensor.detach()) if is_sharded(tensor) else tensor
+
+    def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
+        """What this worker keeps of a whole tensor."""
+        if not is_sharded(like) or is_sharded(value):
+            return value
+        return split_like(value, like.shard if isinstance(like, ShardedParameter) else like)
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def _meet_all(self, module: nn.Module) -> None:
+        self.split_parameters(module)
+        super()._meet_all(module)
+
+    def _meet(self, parameter: torch.Tensor, name: str = "") -> None:
+        if not isinstance(parameter, ShardedParameter) or self._known.get(parameter) is not None:
+            super()._meet(parameter, name)
+        elif not parameter.requires_grad:
+            self._known[parameter] = None
+        else:
+            stand_in = self._stand_ins[parameter] = nn.Parameter(parameter.shard.to_local())
+            self._known[parameter] = self._buckets.adopt(stand_in, name)
+            self._handles[parameter] = parameter.register_post_accumulate_grad_hook(self._ready).id
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        stand_in = self._stand_ins.get(parameter)
+        hooks = parameter._post_accumulate_grad_hooks
+        if stand_in is None or self.stage.makes_samples() or (hooks is not None and len(hooks) > 1):
+            super()._ready(parameter)
+            return
+        self._show(parameter, stand_in)
+        self._buckets.ready(self._known[parameter], stand_in)
+
+    def before_backward(self, losses: list[torch.Tensor]) -> None:
+        for parameter, stand_in in self._stand_ins.items():
+            self._show(parameter, stand_in)
+        super().before_backward(losses)
+
+    def after_backward(self, losses: list[torch.Tensor]) -> None:
+        super().after_backward(losses)
+        self._take_over()
+
+    def _sum_kept_back(self) -> None:
+        super()._sum_kept_back()
+        self._take_over()
+
+    def _show(self, parameter: Any, stand_in: nn.Parameter) -> None:
+        """The stand-in has the gradient of the parameter's shard: the same object if it lies in a bucket."""
+        grad: Any = plain_grad.__get__(parameter)
+        if grad is None:
+            stand_in.grad = None
+            return
+        local = grad.to_local()
+        view = self._buckets.slots[self._known[parameter]].view
+        same = view is not None and view.data_ptr() == local.data_ptr() and view.shape == local.shape
+        stand_in.grad = view if same else local
+
+    def _take_over(self) -> None:
+        """The parameter has the gradient that the workers have averaged."""
+        for parameter, stand_in in self._stand_ins.items():
+            if stand_in.grad is None:
+                continue
+            grad: Any = plain_grad.__get__(parameter)
+            if grad is None or grad.to_local().data_ptr() != stand_in.grad.data_ptr():
+                plain_grad.__set__(parameter, like(stand_in.grad, parameter.shard))
+
+
+class _OneRowGroup:
+    """All workers compute the same rows: there is no gradient to average, only weights to split."""
+
+    def __init__(self, strategy: Mesh) -> None:
+        self._strategy, self._stage = strategy, strategy.stage
+        self._met: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def on_model(self, module: nn.Module) -> None:
+        if self._stage.aside:
+            return
+        tensors = (*module.parameters(), *module.buffers())
+        plain = [tensor for tensor in tensors if tensor not in self._met and not (is_sharded(tensor) or tensor.is_meta)]
+        broadcast_all(self._stage.group, plain, "the model's weights")
+        self._strategy.split_parameters(module)
+        self._met.update(dict.fromkeys(module.parameters()))
+
+    def before_forward(self, module: nn.Module) -> None:
+        if any(parameter not in self._met for parameter in module.parameters()):  # added since the first call
+            self.on_model(module)
+
+    def before_step(self, optimizer: Any) -> None:
+        split_state(optimizer)
+
+
+def split_state(optimizer: torch.optim.Optimizer) -> None:
+    """Splits tensors of an optimizer's state that were made, or loaded, whole."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, ShardedParameter) and isinstance(state, dict):
+            for name, value in state.items():
+                if type(value) is torch.Tensor and value.shape == parameter.shape:
+                    state[name] = split_like(value, parameter.shard)
+
+
+@cache
+def _ask_for_whole_tensors() -> None:
+    """From now on DTensors behave as whole tensors in this process, and the script does not see the process group."""
+    hidden_group.hide()
+    patch(DTensor, "__torch_function__", classmethod(_asked))
+    patch(DTensor, "__repr__", functions.show)
+
+
+def _asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return functions.answer(f, args, kwargs or {})

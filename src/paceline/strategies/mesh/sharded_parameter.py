@@ -1,0 +1,193 @@
+"""A parameter whose memory is this worker's shard, and that behaves as the whole tensor.
+
+The parameter stays the object that the script knows: lists of parameters, optimizers and tied modules keep referring
+to it. Its numbers are in `shard`, a DTensor over the model axis. Functions that meet a `ShardedParameter`, or a DTensor
+that was computed from it, go through `functions.answer`: some compute on shards, all others get the whole tensor.
+
+Gradients are DTensors that are split like the parameter. Every worker runs the same script, so that a gather never
+waits for a worker that does not come. If a peer is gone, the gather raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from paceline.script import tree
+from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
+
+Answer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class ShardedParameter(torch.Tensor):
+    """`shard` holds this worker's part, without a graph. `answer` is set by `functions`."""
+
+    shard: DTensor
+    answer: Answer
+    _is_param = True  # isinstance(…, nn.Parameter)
+
+    @classmethod
+    def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return ShardedParameter.answer(f, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, f: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Reached only by code that calls torch from C++: on the shards, as DTensor computes it."""
+        given, named = tree.replace((args, kwargs or {}), _shard_of)
+        return f(*given, **named)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A plain parameter: a copy of the model is split when it is called itself."""
+        if id(self) not in memo:
+            memo[id(self)] = nn.Parameter(whole(self.detach()).clone(), self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return nn.Parameter(whole(self.detach()), self.requires_grad).__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(nn.Parameter(whole(self.detach()), self.requires_grad))
+
+
+def _shard_of(value: Any) -> Any:
+    return value.shard if isinstance(value, ShardedParameter) else value
+
+
+def shard_in_place(parameter: nn.Parameter, mesh: DeviceMesh, dim: int) -> None:
+    """This object becomes a `ShardedParameter` that is split along `dim`. Every worker calls it, with equal values;
+    nothing is sent."""
+    shard = split(parameter.detach(), mesh, Shard(dim))
+    grad = None if parameter.grad is None else split(parameter.grad, mesh, Shard(dim))
+    made = make_wrapper_subclass(
+        ShardedParameter,
+        parameter.shape,
+        strides=parameter.stride(),
+        dtype=parameter.dtype,
+        device=parameter.device,
+        requires_grad=parameter.requires_grad,
+    )
+    made.shard = shard
+    parameter.grad = None
+    # As torch.utils.swap_tensors, which does not exchange tensors whose classes differ in slots.
+    parameter.__class__, made.__class__ = ShardedParameter, nn.Parameter  # type: ignore[assignment]
+    parameter.__dict__, made.__dict__ = parameter.__dict__ | made.__dict__, {}
+    swap_tensor_impl(parameter, made)
+    if grad is not None:
+        parameter.grad = grad
+
+
+def is_in_use(parameter: nn.Parameter) -> bool:
+    """Whether a graph or a hook refers to the parameter's old memory, so that it cannot be exchanged."""
+    return bool(
+        parameter._backward_hooks
+        or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        or parameter._use_count() > 1  # type: ignore[attr-defined]
+    )
+
+
+# -- between whole tensors and shards ----------------------------------------------------------------------------------
+
+
+def is_sharded(value: Any) -> bool:
+    return isinstance(value, (DTensor, ShardedParameter))
+
+
+def sharded(value: Any) -> DTensor:
+    """The DTensor of a sharded parameter, with its graph; a DTensor as it is."""
+    if isinstance(value, DTensor):
+        return value
+    if value.requires_grad and torch.is_grad_enabled():
+        found: DTensor = _Enter.apply(value)
+        return found
+    return alias(value.shard)
+
+
+def alias(shard: DTensor) -> DTensor:
+    """Another tensor with the same memory, and without a graph."""
+    detached: Any = shard.detach() if shard.requires_grad else shard
+    return like(detached.to_local(), shard)
+
+
+def like(local: torch.Tensor, shard: DTensor) -> DTensor:
+    """A DTensor with this part, split as `shard` is."""
+    return DTensor.from_local(
+        local, shard.device_mesh, shard.placements, run_check=False, shape=shard.shape, stride=shard.stride()
+    )
+
+
+def split(plain: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> DTensor:
+    """This worker's part of a tensor that all workers hold. The part has its own memory."""
+    made = distribute_tensor(plain.detach().contiguous(), mesh, [placement], src_data_rank=None)
+    return like(made.to_local().clone(), made)
+
+
+def split_like(plain: torch.Tensor, shard: DTensor) -> DTensor:
+    return split(plain.to(shard.device), shard.device_mesh, shard.placements[0])  # type: ignore[arg-type]
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """The whole tensor, plain; in backward each worker keeps its part of the gradient. Every worker calls it."""
+    if not is_sharded(value):
+        return value
+    found: torch.Tensor = sharded(value).full_tensor()
+    return found
+
+
+def everywhere(plain: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """A plain tensor that all workers of the model axis hold, for a function on shards. In backward the workers' parts
+    of its gradient are put together, so that the gradient of a plain tensor is always the whole one."""
+    return DTensor.from_local(plain, mesh, [Replicate()], run_check=False)
+
+
+def own_use(plain: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """A plain tensor, for a local computation that differs between workers: in backward gradients are summed."""
+    if not (plain.requires_grad and torch.is_grad_enabled()):
+        return plain
+    found: torch.Tensor = everywhere(plain, mesh).to_local(grad_placements=[Partial()])
+    return found
+
+
+def own_part(plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
+    """This worker's part of a plain tensor; in backward the parts of the gradient are gathered."""
+    found: torch.Tensor = everywhere(plain, mesh).redistribute(placements=[Shard(dim)]).to_local()
+    return found
+
+
+def summed(local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The sum over the model axis of the workers' local results, plain on every worker."""
+    found: torch.Tensor = DTensor.from_local(local, mesh, [Partial()], run_check=False).full_tensor()
+    return found
+
+
+def laid(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> DTensor:
+    """The DTensor of which each worker has computed one of equal parts along `dim`."""
+    return DTensor.from_local(local, mesh, [Shard(dim % local.dim())], run_check=False)
+
+
+def shard_dim(value: Any) -> int | None:
+    """The dimension along which a tensor is split; None if it is not."""
+    placement = (value.shard if isinstance(value, ShardedParameter) else value).placements[0]
+    return placement.dim if isinstance(placement, Shard) else None
+
+
+class _Enter(Function):
+    """From a parameter to its DTensor: the gradient is laid like the parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: ShardedParameter) -> DTensor:
+        ctx.placements = parameter.shard.placements
+        return alias(parameter.shard)
+
+    @staticmethod
+    def backward(ctx: Any, grad: DTensor) -> DTensor:
+        if not isinstance(grad, DTensor):
+            raise TypeError(f"A sharded parameter got the gradient of a {type(grad).__name__}")
+        return grad if grad.placements == ctx.placements else grad.redistribute(placements=ctx.placements)
