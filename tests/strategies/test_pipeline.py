@@ -67,15 +67,33 @@ class Residual(nn.Module):
 
 
 class Skipping(nn.Module):
-    """The first layer's output is used by the last one, over every cut."""
+    """A U-Net: outputs of the way down are used on the way up, over the cuts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.third = (nn.Linear(6, 6) for _ in range(3))
+        self.down = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.up = nn.ModuleList(nn.Linear(12, 6) for _ in range(3))
+        self.dropout, self.head = nn.Dropout(0.2), nn.Linear(6, 13)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = torch.relu(self.first(x))
-        return first * self.third(torch.relu(self.second(first + 1)))
+        skipped = []
+        for down in self.down:
+            skipped.append(x := torch.relu(down(x)))
+        for up in self.up:
+            x = torch.tanh(up(torch.cat([self.dropout(x), skipped.pop()], 1)))
+        return self.head(x)
+
+
+class Looking(nn.Module):
+    """Its forward looks at numbers that only one stage has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        return self.second(first if first.sum() > 0 else -first)
 
 
 def mlp() -> nn.Module:
@@ -95,6 +113,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "tied": Tied,
     "residual": lambda: nn.Sequential(Residual(), nn.Linear(6, 13)),
+    "skipping": Skipping,
     "batch norm": with_batch_norm,
 }
 
@@ -192,14 +211,14 @@ class Counting(nn.Module):
     ("model", "reason"),
     [
         ("one layer", "cannot be cut into 2 stages of a pipeline: it has only one layer"),
-        ("skipping", "uses a value computed before the cut"),
+        ("looking", "cannot be called on meta tensors"),
         ("hooked", "has a hook on 3"),
         ("counting", "its forward leaves a value in size"),
     ],
 )
 def test_a_model_that_stages_would_compute_differently_is_refused(model: str, reason: str) -> None:
     given = ((torch.randn(4, 6),), {})
-    built = {"one layer": nn.Linear(6, 6), "skipping": Skipping(), "hooked": mlp(), "counting": Counting()}[model]
+    built = {"one layer": nn.Linear(6, 6), "looking": Looking(), "hooked": mlp(), "counting": Counting()}[model]
     if model == "hooked":
         built[3].register_forward_hook(lambda *_: None)  # type: ignore[index]
     with pytest.raises(ScriptError, match=reason):
@@ -268,3 +287,32 @@ def tell(group: Group, name: str) -> list[str]:
     with staged(group, schedule="1f1b") as notices:
         train(name)
     return notices
+
+
+def replace_a_layer() -> list[Any]:
+    torch.manual_seed(5)
+    model, x = mlp().double(), torch.randn(8, 6, dtype=torch.float64)
+    numbers = [model(x).sum().item()]
+    model[5] = nn.Linear(16, 16).double()  # type: ignore[index]
+    loss = model(x).pow(2).mean()
+    loss.backward()
+    return [*numbers, loss.item(), *(p.grad.norm().item() for p in model.parameters())]
+
+
+def test_a_layer_that_the_script_replaces_is_used(pool: Any) -> None:
+    expected = replace_a_layer()
+    for found in pool(2).run(in_stages, {}, replace_a_layer):
+        compare(found, expected)
+
+
+def ask_twice(group: Group) -> str:
+    with staged(group):
+        model, x = mlp(), torch.randn(4, 6, requires_grad=True)
+        with pytest.raises(ScriptError) as refused:
+            torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return refused.value.message
+
+
+def test_gradients_of_gradients_are_refused(pool: Any) -> None:
+    for message in pool(2).run(ask_twice):
+        assert "gradients of gradients" in message

@@ -40,7 +40,7 @@ from paceline.strategies.pipelined import streams
 from paceline.strategies.pipelined.cutting import Cutting, cut_model, refusal, refuse_hooks
 from paceline.strategies.pipelined.schedule import Clock, Schedule
 from paceline.strategies.pipelined.segment import CannotCut
-from paceline.strategies.pipelined.way_back import StagedModel, WayBack
+from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
 from paceline.torch_private import BatchNorm
 
 VALUES = (str, bool, int, enum.Enum)  # that may switch what a model does
@@ -67,6 +67,7 @@ class Pipeline(BaseStrategy):
         self.stages, self.asked_schedule, self.chunks, self.cut = stages, schedule, max(chunks, 1), cut
         self._models: weakref.WeakKeyDictionary[nn.Module, StagedModel | None] = weakref.WeakKeyDictionary()
         self._kinds: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, _Kind]] = weakref.WeakKeyDictionary()
+        self._has_cut = False  # a model of this script runs in stages
         self._clock, self._used = Clock(), 1  # most micro-batches of a call
 
     def axes(self, workers: int) -> Axes:
@@ -99,6 +100,9 @@ class Pipeline(BaseStrategy):
             return plain(module, *args, **kwargs)
         given = (args, kwargs)
         model = self._models.get(module)
+        if model is not None and not are_same(model.parts, parts_of(module)):  # the script has replaced some
+            model = None
+            del self._models[module], self._kinds[module]
         if module not in self._models or (model is not None and module.training not in model.proven):
             model = self._models[module] = self._cut(plain, module, given, model)
         if model is None:
@@ -211,10 +215,11 @@ class Pipeline(BaseStrategy):
             except Exception:  # a model for one batch size. If it raises again, so would the call
                 cutting = cut_model(self.group, plain, module, given, *asked)
         except ScriptError as why:
-            if not any(model is not None for model in self._models.values()):
+            if not self._has_cut:
                 raise
             self.stage.views.warn(f"{why.message} Therefore every worker computes it whole.")
             return None
+        self._has_cut = True
         if known is not None:
             cutting = known.also(cutting)
         owners = cutting.owners()
@@ -225,7 +230,7 @@ class Pipeline(BaseStrategy):
             self._tell_stages(cutting, owners)
         proven = {module.training} | (set() if before is None else before.proven)
         schedule = Schedule(self.group, self.post, cutting, device, self._clock)
-        return StagedModel(schedule, parameters, mine, proven)
+        return StagedModel(schedule, parameters, mine, proven, parts_of(module))
 
     def _few(self, given: Any, rows: int) -> Any:
         """The arguments with a few rows of the batch."""

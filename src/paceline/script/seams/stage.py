@@ -150,7 +150,7 @@ class Stage:
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The outermost call of a module that has parameters."""
-        if self.rows.world > 1 and is_transformed():
+        if self.group.world > 1 and is_transformed():
             return self._call_transformed(plain, module, args, kwargs)
         if self.group.world > 1 and _finds_shapes(args, kwargs):
             with self.inside():  # there are no numbers to split or compare

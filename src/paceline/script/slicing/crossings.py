@@ -226,11 +226,12 @@ def is_inside_behind(node: Any, inside: bool) -> bool:
 
 def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
     """The crossing under the name of the value's own gradient function: `print(loss)` shows that name."""
-    return crossing if value.grad_fn is None else _named(crossing, type(value.grad_fn).__name__)
+    return crossing if value.grad_fn is None else named(crossing, type(value.grad_fn).__name__)
 
 
 @functools.cache
-def _named(crossing: Any, name: str) -> Any:
+def named(crossing: Any, name: str) -> Any:
+    """A Function whose gradient function has this name."""
     named = type(crossing)(name, (crossing,), {})
     named._backward_cls.__name__ = name
     return named

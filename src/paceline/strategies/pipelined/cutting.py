@@ -25,11 +25,14 @@ from paceline.script.slicing.comparing import close
 from paceline.script.slicing.dry_run import asleep, own_buffers, undisturbed, woken
 from paceline.script.slicing.generators import Generators
 from paceline.script.slicing.reasons import name_of
-from paceline.strategies.pipelined.segment import CannotCut, Parcel, Segments
+from paceline.strategies.pipelined.segment import CannotCut, MissingError, Parcel, Segments
 from paceline.torch_private import is_compiled
 
 MOST_TRIALS = 24  # places tried for each cut
+MOST_CARRIED = 64  # runs that find out which outputs are handed over besides the arguments of the cut
+NEAR = 0.1  # of the parameters or of the time
 TIMINGS = 3  # runs, of which the fastest counts
+EMPTY = torch.empty(0, device="cpu")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -40,7 +43,7 @@ class Cutting:
     segments: Segments
     called: tuple[frozenset[str], ...]  # the units that each stage calls
     draws: bool  # the model draws random numbers
-    template: Any  # the model's output, with ... for each tensor
+    template: Any  # the model's output, with EMPTY for each tensor
 
     def also(self, other: Cutting) -> Cutting:
         """The same cuts, as proven in another mode of the model."""
@@ -97,6 +100,12 @@ class _Whole:
 class _Candidate:
     path: str
     before: float  # share of the parameters, or of the time, before this call
+    parameters: int  # before this call
+
+    def may_follow(self, other: _Candidate) -> bool:
+        """Whether there are parameters between the two, and neither is a part of the other."""
+        apart = not f"{self.path}.".startswith(f"{other.path}.") and not f"{other.path}.".startswith(f"{self.path}.")
+        return self.parameters > other.parameters and self.before > other.before and apart
 
 
 def cut_model(
@@ -114,14 +123,13 @@ def cut_model(
     with undisturbed(module, still=()), woken(asleep(module)), torch.inference_mode(False), torch.enable_grad():
         given = tree.replace(given, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
         try:
-            output, draws, candidates = _look(plain, module, given, by)
-            whole = _Whole.of(module, output)
+            whole, draws, candidates = _look(plain, module, given, by)
             if cuts is None:
                 cuts = _choose(plain, module, given, stages, _of_rank_0(group, candidates), whole)
             segments, called = _try(plain, module, given, cuts, whole)
         except CannotCut as why:
             raise refusal(module, stages, str(why)) from None
-    template = tree.replace(output, lambda leaf: ... if isinstance(leaf, torch.Tensor) else leaf)
+    template = tree.replace(whole.output, lambda leaf: EMPTY if isinstance(leaf, torch.Tensor) else leaf)
     return Cutting(segments, called, draws, template)
 
 
@@ -145,9 +153,9 @@ def refuse_hooks(module: nn.Module) -> None:
                     )
 
 
-def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> tuple[Any, bool, list[_Candidate]]:
-    """The model's output, whether it draws random numbers, and the calls at which it might be cut."""
-    if is_compiled(module):
+def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> tuple[_Whole, bool, list[_Candidate]]:
+    """The model's output and gradients, whether it draws random numbers, and the calls at which it might be cut."""
+    if any(is_compiled(inner) or isinstance(inner, torch.jit.ScriptModule) for inner in module.modules()):
         raise CannotCut("it is compiled")
     paths = {id(inner): path for path, inner in module.named_modules()}
     seen: set[int] = set()
@@ -165,7 +173,7 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
     attributes = side_effects.look(module)
     buffers = {key: buffer.clone() for key, buffer in own_buffers(module)}
     generators = Generators(module)
-    streams, own = rng.snapshot(), generators.digest()
+    streams, of_generators = rng.snapshot(), generators.digest()
     handles = [inner.register_forward_pre_hook(note, with_kwargs=True) for inner in module.modules()]
     best: tuple[float, list[tuple[str, float, int]]] | None = None
     try:
@@ -174,7 +182,11 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
             seen.clear()
             rng.restore(streams)
             start = time.perf_counter()
-            whole = plain(module, *given[0], **given[1])
+            own = tree.replace(given, lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf)
+            versions = [leaf._version for leaf in tree.leaves(own) if isinstance(leaf, torch.Tensor)]
+            whole = plain(module, *own[0], **own[1])
+            if versions != [leaf._version for leaf in tree.leaves(own) if isinstance(leaf, torch.Tensor)]:
+                raise CannotCut("its forward changes its arguments")
             end = time.perf_counter() - start
             if best is None or end < best[0]:
                 best = end, calls
@@ -182,30 +194,31 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
         for handle in handles:
             handle.remove()
     assert best is not None
+    result = _Whole.of(module, whole)  # its backward may leave values, too
     if places := side_effects.changed(module, attributes):
         raise CannotCut(f"its forward leaves a value in {'.'.join(map(str, filter(None, next(iter(places)))))}")
     for key, buffer in own_buffers(module):
         if key not in buffers or not torch.equal(buffer, buffers[key]):
             raise CannotCut(f"its forward changes the buffer {'.'.join(filter(None, key))}")
-    if generators.digest() != own:
+    if generators.digest() != of_generators:
         raise CannotCut("its forward draws from a generator of its own")
     end, calls = best
     total = end if by == "time" else parameters
     often = Counter(path for path, *_ in calls)
     found = [
-        _Candidate(path, (at if by == "time" else before) / max(total, 1e-9))
+        _Candidate(path, (at if by == "time" else before) / max(total, 1e-9), before)
         for path, at, before in calls
         if path and often[path] == 1 and 0 < before < parameters
     ]
     draws = rng.drawn_since(streams)
     rng.restore(streams)
-    return whole, draws, found
+    return result, draws, found
 
 
 def _of_rank_0(group: Group, candidates: list[_Candidate]) -> list[_Candidate]:
     """Times differ between workers: all workers take rank 0's."""
-    told = group.gather_objects([[c.path, c.before] for c in candidates], "the places at which a model may be cut")
-    return [_Candidate(path, before) for path, before in told[0]]
+    mine = [[c.path, c.before, c.parameters] for c in candidates]
+    return [_Candidate(*told) for told in group.gather_objects(mine, "the places at which a model may be cut")[0]]
 
 
 def _choose(
@@ -216,13 +229,21 @@ def _choose(
     chosen: list[_Candidate] = []
     for number in range(1, stages):
         why = ""
-        behind = [c for c in candidates if not chosen or c.before > chosen[-1].before]
+        behind = [
+            c
+            for c in candidates
+            if not chosen or c.may_follow(chosen[-1])
+            if len({later.parameters for later in candidates if later.may_follow(c)}) >= stages - 1 - number
+        ]
         behind.sort(key=lambda c: (abs(c.before - number / stages), c.path.count(".")))
-        for candidate in behind[:MOST_TRIALS]:
+        near = [c for c in behind if abs(c.before - number / stages) < NEAR]
+        # Near the even share, a place at which no connection skips the cut is better: less is sent.
+        trials = [*((c, False) for c in near[:MOST_TRIALS]), *((c, True) for c in behind[:MOST_TRIALS])]
+        for candidate, carry in trials:
             try:
-                _try(plain, module, given, [candidate.path], whole)
+                _try(plain, module, given, [candidate.path], whole, carry=carry)
             except CannotCut as error:
-                why = why or str(error)
+                why = str(error) if carry else why
                 continue
             chosen.append(candidate)
             break
@@ -232,30 +253,39 @@ def _choose(
 
 
 def _try(
-    plain: Callable[..., Any], module: nn.Module, given: Any, cuts: Sequence[str], whole: _Whole
+    plain: Callable[..., Any],
+    module: nn.Module,
+    given: Any,
+    cuts: Sequence[str],
+    whole: _Whole,
+    *,
+    carry: bool = True,
 ) -> tuple[Segments, tuple[frozenset[str], ...]]:
-    """Runs the stages one after the other, and back. CannotCut if outputs or gradients are not the model's own."""
+    """Runs the stages one after the other, and back. CannotCut if outputs or gradients are not the model's own, or if
+    a connection skips a cut and `carry` does not allow that."""
     segments, before = Segments(module, cuts), rng.snapshot()
-    called: list[set[str]] = [set() for _ in range(len(cuts) + 1)]
-    parcel: Parcel | None = None
-    output: Any = None
-    passed: list[tuple[list[torch.Tensor], list[Any]]] = []  # of each stage: what entered it, and what left it
     try:
-        for stage in range(len(cuts) + 1):
-            at = rng.snapshot()
-            output, entered, parcel = segments.run(
-                stage,
-                plain,
-                given[0],
-                given[1],
-                parcel,
-                begin=lambda at=at: rng.restore(at),  # type: ignore[misc]
-                unit_called=lambda stage, path: called[stage].add(path),
-            )
-            passed.append((entered, tree.leaves(output) if parcel is None else parcel.tensors))
-            if parcel is not None:
-                parcel.tensors = [t.detach().clone().requires_grad_(t.requires_grad) for t in parcel.tensors]
-        grads = _go_back(passed, segments, whole)
+        for _ in range(MOST_CARRIED):  # finds out what is handed over
+            calls: list[int] = []
+            try:
+                with torch.no_grad():
+                    _run(plain, segments, given, calls)
+                break
+            except MissingError as missing:
+                if not carry or not missing.sources:
+                    raise
+                rng.restore(before)
+                for source in sorted(missing.sources):
+                    origin = sum(source[0] >= count for count in calls)
+                    for cut in range(origin, len(calls)):
+                        if source not in segments.carried[cut]:
+                            segments.carried[cut].append(source)
+                segments.wanted = [None] * len(cuts)
+        else:
+            raise CannotCut("too many values go round the cut")
+        rng.restore(before)
+        output, called, passed = _run(plain, segments, given, [])
+        grads = _go_back(passed, whole)
     except CannotCut:
         raise
     except Exception as error:
@@ -267,27 +297,47 @@ def _try(
         raise CannotCut(f"with a cut at {cuts[-1]} its output is another one")
     if not all(map(_is_same_gradient, grads, whole.grads)):
         raise CannotCut(f"with a cut at {cuts[-1]} its gradients are others")
-    return segments, tuple(map(frozenset, called))
+    return segments, called
 
 
-def _go_back(
-    passed: list[tuple[list[torch.Tensor], list[Any]]], segments: Segments, whole: _Whole
-) -> list[torch.Tensor | None]:
+def _run(
+    plain: Callable[..., Any], segments: Segments, given: Any, calls: list[int]
+) -> tuple[Any, tuple[frozenset[str], ...], list[tuple[list[torch.Tensor], list[Any]]]]:
+    """One stage after the other. Returns the output, the units that each stage called, and what entered and left each
+    stage. `calls` gets the number of module calls before each cut."""
+    called: list[set[str]] = [set() for _ in range(segments.last + 1)]
+    passed: list[tuple[list[torch.Tensor], list[Any]]] = []
+    parcel: Parcel | None = None
+    output: Any = None
+    for stage in range(segments.last + 1):
+        at = rng.snapshot()
+        output, entered, parcel = segments.run(
+            stage,
+            plain,
+            given[0],
+            given[1],
+            parcel,
+            begin=lambda at=at: rng.restore(at),  # type: ignore[misc]
+            unit_called=lambda stage, path: called[stage].add(path),
+        )
+        passed.append((entered, tree.leaves(output) if parcel is None else parcel.tensors))
+        if parcel is not None:
+            calls.append(len(parcel.shapes))
+            tensors = [t.detach().clone().requires_grad_(t.requires_grad) for t in parcel.tensors]
+            parcel = Parcel(tensors, parcel.shapes)
+    return output, tuple(map(frozenset, called)), passed
+
+
+def _go_back(passed: list[tuple[list[torch.Tensor], list[Any]]], whole: _Whole) -> list[torch.Tensor | None]:
     """The gradients of the parameters, from the backward of one stage after the other."""
     total: list[torch.Tensor | None] = [None] * len(whole.parameters)
     starts: list[torch.Tensor | None] = whole.starts
-    for stage in range(len(passed) - 1, -1, -1):
-        entered, left = passed[stage]
+    for entered, left in reversed(passed):
         needy = [t for t in entered if t.requires_grad]
         found = _gradients(_pairs(left, starts), [*needy, *whole.parameters])
         total = [_sum(before, grad) for before, grad in zip(total, found[len(needy) :], strict=True)]
-        if stage:
-            of_entered = dict(zip(map(id, needy), found, strict=False))
-            before = iter([of_entered.get(id(t)) for t in entered])
-            # On the first run of a cut all tensors left the stage before, and some of them entered.
-            many, wanted = len(passed[stage - 1][1]), segments.wanted[stage - 1] or []
-            tensors = segments.tensors[stage - 1] if len(wanted) < many else wanted
-            starts = [next(before) if i in wanted else None for i in tensors]
+        of_entered = dict(zip(map(id, needy), found, strict=False))
+        starts = [of_entered.get(id(t)) for t in entered]
     return total
 
 

@@ -3,7 +3,7 @@
 A worker runs the model's own forward, also the lines before its stage: what these compute from tensors of earlier
 stages is `Elsewhere`, on the meta device. Where its stage begins, the worker has received the numbers of the tensors
 that are handed over: these get a `value`, and from then on they take part in the computation. A number that depends on
-any other `Elsewhere` cannot be computed here.
+any other `Elsewhere` cannot be computed here; its `sources` say which outputs of modules it needs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from paceline.script import tree
 from paceline.torch_private import without_subclass_functions
 
+Source = tuple[int, int]  # the number of a module's call in the forward, and of a tensor in its output
 META = torch.device("meta")
 device_of: Any = torch.Tensor.device.__get__
 
@@ -24,15 +25,16 @@ class Elsewhere(torch.Tensor):
 
     value: torch.Tensor | None
     true_device: torch.device
+    sources: frozenset[Source]
 
     @classmethod
-    def like(cls, shape: Any, dtype: torch.dtype, device: torch.device) -> Elsewhere:
-        return cls.of(torch.empty(shape, dtype=dtype, device=META), device)
+    def like(cls, shape: Any, dtype: torch.dtype, device: torch.device, source: Source) -> Elsewhere:
+        return cls.of(torch.empty(shape, dtype=dtype, device=META), device, frozenset({source}))
 
     @classmethod
-    def of(cls, meta: torch.Tensor, device: torch.device) -> Elsewhere:
+    def of(cls, meta: torch.Tensor, device: torch.device, sources: frozenset[Source]) -> Elsewhere:
         made: Elsewhere = meta.as_subclass(cls)
-        made.value, made.true_device = None, device
+        made.value, made.true_device, made.sources = None, device, sources
         return made
 
     @classmethod
@@ -52,7 +54,8 @@ class Elsewhere(torch.Tensor):
             if "device" in kwargs:
                 kwargs["device"] = META
             result = func(*args, **kwargs)
-            return tree.replace(result, lambda x: Elsewhere.of(x, device) if _is_new(x) else x)
+            sources = frozenset[Source]().union(*(one.sources for one in found if one.value is None))
+            return tree.replace(result, lambda x: Elsewhere.of(x, device, sources) if _is_new(x) else x)
 
 
 def is_missing(leaf: Any) -> bool:

@@ -66,6 +66,7 @@ class Pass:
     output: Any
     tensors: list[torch.Tensor]  # among the leaves of the output
     needs_grad: list[bool]
+    name: str = ""  # of the output's gradient function, which `print` shows
     chunks: list[Chunk] = field(default_factory=list)
 
 
@@ -166,16 +167,21 @@ class Schedule:
                 tensors = [leaf for leaf in whole if isinstance(leaf, torch.Tensor)]
                 heads = [[list(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad] for t in tensors]
                 at = streams.packed() if self.cutting.draws else None
-                told = [_nest(tree.rebuild(outputs[0], iter(whole)), self.cutting.template), heads, at]
+                told = [
+                    _nest(tree.rebuild(outputs[0], iter(whole)), self.cutting.template),
+                    heads,
+                    at,
+                    _name(outputs[0]),
+                ]
             except Exception as own:  # rows that do not fit together
                 error, told = own, msgspec.msgpack.encode(describe(own, []))
         found = self.group.gather_objects(told if self.stage == self.last else None, OUTPUT)[self.last]
         if isinstance(found, bytes):
             self._raise(found, error)
-        nest, heads, at = found
+        nest, heads, at, name = found
         if nest is None:
             raise ScriptError(
-                "The model returns objects that differ from those of its first call.",
+                "The model returns an object that the workers of a pipeline cannot send to each other.",
                 advice="Choose another strategy: --strategy mirrored",
             )
         if at is not None:
@@ -187,10 +193,13 @@ class Schedule:
             count = torch.Size(shape).numel()
             sizes = [0] * self.last + [count]
             flat = self.group.gather_rows(mine, 0, sizes, OUTPUT)
-            shared.append(flat.view(shape))
+            # No view: the script may change it in place.
+            stride = flat.view(shape).stride()
+            shared.append(empty.set_(flat.untyped_storage(), flat.storage_offset(), shape, stride))
         if self.stage < self.last:
             self.clock.idle += time.perf_counter() - since
-        return Pass(_rebuilt(nest, self.cutting.template, iter(shared)), shared, [bool(needs) for *_, needs in heads])
+        output = _rebuilt(nest, self.cutting.template, iter(shared))
+        return Pass(output, shared, [bool(needs) for *_, needs in heads], name)
 
     def _raise(self, raised: bytes, own: Exception | None) -> NoReturn:
         """Raises the exception of one stage on every worker."""
@@ -290,6 +299,11 @@ def _join(column: tuple[Any, ...], dim: int) -> Any:
     return torch.cat([leaf.detach() for leaf in column], dim).requires_grad_(first.requires_grad)
 
 
+def _name(output: Any) -> str:
+    tensor = next((t for t in tree.leaves(output) if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
+    return "" if tensor is None else type(tensor.grad_fn).__name__
+
+
 def _nest(output: Any, template: Any) -> Any:
     """A plain value from which every worker can build the output: None if that is not possible."""
     if isinstance(output, torch.Tensor):
@@ -301,7 +315,10 @@ def _nest(output: Any, template: Any) -> Any:
             return {"kind": type(output).__name__, "items": inner}
     if isinstance(output, (bool, int, float, str, type(None))):
         return {"plain": output}
-    return {"template": True} if template is not None and tree.structure(output) == tree.structure(template) else None
+    if template is None or tree.structure(output) != tree.structure(template):
+        return None
+    plain = all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in tree.leaves(output))
+    return {"template": True} if plain else None
 
 
 def _rebuilt(nest: Any, template: Any, tensors: Any) -> Any:
@@ -310,7 +327,7 @@ def _rebuilt(nest: Any, template: Any, tensors: Any) -> Any:
     if "plain" in nest:
         return nest["plain"]
     if "template" in nest:
-        return tree.replace(template, lambda leaf: next(tensors) if leaf is ... else leaf)
+        return tree.replace(template, lambda leaf: next(tensors) if isinstance(leaf, torch.Tensor) else leaf)
     items = [(key, _rebuilt(item, None, tensors)) for key, item in nest["items"]]
     if nest["kind"] == "dict":
         return dict(items)

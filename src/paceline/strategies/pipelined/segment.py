@@ -8,6 +8,7 @@ forward is left.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +18,21 @@ import torch
 from torch import nn
 
 from paceline.script import tree
-from paceline.strategies.pipelined.elsewhere import Elsewhere, handed_over, is_missing
+from paceline.strategies.pipelined.elsewhere import Elsewhere, Source, handed_over, is_missing
 
 PLAIN = (bool, int, float, str, type(None))
 
 
 class CannotCut(Exception):
     """Why a model cannot be cut at this place."""
+
+
+class MissingError(CannotCut):
+    """A stage needs outputs of modules of earlier stages, which were not handed over."""
+
+    def __init__(self, path: str, leaves: Sequence[Any]) -> None:
+        super().__init__(f"{path} uses a value computed before the cut")
+        self.sources = frozenset[Source]().union(*(leaf.sources for leaf in leaves if is_missing(leaf)))
 
 
 class _Leave(BaseException):
@@ -34,7 +43,7 @@ class _Leave(BaseException):
 class Parcel:
     """What one stage hands to the next: tensors, and the shapes of all that was computed so far."""
 
-    tensors: list[torch.Tensor]
+    tensors: list[torch.Tensor]  # among the arguments of the cut's call, and then the carried ones
     shapes: list[Any]  # of the output of each module call, in order
     rest: Any = None  # of the schedule
 
@@ -49,6 +58,7 @@ class _Way:
     reached: int = 0  # the stage that the forward has reached
     shapes: list[Any] = field(default_factory=list)
     entered: list[torch.Tensor] = field(default_factory=list)
+    outputs: dict[Source, torch.Tensor] = field(default_factory=dict)  # of modules, for this stage or a later one
     left: list[Any] = field(default_factory=list)  # leaves of the arguments of the next stage's cut
 
 
@@ -56,15 +66,22 @@ class Segments:
     """The stages of one model, by their cuts: paths of modules in the order of their calls."""
 
     def __init__(self, module: nn.Module, cuts: Sequence[str]) -> None:
-        self.module, self.cuts = module, tuple(cuts)
-        # Of each cut, by number among the leaves of its call's arguments: the tensors, and those that are handed over.
-        self.tensors: list[list[int]] = [[] for _ in cuts]
+        self._module, self.cuts = weakref.ref(module), tuple(cuts)
+        # Of each cut, by number among the leaves of its call's arguments: the tensors that are handed over.
         self.wanted: list[list[int] | None] = [None] * len(cuts)
+        # Of each cut, the outputs of earlier modules that are handed over besides: a skip connection over the cut.
+        self.carried: list[list[Source]] = [[] for _ in cuts]
         above = {".".join(cut.split(".")[:depth]) for cut in cuts for depth in range(len(cut.split(".")))} | {""}
-        self._skeleton = [module.get_submodule(path) for path in sorted(above)]
         self.units = dict(self._find_units(above))
         self._stage_of_cut = {id(module.get_submodule(cut)): number + 1 for number, cut in enumerate(cuts)}
         self._way: _Way | None = None
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, which is not kept alive."""
+        module = self._module()
+        assert module is not None
+        return module
 
     @property
     def last(self) -> int:
@@ -72,7 +89,7 @@ class Segments:
 
     def _find_units(self, above: set[str]) -> Iterator[tuple[str, nn.Module]]:
         """The modules that the forward calls outside of all others: each belongs to a stage as a whole."""
-        seen = {id(module) for module in self._skeleton}
+        seen = {id(self.module.get_submodule(path)) for path in above}
         todo = sorted(above)
         while todo:
             path = todo.pop(0)
@@ -98,6 +115,9 @@ class Segments:
         """Runs a stage. Returns the model's output (of the last stage), the tensors that were handed over, as the stage
         used them, and the parcel for the next stage. `begin` is called where the stage begins."""
         self._way = way = _Way(stage, given, begin)
+        if given is not None and (carried := self.carried[stage - 1]):
+            tensors = given.tensors[-len(carried) :]
+            way.outputs = dict(zip(carried, map(_own, tensors), strict=True))
         if not stage:
             begin()
         try:
@@ -107,16 +127,22 @@ class Segments:
             found = [i for i, leaf in enumerate(way.left) if isinstance(leaf, torch.Tensor)]
             wanted = self.wanted[stage]
             chosen = found if wanted is None else wanted
-            if any(i not in found or is_missing(way.left[i]) for i in chosen):
-                raise CannotCut(f"{self.cuts[stage]} uses a value computed before the cut") from None
-            return None, way.entered, Parcel([way.left[i] for i in chosen], way.shapes)
+            if any(i not in found for i in chosen):
+                raise CannotCut(f"{self.cuts[stage]} is called with other arguments than before") from None
+            if any(is_missing(way.left[i]) for i in chosen):
+                raise MissingError(self.cuts[stage], [way.left[i] for i in chosen]) from None
+            carried = self.carried[stage]
+            if lost := [source for source in carried if source not in way.outputs]:
+                raise CannotCut(f"the output of module call {lost[0][0]} is not there") from None
+            tensors = [way.left[i] for i in chosen] + [way.outputs[source] for source in carried]
+            return None, way.entered, Parcel(tensors, way.shapes)
         finally:
             self._way = None
         if way.reached < stage or stage < self.last:
             raise CannotCut(f"the forward did not call {self.cuts[min(way.reached, self.last - 1)]}")
         output = tree.replace(output, handed_over)
         if any(map(is_missing, tree.leaves(output))):
-            raise CannotCut("the model's output uses a value computed before the cut")
+            raise MissingError("the model's output", tree.leaves(output))
         return output, way.entered, None
 
     @contextmanager
@@ -156,13 +182,16 @@ class Segments:
             if number >= len(way.given.shapes):
                 raise CannotCut(f"the forward calls {path} in one stage and not in another")
             way.shapes.append(way.given.shapes[number])
-            return _placeholder(way.shapes[number])
+            return _Placeholders(number, way.outputs).of(way.shapes[number])
         args, kwargs = tree.replace((args, kwargs), handed_over)
         if any(map(is_missing, tree.leaves((args, kwargs)))):
-            raise CannotCut(f"{path} uses a value computed before the cut")
+            raise MissingError(path, tree.leaves((args, kwargs)))
         unit_called(way.stage, path)
         output = type(unit)._call_impl(unit, *args, **kwargs)
         way.shapes.append(_shapes_of(output, path))
+        if way.stage < self.last and any(number == call for call, _ in self.carried[way.stage]):
+            tensors = [leaf for leaf in tree.leaves(output) if isinstance(leaf, torch.Tensor)]
+            way.outputs |= {(number, i): tensor for i, tensor in enumerate(tensors)}
         return output
 
     def _hand_over(self, way: _Way, leaves: list[Any]) -> None:
@@ -170,18 +199,15 @@ class Segments:
         found = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         wanted = self.wanted[way.stage - 1]
         missing = [i for i in found if is_missing(leaves[i])]
+        many = len(way.given.tensors) - len(self.carried[way.stage - 1])
         if wanted is None:  # the first run of this cut: the parcel has all tensors
-            tensors = dict(zip(found, way.given.tensors, strict=True))
-            self.tensors[way.stage - 1], self.wanted[way.stage - 1] = found, missing
-        elif missing != wanted or len(wanted) != len(way.given.tensors):
+            self.wanted[way.stage - 1] = missing
+        elif missing != wanted or len(wanted) != many:
             raise CannotCut(f"{self.cuts[way.stage - 1]} is called with other arguments than before")
-        else:
-            tensors = dict(zip(wanted, way.given.tensors, strict=True))
+        tensors = dict(zip(found if wanted is None else wanted, way.given.tensors[:many], strict=True))
         for i in missing:
-            tensor = tensors[i]
-            # A copy has a graph of its own: the model may change it in place, which a leaf would refuse.
-            leaves[i].value = tensor.clone() if tensor.requires_grad else tensor
-            way.entered.append(tensor)
+            leaves[i].value = _own(tensors[i])
+        way.entered = list(way.given.tensors)
 
 
 def _shapes_of(value: Any, path: str) -> Any:
@@ -197,12 +223,29 @@ def _shapes_of(value: Any, path: str) -> Any:
     raise CannotCut(f"{path} returns a {type(value).__name__}")
 
 
-def _placeholder(shapes: Any) -> Any:
-    if isinstance(shapes, dict):
-        return Elsewhere.like(shapes["shape"], getattr(torch, shapes["dtype"]), torch.device(shapes["on"]))
-    if isinstance(shapes, list):
-        kind, *items = shapes
-        if kind == "dict":
-            return {key: _placeholder(item) for key, item in items}
-        return (list if kind == "list" else tuple)(_placeholder(item) for item in items)
-    return shapes
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with a graph of its own: the model may change it in place, which a leaf would refuse."""
+    return tensor.clone() if tensor.requires_grad else tensor
+
+
+@dataclass(slots=True)
+class _Placeholders:
+    """The output of a module call that another stage computes, with the tensors that were handed over."""
+
+    number: int
+    handed_over: dict[Source, torch.Tensor]
+    made: int = 0
+
+    def of(self, shapes: Any) -> Any:
+        if isinstance(shapes, dict):
+            source, self.made = (self.number, self.made), self.made + 1
+            if source in self.handed_over:
+                return self.handed_over[source]
+            dtype, device = getattr(torch, shapes["dtype"]), torch.device(shapes["on"])
+            return Elsewhere.like(shapes["shape"], dtype, device, source)
+        if isinstance(shapes, list):
+            kind, *items = shapes
+            if kind == "dict":
+                return {key: self.of(item) for key, item in items}
+            return (list if kind == "list" else tuple)(self.of(item) for item in items)
+        return shapes

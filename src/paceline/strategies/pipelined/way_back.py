@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from paceline.comm.group import Group
+from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.seams.stage import Stage
+from paceline.script.slicing import crossings
 from paceline.strategies.pipelined.schedule import Pass, Schedule
 from paceline.torch_private import keeps_graph
 
@@ -32,6 +33,17 @@ class StagedModel:
     parameters: list[nn.Parameter]  # all, in the same order on every worker
     mine: list[int]  # numbers of those that this stage uses
     proven: set[bool]  # modes (training or not) in which the stages were compared with the whole model
+    parts: list[Any]  # its modules and parameters: see `parts_of`
+
+
+def parts_of(module: nn.Module) -> list[Any]:
+    """The modules and parameters of a model, which the script may replace."""
+    found = [part for inner in module.modules() for part in (inner, *inner._parameters.values())]
+    return found[1:]  # without the model itself, which must not be kept alive
+
+
+def are_same(parts: list[Any], others: list[Any]) -> bool:
+    return len(parts) == len(others) and all(one is other for one, other in zip(parts, others, strict=True))
 
 
 @dataclass(slots=True)
@@ -53,7 +65,8 @@ class WayBack:
 
     def output(self) -> Any:
         """The call's output, with its graph."""
-        whole = _Pipelined.apply(self, *(self.leaves[n] for n in self.inputs), *self.model.parameters)
+        function = crossings.named(_Pipelined, self.done.name) if self.done.name else _Pipelined
+        whole = function.apply(self, *(self.leaves[n] for n in self.inputs), *self.model.parameters)
         new = dict(zip(map(id, self.done.tensors), whole, strict=True))
         return tree.replace(self.done.output, lambda leaf: new.get(id(leaf), leaf))
 
@@ -108,8 +121,12 @@ class _Pipelined(Function):
         return tuple(done.tensors)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise ScriptError(
+                "The script asks for gradients of gradients (create_graph=True), which do not go through a pipeline.",
+                advice="Choose another strategy: --strategy mirrored",
+            )
         return None, *ctx.way.back(grads)
 
 
