@@ -166,7 +166,9 @@ class ParameterServer(BaseStrategy):
             raise EnoughSteps  # rank 0 has ended: nobody would see what this worker still learns
         for exchange in self._exchanges.values():
             exchange.wait()
-            if not learns and self._trained and self.staleness:
+            if exchange.is_changed():  # loaded, clipped, …: rank 0's script speaks for all
+                exchange.assign(send=self.rank == 0)
+            elif not learns and self._trained and self.staleness:
                 exchange.pull()  # evaluates what all workers have learnt so far
         self._trained = learns
 
@@ -183,6 +185,12 @@ class ParameterServer(BaseStrategy):
         self._counted[exchange.number] = self._samples, steps + 1
         self._trained = True
         return loss
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A parameter as the script saves it: without the rest of the memory that it lies in."""
+        if any(exchange.holds(tensor) for exchange in self._exchanges.values()):
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return tensor
 
     def on_end(self) -> None:
         self.on_enough()
@@ -207,8 +215,30 @@ class ParameterServer(BaseStrategy):
                 )
             return known
         exchange = self._exchanges[id(optimizer)] = Exchange(self.client, len(self._exchanges), optimizer)
+        self._carry_state(optimizer, exchange)
         self.stage.pulse.notice(f"Parameters of {type(optimizer).__name__} on {exchange.describe()}.")
         return exchange
+
+    def _carry_state(self, optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+        """The optimizer's state lives on the servers: `state_dict` brings it here, `load_state_dict` takes it there."""
+
+        def bring(_: Any) -> None:
+            if self.client is not None:
+                for number, state in exchange.state().items():
+                    if state:
+                        optimizer.state[exchange.given[number]] = state
+
+        def forget(_: Any, __: Any) -> None:
+            if self.client is not None:
+                optimizer.state.clear()
+
+        def take(_: Any) -> None:
+            if self.client is not None and self.rank == 0:
+                exchange.load(force=True)
+
+        optimizer.register_state_dict_pre_hook(bring)
+        optimizer.register_state_dict_post_hook(forget)
+        optimizer.register_load_state_dict_post_hook(take)
 
     def _skip_missing(self, iteration: Iteration) -> None:
         """At the end of an iteration in which other workers took one batch more: they need not wait for this one."""

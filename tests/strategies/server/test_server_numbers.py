@@ -196,3 +196,42 @@ def test_optimizers_that_servers_do_not_know_are_refused(tmp_path: Path) -> None
         with pytest.raises(ScriptError, match="LBFGS evaluates the loss several times"):
             Exchange(client, 0, torch.optim.LBFGS(parameters))
         client.close()
+
+
+def test_an_optimizers_state_goes_to_the_servers_and_comes_back(tmp_path: Path) -> None:
+    """Also of a tensor in another memory format, and cut between servers."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(4, 3, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last))
+    other = torch.nn.Parameter(weight.detach().clone(memory_format=torch.preserve_format))
+    ours, theirs = torch.optim.Adam([weight], lr=0.1), torch.optim.Adam([other], lr=0.1)
+    for number in range(2):
+        for parameter, optimizer in ((weight, ours), (other, theirs)):
+            parameter.grad = torch.sin(parameter.detach() * (number + 1))
+            optimizer.step()
+    with team(tmp_path, servers=3) as it:
+        client = it.client()
+        exchange = Exchange(client, 0, ours)
+        for parameter in (weight, other):
+            parameter.grad = torch.cos(parameter.detach())
+        exchange.step()
+        theirs.step()
+        torch.testing.assert_close(weight, other, rtol=1e-12, atol=1e-14)
+        state = exchange.state()[0]
+        for name, value in theirs.state[other].items():
+            torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-14)
+        client.close()
+
+
+def test_parameters_that_a_script_changes_reach_the_servers(tmp_path: Path) -> None:
+    with team(tmp_path, servers=2) as it:
+        client, net = it.client(), model()
+        exchange = exchange_of(client, net)
+        assert not exchange.is_changed()
+        with torch.no_grad():
+            net[0].weight.fill_(2.0)  # type: ignore[index, union-attr]
+        assert exchange.is_changed()
+        exchange.assign(send=True)
+        assert not exchange.is_changed()
+        exchange.pull()
+        assert (net[0].weight == 2).all()  # type: ignore[index, union-attr]
+        client.close()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.launch import Event, Notice, Output, Zygote, launch
 from paceline.record import Outcome
@@ -13,6 +14,7 @@ from paceline.record.servers import read_reports
 from paceline.settings import RunSettings
 
 SCRIPT = Path(__file__).with_name("trained_on_servers.py")
+END_OF_EPOCH = "    model.eval()\n"
 ON_RANK_1 = "from paceline.settings import of_this_process\nimport os, signal\nif of_this_process().rank == 1"
 
 
@@ -82,10 +84,13 @@ def test_fast_workers_take_more_batches_where_batches_are_free(zygote: Zygote, t
 
 def test_a_killed_worker_is_told_and_the_run_goes_on(zygote: Zygote, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        SCRIPT.read_text() + f"    {ON_RANK_1.splitlines()[0]}\n    import os\n"
-        "    if of_this_process().rank == 1 and epoch == 1:\n        os.kill(os.getpid(), 9)\n"
-    )
+    killing = """
+    from paceline.settings import of_this_process
+    import os
+    if of_this_process().rank == 1 and epoch == 1:
+        os.kill(os.getpid(), 9)
+"""
+    script.write_text(SCRIPT.read_text().replace(END_OF_EPOCH, killing + END_OF_EPOCH))
     ran = Ran(zygote, tmp_path / "r", script, 4, 1, workers=3, strategy="server(staleness=0)")
     assert ran.outcome.exit_code == 0, ran.outcome.message
     assert len(ran.losses()) == 4
@@ -105,7 +110,7 @@ def test_a_killed_server_is_told_and_the_run_goes_on(zygote: Zygote, tmp_path: P
         [server] = [s for c in children(os.getpid()) for s in children(c)]
         os.kill(server, 9)
 """
-    script.write_text(SCRIPT.read_text() + killing)
+    script.write_text(SCRIPT.read_text().replace(END_OF_EPOCH, killing + END_OF_EPOCH))
     ran = Ran(zygote, tmp_path / "r", script, 4, 1, workers=2, strategy="server(staleness=2)")
     assert ran.outcome.exit_code == 0, ran.outcome.message
     assert len(ran.losses()) == 4
@@ -121,3 +126,30 @@ def test_an_optimizer_that_servers_do_not_know_is_refused(zygote: Zygote, tmp_pa
     ran = Ran(zygote, tmp_path / "r", script, 1, 1, workers=2, strategy="server")
     assert ran.outcome.exit_code == 1
     assert "cannot run on a parameter server" in ran.outcome.message
+
+
+def test_what_a_script_saves_is_whole_and_plain_and_loads_under_other_strategies(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """The optimizer's state comes from the servers and goes back to them, cut or not."""
+    ours, theirs = tmp_path / "ours.pt", tmp_path / "theirs.pt"
+    servers = {"workers": 2, "strategy": "server(staleness=0,servers=2)"}
+    mirrored = {"workers": 2, "batch": "scale"}
+    first = Ran(zygote, tmp_path / "a", SCRIPT, 2, 1, "--save", ours, **servers)
+    assert first.outcome.exit_code == 0, first.outcome.message
+    assert Ran(zygote, tmp_path / "b", SCRIPT, 2, 1, "--save", theirs, **mirrored).outcome.exit_code == 0
+    saved, expected = (torch.load(path, weights_only=True) for path in (ours, theirs))
+    for part in ("model", "optimizer", "schedule"):
+        torch.testing.assert_close(saved[part], expected[part], rtol=1e-12, atol=1e-14)
+    assert ours.stat().st_size < 1.2 * theirs.stat().st_size
+    for number, (file, settings) in enumerate(((theirs, servers), (ours, mirrored), (ours, servers))):
+        again = Ran(zygote, tmp_path / f"c{number}", SCRIPT, 1, 1, "--load", file, **settings)
+        assert again.outcome.exit_code == 0, again.outcome.message
+        assert again.losses() == pytest.approx(first.losses()[1:], rel=1e-12)
+
+
+def test_weights_that_the_script_sets_itself_are_not_overwritten_by_a_pull(zygote: Zygote, tmp_path: Path) -> None:
+    plain = Ran(zygote, tmp_path / "a", SCRIPT, 1, 1, "--restore", workers=1)
+    ran = Ran(zygote, tmp_path / "b", SCRIPT, 1, 1, "--restore", workers=2, strategy="server(staleness=1)")
+    assert ran.outcome.exit_code == 0, ran.outcome.message
+    assert ran.losses()[-1] == pytest.approx(plain.losses()[-1], rel=1e-12)

@@ -28,9 +28,9 @@ class Exchange:
     ) -> None:
         """Waits until every server holds the parameters, then gives this worker's parameters their values."""
         self.client, self.number, self.optimizer = client, number, optimizer
-        self._spec, self._given = spec_of(optimizer)
+        self._spec, self.given = spec_of(optimizer)
         self.tensors = tuple(
-            TensorSpec.of(names[at] if names else f"parameter {at}", tensor) for at, tensor in enumerate(self._given)
+            TensorSpec.of(names[at] if names else f"parameter {at}", tensor) for at, tensor in enumerate(self.given)
         )
         self.partition: Partition = split(self.tensors, client.servers, whole=self._spec.whole)
         self._gradients_at = -(-self.partition.size // PAGE) * PAGE
@@ -45,11 +45,14 @@ class Exchange:
         self.staleness = -1  # of the last push
         self._asked: dict[int, Pending] = {}
         with torch.no_grad():
-            for mine, tensor in zip(self.parameters, self._given, strict=True):
+            for mine, tensor in zip(self.parameters, self.given, strict=True):
                 mine.copy_(tensor)
         client.openings.append(self._opening)
         self._open()
         self._adopt()
+        self._seen = self._stamps()
+        if optimizer.state:
+            self.load(force=False)
 
     def describe(self) -> str:
         """The balance of the servers, in words."""
@@ -60,7 +63,7 @@ class Exchange:
         """Sends the gradients of the optimizer's parameters; does not wait. `weight` is the number of samples, which
         counts where a synchronous server averages."""
         missing = []
-        for number, (mine, tensor) in enumerate(zip(self.gradients, self._given, strict=True)):
+        for number, (mine, tensor) in enumerate(zip(self.gradients, self.given, strict=True)):
             if tensor.grad is None:
                 missing.append(number)
             elif tensor.grad.data_ptr() != mine.data_ptr():
@@ -106,6 +109,55 @@ class Exchange:
                     offset += part.numel() * part.element_size()
                     whole[name] = self._put(whole.get(name), part, piece.tensor, piece.start, piece.stop)
         return found
+
+    def load(self, *, force: bool) -> None:
+        """Gives the servers the state that the script has loaded into its optimizer; without `force`, only if no
+        update was made yet."""
+        self.wait()
+        makes: dict[int, Make] = {}
+        for share in self._held:
+            described: list[dict[str, Any]] = []
+            parts: list[bytes] = []
+            for piece in share.pieces:
+                entry = {}
+                for name, value in self.optimizer.state.get(self.given[piece.tensor], {}).items():
+                    if isinstance(value, torch.Tensor):
+                        part = self._part(value.detach().cpu(), piece.tensor, piece.start, piece.stop)
+                        entry[name] = {
+                            "tensor": len(parts),
+                            "dtype": str(part.dtype).removeprefix("torch."),
+                            "shape": list(part.shape),
+                        }
+                        parts.append(bytes(raw(part)))
+                    else:
+                        entry[name] = value
+                described.append(entry)
+            ask = say.Load(0, self.client.worker, self.number, tuple(described), force)
+            makes[share.server] = _making(ask, b"".join(parts))
+        self.client.ask_all(makes, "the optimizer's state")
+
+    def is_changed(self) -> bool:
+        """Whether the script itself has changed parameters in place since the last push or pull."""
+        return self._seen != self._stamps()
+
+    def assign(self, *, send: bool) -> None:
+        """Gives the servers the parameters that the script has changed; without `send`, another worker does."""
+        self.wait()
+        if send:
+            for mine, tensor in zip(self.parameters, self.given, strict=True):
+                if tensor.data_ptr() != mine.data_ptr():
+                    mine.copy_(tensor.detach())
+            ask = say.Assign(0, self.client.worker, self.number)
+            makes = {
+                share.server: _making(ask, None if self._mapped else bytes(self._bytes(share.begin, share.end)))
+                for share in self._held
+            }
+            self.client.ask_all(makes, "parameters that the script has changed")
+        self._seen = self._stamps()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in the shared memory."""
+        return self._memory.address <= tensor.data_ptr() < self._memory.address + self._memory.size
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -170,15 +222,16 @@ class Exchange:
             clocks.append(answer.clock)
             self.staleness = answer.staleness
         self.clock = max(clocks, default=0)
-        for mine, tensor in zip(self.parameters, self._given, strict=True):
+        for mine, tensor in zip(self.parameters, self.given, strict=True):
             if tensor.data_ptr() != mine.data_ptr():
                 tensor.copy_(mine)
+        self._seen = self._stamps()
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def _views(self, at: int) -> list[torch.Tensor]:
         found = []
-        for offset, spec, tensor in zip(self.partition.offsets, self.tensors, self._given, strict=True):
+        for offset, spec, tensor in zip(self.partition.offsets, self.tensors, self.given, strict=True):
             flat = self._memory.bytes[at + offset : at + offset + spec.bytes].view(spec.torch_dtype)
             found.append(
                 flat.as_strided(tensor.shape, tensor.stride()) if self._keeps(tensor) else flat.view(spec.shape)
@@ -195,13 +248,33 @@ class Exchange:
 
     def _adopt(self) -> None:
         """Lets the script's own parameters live in the shared memory, where servers write them."""
-        for mine, tensor in zip(self.parameters, self._given, strict=True):
+        for mine, tensor in zip(self.parameters, self.given, strict=True):
             if tensor.device.type == "cpu":
                 tensor.data = mine
 
+    def _stamps(self) -> list[int]:
+        """Torch counts the changes in place of each tensor; what servers write is not counted."""
+        return [tensor._version for tensor in self.given]
+
+    def _part(self, whole: torch.Tensor, number: int, start: int, stop: int) -> torch.Tensor:
+        """The part of a state tensor that belongs to a piece; see `_put`."""
+        spec, tensor = self.tensors[number], self.given[number]
+        if whole.numel() != spec.elements or (not whole.dim() and tensor.dim()):
+            return whole.contiguous()
+        if not self._keeps(tensor):
+            flat = whole.contiguous().view(-1)
+        else:
+            flat = (
+                torch.empty_like(tensor, dtype=whole.dtype, device="cpu")
+                .copy_(whole)
+                .as_strided((spec.elements,), (1,))
+            )
+        part = flat[start:stop]
+        return part.reshape(spec.shape) if stop - start == spec.elements else part
+
     def _put(self, whole: Any, part: torch.Tensor, number: int, start: int, stop: int) -> torch.Tensor:
         """A part of a state tensor, put at its place in the whole one."""
-        spec, tensor = self.tensors[number], self._given[number]
+        spec, tensor = self.tensors[number], self.given[number]
         if part.numel() != stop - start or (part.numel() == 1 and not part.dim() and tensor.dim()):
             return part  # not one number per element: a step count
         if whole is None:
@@ -209,3 +282,7 @@ class Exchange:
         flat = whole.as_strided((spec.elements,), (1,)) if self._keeps(tensor) else whole.view(-1)
         flat[start:stop] = part.reshape(-1)
         return whole
+
+
+def _making(ask: say.Load | say.Assign, numbers: bytes | None) -> Make:
+    return lambda number: (msgspec.structs.replace(ask, request=number), numbers)

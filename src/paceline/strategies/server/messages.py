@@ -70,6 +70,21 @@ class State(Request, tag="state", frozen=True):
     space: int
 
 
+class Load(Request, tag="load", frozen=True):
+    """An optimizer's state that the script has loaded: of each piece, as `State` describes it; numbers follow. Without
+    `force` it is taken only before the first update. Answer: Told."""
+
+    space: int
+    state: tuple[dict[str, Any], ...]
+    force: bool
+
+
+class Assign(Request, tag="assign", frozen=True):
+    """Parameters that the script itself has changed; numbers follow if there is no shared memory. Answer: Told."""
+
+    space: int
+
+
 class Once(Request, tag="once", frozen=True):
     """Sets a key that has no value yet. Answer: Told, with the key's value."""
 
@@ -95,7 +110,7 @@ class Beat(Request, tag="beat", frozen=True):
     """The worker is alive. Answer: Pong."""
 
 
-Ask = Hello | Open | Push | Pull | State | Once | Ticket | Over | Bye | Beat
+Ask = Hello | Open | Push | Pull | State | Load | Assign | Once | Ticket | Over | Bye | Beat
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

@@ -203,7 +203,12 @@ class Server:
         else:
             self._of_space(peer, ask, numbers)
 
-    def _of_space(self, peer: bytes, ask: say.Push | say.Pull | say.State, numbers: memoryview | None) -> None:
+    def _of_space(
+        self,
+        peer: bytes,
+        ask: say.Push | say.Pull | say.State | say.Load | say.Assign,
+        numbers: memoryview | None,
+    ) -> None:
         space = self.spaces.get(ask.space)
         if space is None or ask.worker not in space.seats:
             self._send(peer, say.Unknown(ask.request))
@@ -211,6 +216,13 @@ class Server:
             space.push(peer, ask, numbers)
         elif isinstance(ask, say.Pull):
             space.pull(peer, ask.worker, ask.request)
+        elif isinstance(ask, say.Load):
+            if ask.force or not (space.shard.version or space.is_loaded):
+                space.load(ask.state, numbers or memoryview(b""))
+            self._send(peer, say.Told(ask.request, None))
+        elif isinstance(ask, say.Assign):
+            space.assign(ask.worker, numbers)
+            self._send(peer, say.Told(ask.request, None))
         else:
             described, tensors = space.shard.state()
             body = b"".join(bytes(shard_file.raw(tensor)) for tensor in tensors)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from paceline.comm.memory.region import Region
 from paceline.strategies.server import messages as say
 from paceline.strategies.server.pace import Pace
 from paceline.strategies.server.shard import Shard, Views
-from paceline.strategies.server.shard_file import raw
+from paceline.strategies.server.shard_file import from_raw, raw
 
 
 class MalformedError(Exception):
@@ -60,6 +61,7 @@ class Space:
         self.shard, self.pace = shard, pace
         self.applied: dict[int, int] = {}  # worker → sequence number of its last push
         self.seats: dict[int, Seat] = {}
+        self.is_loaded = False  # a state was taken up
         self.counts: Counter[str] = Counter()  # duplicates, dropped
         self._scale_rate, self._send, self._on_update, self._rank_of = scale_rate, send, on_update, rank_of
         self._waiting: dict[int, Waiting] = {}
@@ -113,6 +115,29 @@ class Space:
     def pull(self, peer: bytes, worker: int, request: int) -> None:
         """Answers at once with the newest parameters."""
         self._answer(worker, Waiting(peer, request, -1))
+
+    def load(self, described: Sequence[dict[str, Any]], numbers: memoryview) -> None:
+        """Takes an optimizer's state up."""
+        tensors, offset = [], 0
+        for entry in described:
+            for value in entry.values():
+                if isinstance(value, dict):
+                    tensors.append(from_raw(numbers, value["dtype"], value["shape"], offset))
+                    offset += len(raw(tensors[-1]))
+        if offset != len(numbers):
+            raise MalformedError("a state of another size")
+        self.shard.set_state(described, tensors)
+        self.is_loaded = True
+
+    def assign(self, worker: int, frame: memoryview | None) -> None:
+        """Takes a worker's parameters up, which its script has changed."""
+        given = self.seats[worker].parameters
+        if frame is not None and len(frame) == self.shard.memory.numel():
+            raw(self.shard.memory)[:] = frame
+        elif given is not None:
+            self.shard.memory.copy_(given)
+        else:
+            raise MalformedError("parameters of another size")
 
     def leave(self, worker: int) -> None:
         """A worker has ended."""
