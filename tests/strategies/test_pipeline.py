@@ -20,6 +20,7 @@ from paceline.script.seams.stage import Stage
 from paceline.settings import RunSettings
 from paceline.strategies.pipeline import Pipeline
 from paceline.strategies.pipelined.cutting import cut_model
+from paceline.strategies.pipelined.train_step import TrainStep
 
 
 class Block(nn.Module):
@@ -142,12 +143,16 @@ def train(name: str, momentum: float = 0.9) -> list[Any]:
     return [*numbers, torch.rand(1).item(), {k: v.clone() for k, v in model.state_dict().items()}]
 
 
+class Notices(list[str]):
+    strategy: Pipeline
+
+
 @contextmanager
-def staged(group: Group, **arguments: Any) -> Iterator[list[str]]:
+def staged(group: Group, **arguments: Any) -> Iterator[Notices]:
     """The seams of torch lead to a pipeline over all workers until the block ends. Gives the notices."""
-    notices: list[str] = []
+    notices = Notices()
     group.watch, group.pulse = Stopwatch(), Pulse(lambda text, mod: notices.append(text))
-    strategy = Pipeline(**{"stages": group.world} | arguments)
+    notices.strategy = strategy = Pipeline(**{"stages": group.world} | arguments)
     stage = Stage(RunSettings(script="", workers=group.world), group, strategy)
     strategy.on_stage(stage)
     lose = instrument.find(stage)
@@ -286,7 +291,7 @@ def test_a_notice_tells_stages_micro_batches_and_bubble(pool: Any) -> None:
 def tell(group: Group, name: str) -> list[str]:
     with staged(group, schedule="1f1b") as notices:
         train(name)
-    return notices
+    return list(notices)
 
 
 def replace_a_layer() -> list[Any]:
@@ -316,3 +321,45 @@ def ask_twice(group: Group) -> str:
 def test_gradients_of_gradients_are_refused(pool: Any) -> None:
     for message in pool(2).run(ask_twice):
         assert "gradients of gradients" in message
+
+
+def train_inside(strategy: Pipeline | None = None) -> list[Any]:
+    """Training steps with the loss handed over. Alone, the step is plain Python's."""
+    torch.manual_seed(3)
+    model = mlp().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    step = TrainStep(strategy, model, nn.functional.cross_entropy)
+    numbers: list[Any] = []
+    for rows in (11, 8, 3):
+        x, y = torch.randn(rows, 6, dtype=torch.float64), torch.randint(13, (rows,))
+        optimizer.zero_grad()
+        numbers.append(step(x, y).item())
+        numbers.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+    return [*numbers, torch.rand(1).item(), {k: v.clone() for k, v in model.state_dict().items()}]
+
+
+def train_inside_stages(group: Group, schedule: str) -> tuple[list[Any], int]:
+    with staged(group, schedule=schedule) as notices:
+        return train_inside(notices.strategy), notices.strategy.most_in_flight
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_loss_inside_the_last_stage_gives_the_same_numbers(pool: Any, schedule: str) -> None:
+    expected = train_inside()
+    for rank, (found, in_flight) in enumerate(pool(2).run(train_inside_stages, schedule)):
+        compare(found, expected)
+        assert in_flight == (4 if schedule == "gpipe" else 2 - rank)
+
+
+def lose_strangely(group: Group) -> str:
+    with staged(group) as notices:
+        step = TrainStep(notices.strategy, mlp(), lambda out, y: out.std())
+        with pytest.raises(ScriptError) as refused:
+            step(torch.randn(8, 6), torch.randn(8))
+        return refused.value.message
+
+
+def test_a_loss_that_is_no_mean_over_rows_is_refused(pool: Any) -> None:
+    for message in pool(2).run(lose_strangely):
+        assert "neither the mean nor the sum" in message

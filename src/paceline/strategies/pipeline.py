@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from paceline.comm.coalesced import broadcast_all
 from paceline.errors import PacelineError, ScriptError, UsageError
 from paceline.script import chance, tree
 from paceline.script.draws.rows import DrawRule, Position
+from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.comparing import close
 from paceline.script.slicing.dry_run import undisturbed
@@ -38,11 +38,16 @@ from paceline.strategies.base import BaseStrategy
 from paceline.strategies.loss_check import LossCheck, is_number
 from paceline.strategies.pipelined import streams
 from paceline.strategies.pipelined.cutting import Cutting, cut_model, refusal, refuse_hooks
-from paceline.strategies.pipelined.schedule import Clock, Schedule
+from paceline.strategies.pipelined.schedule import Call, Clock, Schedule
 from paceline.strategies.pipelined.segment import CannotCut
+from paceline.strategies.pipelined.train_step import Asked, Loss, Trained, TrainStep, train
 from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
 from paceline.torch_private import BatchNorm
 
+NOT_1F1B = (
+    "schedule=1f1b needs the loss inside the last stage, and this script computes its loss outside the model: the "
+    "schedule is gpipe. The bubble is the same; more activations are kept."
+)
 VALUES = (str, bool, int, enum.Enum)  # that may switch what a model does
 FEW = 2  # rows for each micro-batch in a proof, and one more, so that micro-batches differ in size
 
@@ -67,6 +72,7 @@ class Pipeline(BaseStrategy):
         self.stages, self.asked_schedule, self.chunks, self.cut = stages, schedule, max(chunks, 1), cut
         self._models: weakref.WeakKeyDictionary[nn.Module, StagedModel | None] = weakref.WeakKeyDictionary()
         self._kinds: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, _Kind]] = weakref.WeakKeyDictionary()
+        self._asked: Asked | None = None
         self._has_cut = False  # a model of this script runs in stages
         self._clock, self._used = Clock(), 1  # most micro-batches of a call
 
@@ -87,11 +93,36 @@ class Pipeline(BaseStrategy):
         self.post = self.group.post("pipe")
         chance.share(stage)
         stage.subscribe(_Seams(self))
-        if self.asked_schedule == "1f1b":
-            stage.pulse.notice(
-                "schedule=1f1b needs the loss inside the last stage, and this script computes its loss outside the "
-                "model: the schedule is gpipe. The bubble is the same; more activations are kept."
-            )
+
+    def distribute(self, *objects: Any, loss: Loss | None = None) -> Any:
+        """As of all strategies; with a `loss(output, target)` that is a mean or a sum over rows, returns a function
+        instead: `step(*inputs, target)` computes the model, the loss and all gradients, in the strategy's schedule, and
+        returns the loss. Then 1F1B is possible, which keeps fewer activations."""
+        found = super().distribute(*objects)
+        if loss is None:
+            return found
+        model = next(thing for thing in objects if isinstance(thing, nn.Module))
+        stage = current()
+        strategy = stage.strategy if stage is not None else self
+        return TrainStep(strategy if isinstance(strategy, Pipeline) else None, model, loss)
+
+    @property
+    def most_in_flight(self) -> int:
+        """Micro-batches whose activations this worker held at once, in training steps with the loss inside."""
+        return self._clock.most_in_flight
+
+    def ask(self, asked: Asked | None) -> None:
+        """The next call computes this loss and its gradients."""
+        self._asked = asked
+
+    def _train(self, call: Call, module: nn.Module, model: StagedModel) -> Trained:
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        with self.stage.inside():
+            trained = train(call, model, asked, few_in_flight=self.asked_schedule == "1f1b")
+        if module.training:
+            self._share_buffers(model.schedule.cutting)
+        return trained
 
     # -- a call ----------------------------------------------------------------------------------------------------
 
@@ -101,8 +132,8 @@ class Pipeline(BaseStrategy):
         given = (args, kwargs)
         model = self._models.get(module)
         if model is not None and not are_same(model.parts, parts_of(module)):  # the script has replaced some
-            model = None
-            del self._models[module], self._kinds[module]
+            model = self._models.pop(module) and None
+            self._kinds.pop(module, None)
         if module not in self._models or (model is not None and module.training not in model.proven):
             model = self._models[module] = self._cut(plain, module, given, model)
         if model is None:
@@ -125,7 +156,12 @@ class Pipeline(BaseStrategy):
         def drawing(split: Any) -> Any:
             return draws.in_call(split, kind.rules) if len(sizes) > 1 else nullcontext()
 
-        done = model.schedule.forward(plain, given, cuts, sizes, dim, drawing)
+        call = Call(plain, given, cuts, sizes, dim, drawing)
+        if self._asked is not None:
+            return self._train(call, module, model)
+        if call.learning and self.asked_schedule == "1f1b":
+            self.stage.views.warn(NOT_1F1B)
+        done = model.schedule.forward(call)
         if module.training:
             self._share_buffers(model.schedule.cutting)
         if not torch.is_grad_enabled() or not any(done.needs_grad):
@@ -174,16 +210,20 @@ class Pipeline(BaseStrategy):
         told, why = set(draws.told), ""
         with undisturbed(module, still=()):
             start = streams.packed()
-            forward = partial(model.schedule.forward, plain, some, cuts)
             try:
-                whole = forward([few], dim, lambda split: _noted(positions, draws.rehearsal(None, ())))
+                at_once = Call(plain, some, cuts, [few], dim, lambda _: _noted(positions, draws.rehearsal(None, ())))
+                whole = model.schedule.forward(at_once)
                 drawn = tuple(positions[0].drawn or ()) if positions else ()
                 tensors = [leaf for leaf in tree.leaves(whole.output) if isinstance(leaf, torch.Tensor)]
                 if not tensors or any(t.dim() <= dim or not t.shape[dim] or t.shape[dim] % few for t in tensors):
                     return (), "its output has no rows"
                 streams.put(start)
                 positions.clear()
-                parts = forward(_sizes(few, rows), dim, lambda split: _noted(positions, draws.rehearsal(split, drawn)))
+                apart = Call(
+                    *(plain, some, cuts, _sizes(few, rows), dim),
+                    lambda split: _noted(positions, draws.rehearsal(split, drawn)),
+                )
+                parts = model.schedule.forward(apart)
                 same = map(_is_same, tree.leaves(parts.output), tree.leaves(whole.output))
                 why = "" if all(same) else "its output depends on which rows are computed together"
             except PacelineError:

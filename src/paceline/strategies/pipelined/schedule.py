@@ -47,6 +47,7 @@ class Clock:
 
     total: float = 0.0
     idle: float = 0.0
+    most_in_flight: int = 0  # micro-batches between their forward and their backward, in training steps
 
 
 @dataclass(slots=True)
@@ -57,6 +58,20 @@ class Chunk:
     left: list[torch.Tensor]  # those that went on, or the outputs
     inputs: list[torch.Tensor]  # own copies of the call's arguments that need a gradient
     rows: tuple[int, int]  # first row and number of rows
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of the model, to be computed in micro-batches of these sizes."""
+
+    plain: Callable[..., Any]
+    given: Any  # the arguments
+    cuts: Sequence[int]  # the leaves of the arguments that have rows, along `dim`
+    sizes: Sequence[int]
+    dim: int
+    drawing: Drawing = field(default=lambda split: nullcontext())
+    learning: bool = field(default_factory=torch.is_grad_enabled)
+    streams: Any = None  # the script's random streams where this stage begins: the same for all micro-batches
 
 
 @dataclass(slots=True)
@@ -77,69 +92,64 @@ class Schedule:
         self.group, self.post, self.cutting, self.device, self.clock = group, post, cutting, device, clock
         self.stage, self.last = group.rank, group.world - 1
 
-    def forward(
-        self,
-        plain: Callable[..., Any],
-        given: Any,
-        cuts: Sequence[int],
-        sizes: Sequence[int],
-        dim: int,
-        drawing: Drawing = lambda split: nullcontext(),
-    ) -> Pass:
-        """Runs this stage over micro-batches of these sizes. `cuts`: the leaves of the arguments that have rows, along
-        `dim`."""
-        since, segments = time.perf_counter(), self.cutting.segments
-        streams_at = streams.packed() if self.cutting.draws else None
-        leaves = tree.leaves(given)
-        learning = torch.is_grad_enabled()
+    def forward(self, call: Call) -> Pass:
+        """Runs this stage over the micro-batches of a call. If a stage raises, all workers raise."""
+        since = time.perf_counter()
         outputs: list[Any] = []
         chunks: list[Chunk] = []
         error: Exception | None = None  # of this stage
         raised: bytes | None = None  # the error of this stage or of one before, for the other workers
-        for turn, size in enumerate(sizes):
-            start = sum(sizes[:turn])
-            parcel = self._receive(learning) if self.stage else None
+        for turn in range(len(call.sizes)):
+            parcel = self.receive(call.learning) if self.stage else None
             if isinstance(parcel, bytes):
                 raised, parcel = raised or parcel, None
             if raised is None:
-                if parcel is not None and parcel.rest is not None:
-                    streams_at = parcel.rest
-                mine, inputs = _micro_batch(leaves, cuts if len(sizes) > 1 else (), dim, start, size, learning)
-                args, kwargs = tree.rebuild(given, iter(mine))
-                split = Split(Turn(turn, len(sizes)), tuple(sizes))  # type: ignore[arg-type]
                 try:
-                    with ExitStack() as stack:
-
-                        def begin(stack: ExitStack = stack, split: Split = split, at: Any = streams_at) -> None:
-                            if at is not None:
-                                streams.put(at)
-                            stack.enter_context(drawing(split))
-
-                        output, entered, left = segments.run(self.stage, plain, args, kwargs, parcel, begin=begin)
+                    output, chunk = self.compute(call, turn, parcel)
+                    outputs.append(output)
+                    if call.learning:
+                        chunks.append(chunk)
                 except PacelineError:
                     raise
                 except Exception as own:
                     error, raised = own, msgspec.msgpack.encode(describe(own, []))
-            if raised is not None:
-                if self.stage < self.last:
-                    self.post.send(self.stage + 1, raised, [])
-                continue
-            if left is not None:
-                needs = [tensor.requires_grad for tensor in left.tensors]
-                after = streams.packed() if self.cutting.draws and not turn else None
-                self.post.send(self.stage + 1, [left.shapes, needs, after], left.tensors)
-                leaving = [tensor for tensor in left.tensors if tensor.requires_grad]
-            else:
-                outputs.append(output)
-                leaving = [t for t in tree.leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
-            if learning:
-                chunks.append(Chunk([t for t in entered if t.requires_grad], leaving, inputs, (start, size)))
-        done = self._share(outputs, dim, raised, error)
+            if raised is not None and self.stage < self.last:
+                self.post.send(self.stage + 1, raised, [])
+        done = self._share(outputs, call.dim, raised, error)
         done.chunks = chunks
         self.clock.total += time.perf_counter() - since
         return done
 
-    def _receive(self, learning: bool) -> Parcel | bytes:
+    def compute(self, call: Call, turn: int, parcel: Parcel | None) -> tuple[Any, Chunk]:
+        """Runs this stage on one micro-batch, and sends the activations on. Returns the output of the last stage."""
+        start, size = sum(call.sizes[:turn]), call.sizes[turn]
+        if parcel is not None and parcel.rest is not None:
+            call.streams = parcel.rest
+        elif not turn and not self.stage and self.cutting.draws:
+            call.streams = streams.packed()
+        leaves = tree.leaves(call.given)
+        mine, inputs = _micro_batch(
+            leaves, call.cuts if len(call.sizes) > 1 else (), call.dim, start, size, call.learning
+        )
+        args, kwargs = tree.rebuild(call.given, iter(mine))
+        split = Split(Turn(turn, len(call.sizes)), tuple(call.sizes))  # type: ignore[arg-type]
+        with ExitStack() as stack:
+
+            def begin() -> None:
+                if call.streams is not None:
+                    streams.put(call.streams)
+                stack.enter_context(call.drawing(split))
+
+            output, entered, left = self.cutting.segments.run(self.stage, call.plain, args, kwargs, parcel, begin=begin)
+        if left is not None:
+            needs = [tensor.requires_grad for tensor in left.tensors]
+            after = streams.packed() if self.cutting.draws and not turn else None
+            self.post.send(self.stage + 1, [left.shapes, needs, after], left.tensors)
+        leaving = tree.leaves(output) if left is None else left.tensors
+        leaving = [t for t in leaving if isinstance(t, torch.Tensor) and t.requires_grad]
+        return output, Chunk([t for t in entered if t.requires_grad], leaving, inputs, (start, size))
+
+    def receive(self, learning: bool) -> Parcel | bytes:
         """The activations of a micro-batch, or the error of an earlier stage."""
         told, tensors = self._take(self.stage - 1, ACTIVATIONS)
         if isinstance(told, bytes):
@@ -226,29 +236,46 @@ class Schedule:
         found: list[torch.Tensor | None] = [None] * len(parameters)
         of_inputs: list[list[torch.Tensor | None]] = []
         for chunk in done.chunks:
-            if self.stage == self.last:
-                own = [_rows(grad, leaf, dim, chunk, done) for grad, leaf in zip(grads, chunk.left, strict=True)]
-            else:
-                own = [None if g is None else g.to(self.device) for g in self._take(self.stage + 1, GRADIENTS)[1]]
-            pairs = [(t, g) for t, g in zip(chunk.left, own, strict=True) if g is not None]
-            wanted = [*chunk.entered, *chunk.inputs, *parameters]
-            got: Sequence[torch.Tensor | None] = [None] * len(wanted)
-            if pairs and wanted:
-                ends, starts = zip(*pairs, strict=True)
-                with _without_hooks(parameters):
-                    got = torch.autograd.grad(ends, wanted, starts, retain_graph=keep, allow_unused=True)
-            many, more = len(chunk.entered), len(chunk.entered) + len(chunk.inputs)
-            if self.stage:
-                self.post.send(self.stage - 1, None, got[:many])
-            of_inputs.append(list(got[many:more]))
-            for number, grad in enumerate(got[more:]):
-                before = found[number]
-                found[number] = grad if before is None or grad is None else before + grad
-                found[number] = before if grad is None else found[number]
-            if not keep:
-                chunk.left = []
+            own = [_rows(g, leaf, dim, chunk, done) for g, leaf in zip(grads, chunk.left, strict=False)]
+            of_parameters, column = self.go_back(chunk, own, parameters, keep=keep)
+            of_inputs.append(column)
+            add_up(found, of_parameters)
         self.clock.total += time.perf_counter() - since
         return found, of_inputs
+
+    def go_back(
+        self,
+        chunk: Chunk,
+        grads: Sequence[torch.Tensor | None],
+        parameters: Sequence[torch.Tensor],
+        *,
+        keep: bool,
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+        """The backward of one micro-batch: gradients of this stage's parameters and of the inputs; those of the
+        activations go to the previous stage. `grads`: of the outputs, for the last stage; other stages receive them."""
+        if self.stage < self.last:
+            grads = [None if g is None else g.to(self.device) for g in self._take(self.stage + 1, GRADIENTS)[1]]
+        pairs = [(t, g) for t, g in zip(chunk.left, grads, strict=True) if g is not None]
+        wanted = [*chunk.entered, *chunk.inputs, *parameters]
+        got: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        if pairs and wanted:
+            ends, starts = zip(*pairs, strict=True)
+            with _without_hooks(parameters):
+                got = torch.autograd.grad(ends, wanted, starts, retain_graph=keep, allow_unused=True)
+        many, more = len(chunk.entered), len(chunk.entered) + len(chunk.inputs)
+        if self.stage:
+            self.post.send(self.stage - 1, None, got[:many])
+        if not keep:
+            chunk.left = []
+        return list(got[more:]), list(got[many:more])
+
+
+def add_up(total: list[torch.Tensor | None], more: Sequence[torch.Tensor | None]) -> None:
+    """Adds gradients to the sums of earlier micro-batches."""
+    for number, grad in enumerate(more):
+        before = total[number]
+        if grad is not None:
+            total[number] = grad if before is None else before + grad
 
 
 @contextmanager

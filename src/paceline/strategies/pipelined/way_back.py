@@ -93,7 +93,7 @@ class WayBack:
         inputs = self.inputs
         joined = [self._joined(n, [row[i] for row in of_inputs]) for i, n in enumerate(inputs)]
         likes = [*(self.leaves[n] for n in inputs), *model.parameters]
-        return _summed(schedule.group, [*joined, *found], likes)
+        return summed(schedule.group, [*joined, *found], likes)
 
     def _joined(self, number: int, column: list[torch.Tensor | None]) -> torch.Tensor | None:
         """The gradient of an argument, from its micro-batches."""
@@ -130,7 +130,7 @@ class _Pipelined(Function):
         return None, *ctx.way.back(grads)
 
 
-def _summed(group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def summed(group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """The sums over the stages; None where no stage has a gradient."""
     has = torch.tensor([grad is not None for grad in grads], dtype=torch.int32, device="cpu")
     group.all_reduce(has, SUM)
