@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import ScriptError, UsageError
+from paceline.launch import Output, launch
 from paceline.script.seams import instrument
 from paceline.script.seams.stage import Stage
 from paceline.settings import RunSettings
@@ -363,3 +368,33 @@ def lose_strangely(group: Group) -> str:
 def test_a_loss_that_is_no_mean_over_rows_is_refused(pool: Any) -> None:
     for message in pool(2).run(lose_strangely):
         assert "neither the mean nor the sum" in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        ("cnn.py", "--epochs 1 --train-size 800 --test-size 200 --dropout 0.2 --log-every 1"),
+        ("gpt.py", "--layers 2 --width 16 --heads 2 --tokens 8 --words 90 --train-size 200 --epochs 1 --dropout 0.1"),
+    ],
+)
+def test_the_examples_print_what_plain_python_prints(zygote: Any, tmp_path: Path, example: str, arguments: str) -> None:
+    script = str(Path(__file__).parents[2] / "examples" / example)
+    done = subprocess.run([sys.executable, script, *arguments.split()], capture_output=True, text=True, check=True)
+    printed: list[bytes] = []
+    run = RunSettings(
+        script=script, arguments=tuple(arguments.split()), workers=2, threads=1, strategy="pipeline(stages=2)"
+    )
+    outcome = launch(
+        run,
+        zygote=zygote,
+        record=tmp_path / "record",
+        on_event=lambda event: (
+            printed.append(event.data) if isinstance(event, Output) and event.stream == "stdout" else None
+        ),
+    )
+    assert outcome.exit_code == 0, outcome.message
+    found, expected = (re.split(r"[ \n]", text) for text in (b"".join(printed).decode(), done.stdout))
+    for word, other in zip(found, expected, strict=True):
+        is_number = re.fullmatch(r"[\d.]+(e-?\d+)?", other)
+        assert float(word) == pytest.approx(float(other), rel=1e-4) if is_number else word == other

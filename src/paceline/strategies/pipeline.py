@@ -42,6 +42,7 @@ from paceline.strategies.pipelined.schedule import Call, Clock, Schedule
 from paceline.strategies.pipelined.segment import CannotCut
 from paceline.strategies.pipelined.train_step import Asked, Loss, Trained, TrainStep, train
 from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
+from paceline.strategies.zero1 import Zero1
 from paceline.torch_private import BatchNorm
 
 NOT_1F1B = (
@@ -91,6 +92,7 @@ class Pipeline(BaseStrategy):
         axes = stage.axes
         self.group = stage.group.along("pipe", axes.members(stage.group.rank, "pipe"))
         self.post = self.group.post("pipe")
+        self._updates = Zero1.over(stage, self.group)
         chance.share(stage)
         stage.subscribe(_Seams(self))
 
@@ -123,6 +125,12 @@ class Pipeline(BaseStrategy):
         if module.training:
             self._share_buffers(model.schedule.cutting)
         return trained
+
+    def step(self, plain: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Each worker keeps the optimizer's state of a part of the parameters, as in ZeRO-1."""
+        if self.stage.group.world == 1:
+            return plain(optimizer, *args, **kwargs)
+        return self._updates.step(plain, optimizer, *args, **kwargs)
 
     # -- a call ----------------------------------------------------------------------------------------------------
 

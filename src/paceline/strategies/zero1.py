@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from paceline.comm.group import as_bytes
+from paceline.comm.group import Group, as_bytes
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.owned.comparison import compare
@@ -34,6 +34,13 @@ class Zero1(Mirrored):
         super().on_stage(stage)
         self._owners = Owners(self.group.world)
         self._told: set[str] = set()
+
+    @classmethod
+    def over(cls, stage: Stage, group: Group) -> Zero1:
+        """Only its updates, for a strategy that leaves whole gradients on every worker of the group."""
+        made = cls()
+        made.stage, made.group, made._owners, made._told = stage, group, Owners(group.world), set()
+        return made
 
     def step(self, plain: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not self._divides(optimizer):
