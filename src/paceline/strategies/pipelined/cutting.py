@@ -93,6 +93,8 @@ class _Whole:
             grads = _gradients(_pairs(tree.leaves(output), starts), parameters)
         except RuntimeError as error:
             raise CannotCut(f"its backward raised {type(error).__name__}: {error}") from error
+        if any(grad is not None and grad.is_sparse for grad in grads):
+            raise CannotCut("its embeddings have sparse gradients")
         return cls(tree.replace(output, _detached), parameters, starts, grads)
 
 
