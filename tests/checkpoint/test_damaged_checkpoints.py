@@ -130,7 +130,7 @@ for number in range(times):  # a child process each, which has imported torch al
 """
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_save_that_is_killed_leaves_a_whole_checkpoint(tmp_path: Path, times: int) -> None:
     command = [sys.executable, "-c", SAVES, str(tmp_path), str(times)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -67,9 +67,9 @@ def losses(typist: Typist, folder: Path, where: Any, *arguments: Any) -> list[tu
 @pytest.mark.parametrize(
     ("how", "source"),
     [
-        ("sgd", "0"),
+        pytest.param("sgd", "0", marks=pytest.mark.slow),
         ("adam", "0"),
-        ("sgd", "pipeline"),
+        pytest.param("sgd", "pipeline", marks=pytest.mark.slow),
         pytest.param("sgd", "2", marks=pytest.mark.slow),
         pytest.param("adam", "pipeline", marks=pytest.mark.slow),
     ],
@@ -94,6 +94,7 @@ def continues(typist: Typist, folder: Path, chain: list[tuple[str, int]]) -> Non
     assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_continues_under_another_strategy(typist: Typist, tmp_path: Path) -> None:
     continues(typist, tmp_path, [("zero1", 2), ("central", 3), ("mirrored", 1)])
 
@@ -109,6 +110,7 @@ def test_a_run_continues_from_every_strategy_under_every_other(typist: Typist, t
     continues(typist, tmp_path, chain)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_ends_the_run_with_the_name_of_the_file(typist: Typist, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     losses(typist, tmp_path, 2, "ck", 4, "sgd", "0")
@@ -144,7 +146,8 @@ for number, (inputs,) in enumerate(loader):
 """
 
 
-@pytest.mark.parametrize("workers", [(2, 3, 1), pytest.param((3, 1, 2), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(2, 3, 1), (3, 1, 2)])
 def test_no_sample_is_repeated_or_skipped_where_the_batch_grows_with_the_workers(
     typist: Typist, tmp_path: Path, workers: tuple[int, ...]
 ) -> None:

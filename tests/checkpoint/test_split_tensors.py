@@ -53,7 +53,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("target", ["now", pytest.param("later", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["now", "later"])
 def test_a_plain_model_goes_on_as_fsdp_and_back(tmp_path: Path, target: str) -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -127,7 +127,7 @@ def kill_a_server(folder: Path, *, after: int, delay: float, staleness: int | No
     return away
 
 
-@pytest.mark.parametrize("staleness", [None, 0])
+@pytest.mark.parametrize("staleness", [None, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_server_comes_back_and_says_what_it_lost(tmp_path: Path, staleness: int | None) -> None:
     kill_a_server(tmp_path, after=60, delay=0.0, staleness=staleness)
 

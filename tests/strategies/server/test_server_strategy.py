@@ -43,7 +43,10 @@ class Ran:
         return sorted(self.record.glob("steps.rank*.jsonl"))
 
 
-@pytest.mark.parametrize(("strategy", "accumulate"), [("server(staleness=0)", 1), ("server(staleness=0,servers=2)", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "accumulate"),
+    [pytest.param("server(staleness=0)", 1, marks=pytest.mark.slow), ("server(staleness=0,servers=2)", 2)],
+)
 def test_a_synchronous_server_prints_the_losses_of_mirrored_with_a_scaled_batch(
     zygote: Zygote, tmp_path: Path, strategy: str, accumulate: int
 ) -> None:
@@ -128,6 +131,7 @@ def test_an_optimizer_that_servers_do_not_know_is_refused(zygote: Zygote, tmp_pa
     assert "cannot run on a parameter server" in ran.outcome.message
 
 
+@pytest.mark.slow
 def test_what_a_script_saves_is_whole_and_plain_and_loads_under_other_strategies(
     zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -148,6 +152,7 @@ def test_what_a_script_saves_is_whole_and_plain_and_loads_under_other_strategies
         assert again.losses() == pytest.approx(first.losses()[1:], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_weights_that_the_script_sets_itself_are_not_overwritten_by_a_pull(zygote: Zygote, tmp_path: Path) -> None:
     plain = Ran(zygote, tmp_path / "a", SCRIPT, 1, 1, "--restore", workers=1)
     ran = Ran(zygote, tmp_path / "b", SCRIPT, 1, 1, "--restore", workers=2, strategy="server(staleness=1)")
