@@ -299,6 +299,54 @@ def test_a_wrong_number_of_workers_is_told_the_right_one() -> None:
     assert Mesh(model=2).axes(6).data == 3
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_each_worker_computes_some_heads(pool: Pools, fused: bool) -> None:
+    assert pool(2, "mesh").run(heads_computed, fused) == [[(3, 2, 5, 2)] * 6] * 2
+
+
+def heads_computed(group: Group, fused: bool) -> Any:
+    seen: list[Any] = []
+    with staged(group, strategy=catalog.load("mesh(data=1,model=2)")):
+        plain = F.scaled_dot_product_attention
+
+        def attention(q: Any, k: Any, v: Any, **rest: Any) -> Any:
+            seen.extend(tuple(x.to_local().shape) for x in (q, k, v))
+            return plain(q, k, v, **rest)
+
+        F.scaled_dot_product_attention = attention
+        try:
+            SmallGPT(tied=True, fused=fused)(torch.zeros(3, 5, dtype=torch.long))
+        finally:
+            F.scaled_dot_product_attention = plain
+    return seen
+
+
+@pytest.mark.parametrize("apart", ["chunk", "split", "unflatten", "whole"])
+def test_a_fused_layer_is_taken_apart_in_many_ways(pool: Pools, apart: str) -> None:
+    check(pool, "mesh(data=1,model=2)", taken_apart, apart)
+
+
+class Apart(nn.Module):
+    def __init__(self, apart: str) -> None:
+        super().__init__()
+        self.qkv, self.out, self.apart = nn.Linear(8, 24), nn.Linear(8, 2), apart
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.qkv(x)
+        q, k, v = {
+            "chunk": lambda: y.chunk(3, -1),
+            "split": lambda: y.split(8, dim=2),
+            "unflatten": lambda: y.unflatten(-1, (3, 4, 2)).flatten(-2).unbind(-2),
+            "whole": lambda: (y[..., :8], y[..., 8:16], y[..., 16:] + y.mean()),
+        }[self.apart]()
+        return self.out(q * k.sigmoid() + v)
+
+
+def taken_apart(apart: str) -> Any:
+    torch.manual_seed(1)
+    return train(Apart(apart).double(), torch.randn(12, 3, 8, dtype=torch.float64), torch.randint(0, 2, (12, 3)))
+
+
 def test_each_worker_holds_a_part(pool: Pools) -> None:
     assert pool(2, "mesh").run(bytes_held) == [[(8, 6), (4, 6)]] * 2
 

@@ -2,7 +2,7 @@
 
     nn.Embedding                                     weight  vocab, embed       (of positions: position, embed)
     nn.Linear, query, key or value of an attention   weight  heads, embed       bias  heads
-    nn.Linear, query, key and value in one           weight  qkv, embed         bias  qkv
+    nn.Linear, query, key and value in one           weight  qkv, embed         bias  qkv      (lies where heads lie)
     nn.Linear, output of an attention                weight  embed, heads       bias  embed
     nn.Linear into a hidden layer                    weight  hidden, embed      bias  hidden
     nn.Linear out of it                              weight  embed, hidden      bias  embed
@@ -64,9 +64,9 @@ def _ready_made(module: nn.Module) -> Iterator[tuple[torch.Tensor, Names]]:
         elif isinstance(child, nn.Embedding):
             yield child.weight, ("position" if "pos" in name.lower() else "vocab", "embed")
         elif isinstance(child, nn.MultiheadAttention) and child.in_proj_weight is not None:
-            yield child.in_proj_weight, ("qkv", "embed")
+            yield child.in_proj_weight, ("in_proj", "embed")
             if child.in_proj_bias is not None:
-                yield child.in_proj_bias, ("qkv",)
+                yield child.in_proj_bias, ("in_proj",)
             yield child.out_proj.weight, ("embed", "out")  # torch's function for it gathers its weights
 
 
@@ -78,7 +78,7 @@ def _linear_names(linears: dict[str, nn.Linear], words: set[int]) -> Iterator[tu
     for name, child in linears.items():
         if last[name] in APART:
             named[name] = ("heads", "embed")
-        elif last[name] in FUSED or (child.out_features == 3 * child.in_features and "attn" in name.lower()):
+        elif child.out_features == 3 * child.in_features and (last[name] in FUSED or "att" in name.lower()):
             named[name] = ("qkv", "embed")
     attentions = {parents[name] for name in named}
     for name, child in linears.items():

@@ -26,10 +26,10 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.strategies.mesh import layers
+from paceline.strategies.mesh.model_axis import everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     alias,
-    everywhere,
     is_sharded,
     like,
     sharded,
@@ -122,7 +122,7 @@ def _find_kind(f: Any) -> tuple[Any, str]:
     if bare in POINTWISE:
         return _pointwise, name
     if bare in REDUCTIONS:
-        return _pointwise, name
+        return _reduced, name
     if bare in VIEWS:
         return _viewed, name
     if bare in ("getitem",):
@@ -175,7 +175,7 @@ def _as_shards(args: Any, kwargs: Any) -> Any:
 def _settled(found: Any) -> Any:
     """A result that is not split leaves as a plain tensor."""
     if isinstance(found, DTensor):
-        return found if isinstance(found.placements[0], Shard) else found.full_tensor()
+        return found if isinstance(found.placements[0], Shard) else whole_of(found)
     return type(found)(map(_settled, found)) if isinstance(found, (tuple, list)) else found
 
 
@@ -187,6 +187,12 @@ def _pointwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     except (RuntimeError, NotImplementedError):  # an operand that DTensor does not know
         return _gathered(f, name, args, kwargs)
     return _settled(found)
+
+
+def _reduced(f: Any, name: str, args: Any, kwargs: Any) -> Any:
+    """A norm in parts has no gradient here."""
+    learns = torch.is_grad_enabled() and any(is_sharded(leaf) and leaf.requires_grad for leaf in tree.leaves(args))
+    return (_gathered if learns and name != "sum" else _pointwise)(f, name, args, kwargs)
 
 
 def _viewed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -291,8 +297,7 @@ def _set_data(f: Any, name: str, args: Any, kwargs: Any) -> Any:
         )
     value = value.shard if isinstance(value, ShardedParameter) else value
     if isinstance(value, DTensor):
-        same = value.placements == target.shard.placements
-        target.shard = alias(value if same else value.redistribute(placements=target.shard.placements))
+        target.shard = alias(relaid(value, target.shard.placements[0]))
     else:
         target.shard = split_like(value, target.shard)
 

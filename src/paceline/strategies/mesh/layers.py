@@ -1,6 +1,7 @@
 """Layers on sharded tensors: the matrix products of Megatron, a vocabulary in parts, dropout, attention by heads.
 
     linear, weight split by output    local product                          → split along the last dimension
+    linear of query, key and value    local product of the own heads' rows   → each worker has some heads
     linear, weight split by input     local product of the input's own part  → one all-reduce → plain, then the bias
     embedding, split by words         own words, zeros for the others        → one all-reduce → plain
     embedding, split by width         local                                  → split along the last dimension
@@ -19,16 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
-from paceline.strategies.mesh.sharded_parameter import (
-    is_sharded,
-    laid,
-    own_part,
-    own_use,
-    shard_dim,
-    sharded,
-    summed,
-    whole,
-)
+from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
+from paceline.strategies.mesh.model_axis import laid, local_of, own_part, own_use, summed
+from paceline.strategies.mesh.sharded_parameter import is_sharded, own_heads, shard_dim, sharded, whole
 from paceline.torch_private import bindings, nn_bindings, plain_dropout, plain_dropout_
 
 
@@ -37,23 +31,26 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         return NotImplemented
     w = sharded(weight)
     mesh, dim = w.device_mesh, shard_dim(w)
+    if dim == 0 and getattr(weight, "fused", False) and (bias is None or getattr(bias, "fused", False)):
+        rows, own_bias = own_heads(weight, mesh), None if bias is None else own_heads(bias, mesh)
+        thirds = F.linear(own_use(whole(x), mesh), rows, own_bias).unflatten(-1, (THIRDS, -1))
+        return FusedHeads(laid(thirds, -1, mesh))
     if dim == 0:
         if is_sharded(bias) and shard_dim(bias) != 0:
             return NotImplemented
         own_bias = None if bias is None else _own(bias, 0, mesh)
-        return laid(F.linear(own_use(whole(x), mesh), w.to_local(), own_bias), -1, mesh)
+        return laid(F.linear(own_use(whole(x), mesh), local_of(w), own_bias), -1, mesh)
     if dim != 1:
         return NotImplemented
-    own_x = x.to_local() if is_sharded(x) and shard_dim(x) == x.dim() - 1 else own_part(whole(x), x.dim() - 1, mesh)
-    y = summed(F.linear(own_x, w.to_local()), mesh)
-    return y if bias is None else y + whole(bias)
+    own_x = local_of(x) if is_sharded(x) and shard_dim(x) == x.dim() - 1 else own_part(whole(x), x.dim() - 1, mesh)
+    y = summed(F.linear(own_x, local_of(w)), mesh)
+    return y if bias is None else y + whole(bias).to(y.dtype)  # under autocast y has a smaller type
 
 
 def _own(tensor: Any, dim: int, mesh: Any) -> torch.Tensor:
     """This worker's part of a tensor, plain or sharded."""
     if is_sharded(tensor):
-        found: torch.Tensor = sharded(tensor).to_local()
-        return found
+        return local_of(sharded(tensor))
     return own_part(tensor, dim, mesh)
 
 
@@ -69,7 +66,7 @@ def embedding(
     if not is_sharded(weight) or is_sharded(ids) or max_norm is not None or scale_grad_by_freq or sparse:
         return NotImplemented
     w = sharded(weight)
-    mesh, local = w.device_mesh, w.to_local()
+    mesh, local = w.device_mesh, local_of(w)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += weight.shape[0]
     if shard_dim(w) == 1:
@@ -133,8 +130,8 @@ def attention(
         if is_sharded(attn_mask) or (attn_mask.dim() > 2 and attn_mask.shape[-3] != 1):
             return NotImplemented
         attn_mask = own_use(attn_mask, mesh)
-    q, k, v = (sharded(x).to_local() for x in given)
-    found = F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale)
+    q, k, v = (local_of(sharded(x)) for x in given)
+    found = nn_bindings.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale)
     return laid(found, heads, mesh)
 
 

@@ -21,8 +21,8 @@ AXES = ("data", "model")
 DEFAULT = "batch:data; hidden:model; heads:model; vocab:model"
 # The dimensions that the ready-made descriptions name (see `dimensions`).
 NAMES = (
-    *("batch", "vocab", "position", "embed", "hidden", "heads", "qkv", "out", "channels", "in_channels", "height"),
-    *("width", "depth"),
+    *("batch", "vocab", "position", "embed", "hidden", "heads", "qkv", "in_proj", "out", "channels", "in_channels"),
+    *("height", "width", "depth"),
 )
 
 
@@ -60,6 +60,8 @@ class MeshLayout:
                     advice=f"Type: {DEFAULT!r}. Parameters are split over the axis data by --strategy sharded.",
                 )
             axis_of[dimension] = axis
+        if "heads" in axis_of:
+            axis_of.setdefault("qkv", axis_of["heads"])  # query, key and value in one: each worker has some heads
         described = []
         for rule in _rules(description):
             pattern, colon, names = (part.strip() for part in rule.partition(":"))
@@ -108,7 +110,8 @@ class MeshLayout:
             )
         if not chosen or size == 1:
             return None
-        if shape[chosen[0]] % size == 0:
+        thirds = 3 if dims[chosen[0]] == "qkv" else 1
+        if shape[chosen[0]] % (thirds * size) == 0:
             return chosen[0]
         if self.asked:
             raise UsageError(

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.experimental import register_sharding
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.axes import Axes
@@ -28,7 +29,9 @@ from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mesh import functions
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
+from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.layout import MeshLayout
+from paceline.strategies.mesh.model_axis import connect
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     is_in_use,
@@ -39,7 +42,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     whole,
 )
 from paceline.strategies.mirrored import Mirrored
-from paceline.torch_private import plain_grad
+from paceline.torch_private import is_any_true, plain_grad
 from paceline.units import size
 
 
@@ -88,7 +91,7 @@ class Mesh(Mirrored):
             return
         parameters = list(names_of(module, self.layout))
         self.layout.check_names(dim for _, _, dims in parameters for dim in dims)
-        chosen: list[tuple[nn.Parameter, int]] = []
+        chosen: list[tuple[nn.Parameter, int, bool]] = []
         for name, parameter, dims in parameters:
             if is_sharded(parameter) or nn.parameter.is_lazy(parameter) or parameter.is_meta:
                 continue
@@ -98,13 +101,13 @@ class Mesh(Mirrored):
             if is_in_use(parameter):
                 self.stage.views.warn(f"{name} is not split: a graph or a hook of the script refers to it already.")
                 continue
-            chosen.append((parameter, dim))
-        for parameter, dim in chosen:
-            shard_in_place(parameter, self._axis(parameter.device.type), dim)
+            chosen.append((parameter, dim, dims[dim] == "qkv" and dim == 0))
+        for parameter, dim, fused in chosen:
+            shard_in_place(parameter, self._axis(parameter.device.type), dim, fused=fused)
         if chosen and not self._told:
             self._told = True
             total, cut = (
-                sum(map(bytes_of, found)) for found in ([p for _, p, _ in parameters], [p for p, _ in chosen])
+                sum(map(bytes_of, found)) for found in ([p for _, p, _ in parameters], [p for p, *_ in chosen])
             )
             self.stage.pulse.notice(
                 f"Mesh: {len(chosen)} of {len(parameters)} parameters are split over {self.model} workers; each holds "
@@ -113,7 +116,11 @@ class Mesh(Mirrored):
 
     def _axis(self, device: str) -> Any:
         if self._mesh is None or self._mesh.device_type != device:
-            self._mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, "data", "tensor")["tensor"]
+            stage = self.stage
+            self._mesh = torch_mesh.mesh(stage.group, stage.axes, device, "data", "tensor")["tensor"]
+            group = stage.group.along("tensor", stage.axes.members(stage.group.rank, "tensor"))
+            group.ending, group.together = stage.ending, stage.together
+            connect(self._mesh, group)
         return self._mesh
 
     def place(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -128,12 +135,13 @@ class Mesh(Mirrored):
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters. Outputs are plain."""
+        kinds = (DTensor, FusedHeads)
         if plain not in self._calls:
 
             def with_plain_outputs(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 output = plain(module, *args, **kwargs)
-                if any(isinstance(leaf, DTensor) for leaf in tree.leaves(output)):
-                    output = tree.replace(output, lambda leaf: whole(leaf) if isinstance(leaf, DTensor) else leaf)
+                if any(isinstance(leaf, kinds) for leaf in tree.leaves(output)):
+                    output = tree.replace(output, lambda leaf: whole(leaf) if isinstance(leaf, kinds) else leaf)
                 return output
 
             self._calls[plain] = with_plain_outputs
@@ -246,6 +254,8 @@ def _ask_for_whole_tensors() -> None:
     hidden_group.hide()
     patch(DTensor, "__torch_function__", classmethod(_asked))
     patch(DTensor, "__repr__", functions.show)
+    # torch.autograd.detect_anomaly asks it of gradients.
+    register_sharding(is_any_true)(lambda x: [([Replicate()], [Replicate()])])
 
 
 def _asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,9 +17,11 @@ import torch
 from torch import nn
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from paceline.script import tree
+from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
+from paceline.strategies.mesh.model_axis import own_use, placed, relaid, whole_of
 from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
 
 Answer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -29,6 +31,7 @@ class ShardedParameter(torch.Tensor):
     """`shard` holds this worker's part, without a graph. `answer` is set by `functions`."""
 
     shard: DTensor
+    fused: bool  # query, key and value of an attention, one below the other
     answer: Answer
     _is_param = True  # isinstance(…, nn.Parameter)
 
@@ -61,7 +64,7 @@ def _shard_of(value: Any) -> Any:
     return value.shard if isinstance(value, ShardedParameter) else value
 
 
-def shard_in_place(parameter: nn.Parameter, mesh: DeviceMesh, dim: int) -> None:
+def shard_in_place(parameter: nn.Parameter, mesh: DeviceMesh, dim: int, *, fused: bool = False) -> None:
     """This object becomes a `ShardedParameter` that is split along `dim`. Every worker calls it, with equal values;
     nothing is sent."""
     shard = split(parameter.detach(), mesh, Shard(dim))
@@ -74,7 +77,7 @@ def shard_in_place(parameter: nn.Parameter, mesh: DeviceMesh, dim: int) -> None:
         device=parameter.device,
         requires_grad=parameter.requires_grad,
     )
-    made.shard = shard
+    made.shard, made.fused = shard, fused
     parameter.grad = None
     # As torch.utils.swap_tensors, which does not exchange tensors whose classes differ in slots.
     parameter.__class__, made.__class__ = ShardedParameter, nn.Parameter  # type: ignore[assignment]
@@ -110,17 +113,15 @@ def sharded(value: Any) -> DTensor:
     return alias(value.shard)
 
 
+@torch.no_grad()
 def alias(shard: DTensor) -> DTensor:
     """Another tensor with the same memory, and without a graph."""
-    detached: Any = shard.detach() if shard.requires_grad else shard
-    return like(detached.to_local(), shard)
+    return like(shard.to_local(), shard)
 
 
 def like(local: torch.Tensor, shard: DTensor) -> DTensor:
     """A DTensor with this part, split as `shard` is."""
-    return DTensor.from_local(
-        local, shard.device_mesh, shard.placements, run_check=False, shape=shard.shape, stride=shard.stride()
-    )
+    return placed(local, shard.device_mesh, shard.placements[0], (shard.shape, shard.stride()))
 
 
 def split(plain: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> DTensor:
@@ -135,41 +136,18 @@ def split_like(plain: torch.Tensor, shard: DTensor) -> DTensor:
 
 def whole(value: torch.Tensor) -> torch.Tensor:
     """The whole tensor, plain; in backward each worker keeps its part of the gradient. Every worker calls it."""
+    if isinstance(value, FusedHeads):
+        return value.whole()
     if not is_sharded(value):
         return value
-    found: torch.Tensor = sharded(value).full_tensor()
-    return found
+    return whole_of(sharded(value))
 
 
-def everywhere(plain: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """A plain tensor that all workers of the model axis hold, for a function on shards. In backward the workers' parts
-    of its gradient are put together, so that the gradient of a plain tensor is always the whole one."""
-    return DTensor.from_local(plain, mesh, [Replicate()], run_check=False)
-
-
-def own_use(plain: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """A plain tensor, for a local computation that differs between workers: in backward gradients are summed."""
-    if not (plain.requires_grad and torch.is_grad_enabled()):
-        return plain
-    found: torch.Tensor = everywhere(plain, mesh).to_local(grad_placements=[Partial()])
-    return found
-
-
-def own_part(plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
-    """This worker's part of a plain tensor; in backward the parts of the gradient are gathered."""
-    found: torch.Tensor = everywhere(plain, mesh).redistribute(placements=[Shard(dim)]).to_local()
-    return found
-
-
-def summed(local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """The sum over the model axis of the workers' local results, plain on every worker."""
-    found: torch.Tensor = DTensor.from_local(local, mesh, [Partial()], run_check=False).full_tensor()
-    return found
-
-
-def laid(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> DTensor:
-    """The DTensor of which each worker has computed one of equal parts along `dim`."""
-    return DTensor.from_local(local, mesh, [Shard(dim % local.dim())], run_check=False)
+def own_heads(fused: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The rows of this worker's heads, of a parameter that has those of query, key and value one below the other. The
+    parameter is gathered: that is less than its outputs would be."""
+    parts: torch.Tensor = own_use(whole(fused), mesh).unflatten(0, (THIRDS, mesh.size(), -1))
+    return parts[:, mesh.get_local_rank()].flatten(0, 1)
 
 
 def shard_dim(value: Any) -> int | None:
@@ -183,11 +161,9 @@ class _Enter(Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: ShardedParameter) -> DTensor:
-        ctx.placements = parameter.shard.placements
+        ctx.placement = parameter.shard.placements[0]
         return alias(parameter.shard)
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> DTensor:
-        if not isinstance(grad, DTensor):
-            raise TypeError(f"A sharded parameter got the gradient of a {type(grad).__name__}")
-        return grad if grad.placements == ctx.placements else grad.redistribute(placements=ctx.placements)
+        return relaid(grad, ctx.placement)
