@@ -42,7 +42,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     whole,
 )
 from paceline.strategies.mirrored import Mirrored
-from paceline.torch_private import is_any_true, plain_grad
+from paceline.torch_private import is_any_true, is_compiled, plain_grad, uncompiled
 from paceline.units import size
 
 
@@ -88,6 +88,12 @@ class Mesh(Mirrored):
     def split_parameters(self, module: nn.Module) -> None:
         """Splits the parameters as the layout says. Every worker calls it, with equal values."""
         if self.model == 1:
+            return
+        if any(is_compiled(child) or isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+            self.stage.views.warn(
+                f"{type(uncompiled(module)).__name__} is compiled: its parameters are not split, and the workers of the "
+                "axis model compute the same."
+            )
             return
         parameters = list(names_of(module, self.layout))
         self.layout.check_names(dim for _, _, dims in parameters for dim in dims)
@@ -243,9 +249,10 @@ def split_state(optimizer: torch.optim.Optimizer) -> None:
     """Splits tensors of an optimizer's state that were made, or loaded, whole."""
     for parameter, state in optimizer.state.items():
         if isinstance(parameter, ShardedParameter) and isinstance(state, dict):
-            for name, value in state.items():
+            for value in state.values():
                 if type(value) is torch.Tensor and value.shape == parameter.shape:
-                    state[name] = split_like(value, parameter.shard)
+                    placement: Any = parameter.shard.placements[0]
+                    shard_in_place(value, parameter.shard.device_mesh, placement.dim)
 
 
 @cache

@@ -28,12 +28,13 @@ Answer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class ShardedParameter(torch.Tensor):
-    """`shard` holds this worker's part, without a graph. `answer` is set by `functions`."""
+    """`shard` holds this worker's part, without a graph. `answer` is set by `functions`. A tensor of an optimizer's
+    state that was loaded whole becomes one, too: the script may hold it under another name."""
 
     shard: DTensor
     fused: bool  # query, key and value of an attention, one below the other
     answer: Answer
-    _is_param = True  # isinstance(…, nn.Parameter)
+    _is_param: bool  # isinstance(…, nn.Parameter)
 
     @classmethod
     def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,21 +51,25 @@ class ShardedParameter(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A plain parameter: a copy of the model is split when it is called itself."""
         if id(self) not in memo:
-            memo[id(self)] = nn.Parameter(whole(self.detach()).clone(), self.requires_grad)
+            memo[id(self)] = self._plain()
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return nn.Parameter(whole(self.detach()), self.requires_grad).__reduce_ex__(protocol)
+        return self._plain().__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return repr(nn.Parameter(whole(self.detach()), self.requires_grad))
+        return repr(self._plain())
+
+    def _plain(self) -> torch.Tensor:
+        full = whole(self.detach())
+        return nn.Parameter(full, self.requires_grad) if self._is_param else full
 
 
 def _shard_of(value: Any) -> Any:
     return value.shard if isinstance(value, ShardedParameter) else value
 
 
-def shard_in_place(parameter: nn.Parameter, mesh: DeviceMesh, dim: int, *, fused: bool = False) -> None:
+def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, *, fused: bool = False) -> None:
     """This object becomes a `ShardedParameter` that is split along `dim`. Every worker calls it, with equal values;
     nothing is sent."""
     shard = split(parameter.detach(), mesh, Shard(dim))
@@ -77,10 +82,10 @@ def shard_in_place(parameter: nn.Parameter, mesh: DeviceMesh, dim: int, *, fused
         device=parameter.device,
         requires_grad=parameter.requires_grad,
     )
-    made.shard, made.fused = shard, fused
+    made.shard, made.fused, made._is_param = shard, fused, isinstance(parameter, nn.Parameter)
     parameter.grad = None
     # As torch.utils.swap_tensors, which does not exchange tensors whose classes differ in slots.
-    parameter.__class__, made.__class__ = ShardedParameter, nn.Parameter  # type: ignore[assignment]
+    parameter.__class__, made.__class__ = ShardedParameter, parameter.__class__
     parameter.__dict__, made.__dict__ = parameter.__dict__ | made.__dict__, {}
     swap_tensor_impl(parameter, made)
     if grad is not None:
