@@ -91,8 +91,8 @@ class Mesh(Mirrored):
             return
         if any(is_compiled(child) or isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
             self.stage.views.warn(
-                f"{type(uncompiled(module)).__name__} is compiled: its parameters are not split, and the workers of the "
-                "axis model compute the same."
+                f"{type(uncompiled(module)).__name__} is compiled: its parameters are not split, and the workers of "
+                "the axis model compute the same."
             )
             return
         parameters = list(names_of(module, self.layout))
