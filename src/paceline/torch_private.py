@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase as BatchOrInstanceNorm
 from torch.overrides import _get_current_function_mode as current_function_mode
 from torch.utils._device import _device_constructors as list_device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
+from torch.utils._pytree import tree_leaves as pytree_leaves
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils.fetch import _MapDatasetFetcher as MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter as LoaderIterator
@@ -41,6 +42,7 @@ __all__ = [
     "current_function_mode",
     "list_device_constructors",
     "pinning",
+    "pytree_leaves",
 ]
 
 # Private attributes of torch's objects that are used where they are needed, by these names.
@@ -60,6 +62,8 @@ OF_OTHERS = (
     "_allgather_base",  # of every process group
     "_local_tensor",  # of a DTensor
     "_is_param",  # of a tensor that is a parameter
+    *("_unsharded_param", "_module_info"),  # of a parameter of FSDP2
+    *("_lazy_init", "_register_pre_backward_hook"),  # of FSDP2's state of a module
     "_warned_capturable_if_run_uncaptured",  # of an optimizer
 )
 
@@ -78,6 +82,7 @@ keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_kee
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 is_any_true: Any = torch.ops.aten._is_any_true.default
 swap_tensor_impl = torch._C._swap_tensor_impl
+NoRules: Any = torch._C.DisableTorchFunctionSubclass  # inside it, torch's functions ask no class of tensors
 current_stream_number: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentStream", lambda device: 0)
 
 
@@ -139,3 +144,39 @@ def set_call_known_to_dynamo() -> None:
     if "torch._dynamo" in sys.modules:
         for module in (torch._dynamo.utils, torch._dynamo.variables.nn_module):
             module.unpatched_nn_module_call = nn.Module.__call__  # type: ignore[attr-defined]
+
+
+def fsdp_state(module: Any) -> Any:
+    """What FSDP2 knows about a module that `fully_shard` was applied to."""
+    return module._get_fsdp_state()
+
+
+def fsdp_groups(module: Any) -> list[Any]:
+    """The groups of parameters that FSDP2 gathers together for this module. Older versions have one at most."""
+    state = fsdp_state(module)
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return list(groups) if groups is not None else [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def reset_fsdp(root: Any) -> None:
+    """Frees what FSDP2 has gathered, after a call or a backward that raised."""
+    if hasattr(root, "reset_iter_state"):
+        root.reset_iter_state()
+        return
+    context = fsdp_state(root)._state_ctx
+    context.iter_forward_root = None
+    for state in context.all_states:
+        idle = type(state._training_state).IDLE
+        state._training_state = idle
+        if (group := state._fsdp_param_group) is not None:
+            group._all_gather_result, group._training_state = None, idle
+            group.reshard()
+            for parameter in group.fsdp_params:
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether this is a DTensor, without importing torch.distributed.tensor, which takes long."""
+    home = sys.modules.get("torch.distributed.tensor")
+    return home is not None and isinstance(tensor, home.DTensor)

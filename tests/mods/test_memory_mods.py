@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.comm.group import Group
 from paceline.errors import ScriptError, UsageError
 from paceline.mods import catalog
-from paceline.mods.checkpointing import repeated_blocks
+from paceline.script.repeated_blocks import repeated_blocks
 
 SAMPLES = 14
 

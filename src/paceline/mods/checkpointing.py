@@ -15,7 +15,6 @@ By hand:
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,10 +23,9 @@ import torch
 from torch import nn
 
 from paceline.mods.support.recompute import Recomputed
+from paceline.script.repeated_blocks import repeated_blocks
 from paceline.script.seams.stage import Stage
 from paceline.torch_private import is_compiled
-
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Mod:
@@ -81,32 +79,3 @@ class Mod:
             self._calls[block] = Recomputed()
         recomputed = self._calls[block]
         return lambda *args, **kwargs: recomputed(block, forward, args, kwargs)
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated modules of a model: of one class, or the Sequentials of one container; empty if there are none."""
-    kinds: dict[Any, list[nn.Module]] = defaultdict(list)
-    for parent in model.modules():
-        for child in parent.children():
-            if next(child.children(), None) is None or next(child.parameters(), None) is None:
-                continue
-            if isinstance(child, torch.jit.ScriptModule):
-                continue
-            if not isinstance(child, CONTAINERS):
-                kinds[type(child)].append(child)
-            elif isinstance(child, nn.Sequential) and isinstance(parent, CONTAINERS):
-                kinds[id(parent)].append(child)
-    found = [_outermost(blocks) for blocks in kinds.values()]
-    return max((blocks for blocks in found if len(blocks) > 1), key=_weight, default=[])
-
-
-def _outermost(blocks: list[nn.Module]) -> list[nn.Module]:
-    distinct = list(dict.fromkeys(blocks))
-    inside = {id(inner) for block in distinct for inner in block.modules() if inner is not block}
-    return [block for block in distinct if id(block) not in inside]
-
-
-def _weight(blocks: list[nn.Module]) -> tuple[int, int]:
-    """The number of weights, then the number of blocks: of two kinds with equal weights, the one with more and smaller
-    blocks needs less memory."""
-    return sum({p: p.numel() for block in blocks for p in block.parameters()}.values()), len(blocks)

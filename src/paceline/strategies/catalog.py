@@ -83,6 +83,12 @@ CATALOG = {
             arguments={"data": 0, "model": 1, "layout": "", "dimensions": ""},
             workers=lambda given: int(given["data"]) * int(given["model"]) or None,
         ),
+        StrategyEntry(
+            name="sharded",
+            home="sharded:Sharded",
+            summary="each worker keeps a part of parameters, gradients and optimizer state (FSDP2)",
+            arguments={"offload": False},
+        ),
     )
 }
 

@@ -21,7 +21,7 @@ from paceline.script import tree
 from paceline.script.rows.tensor import Rows
 from paceline.strategies.digest import digest, sketch
 from paceline.strategies.whole import held
-from paceline.torch_private import BatchOrInstanceNorm
+from paceline.torch_private import BatchOrInstanceNorm, is_dtensor
 
 FIRST = 2  # steps of a model that are all compared; after them the 4th, 16th, 64th, …
 EVERY = 1024  # … and every 1024th
@@ -68,7 +68,10 @@ class Watched:
         """Names and tensors, in the same order on every worker."""
         # Without tensors that a functional call has put in place of parameters: they have a graph.
         found: list[tuple[str, torch.Tensor]] = [
-            (f"{self.name}.{name}", p) for name, p in module.named_parameters() if not is_lazy(p) and p.is_leaf
+            (f"{self.name}.{name}", p)
+            for name, p in module.named_parameters()
+            if not is_lazy(p) and p.is_leaf
+            if not is_dtensor(p)  # each part is held by one worker only
         ]
         self._buffers = []
         for path, child in module.named_modules():

@@ -1,0 +1,288 @@
+"""Sharded: each worker keeps a part of the parameters, of their gradients and of the optimizer's state (torch's FSDP2).
+
+    strategy = paceline.Sharded()
+    model, optimizer, loader = strategy.distribute(model, optimizer, loader)
+
+Rows are split as under `Mirrored`, and numbers are the same. The model is sharded at its first call, by units that are
+found: one for each repeated block, and one for the rest. Outside of the model's calls its parameters are DTensors; what
+a script may do with them is in `shards.rules`. A parameter that FSDP2 cannot hold stays whole and is averaged.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from paceline.comm.axes import Axes
+from paceline.comm.coalesced import broadcast_all
+from paceline.comm.torch_backend import torch_mesh
+from paceline.errors import ScriptError
+from paceline.imports import after_import
+from paceline.script.patches import patch
+from paceline.script.seams import hidden_group
+from paceline.script.seams.stage import Stage
+from paceline.strategies.mirrored import AtEnd, Mirrored
+from paceline.torch_private import is_compiled, is_dtensor
+from paceline.units import size
+
+if TYPE_CHECKING:
+    from paceline.strategies.shards.rules import Rules
+    from paceline.strategies.shards.units import Units
+
+
+class Sharded(Mirrored):
+    """FSDP2 over all workers. When a peer dies, the message that misses it raises."""
+
+    name = "sharded"
+
+    def __init__(self, *, offload: bool = False) -> None:
+        """`offload`: parameters, gradients and the optimizer's state are kept in host memory."""
+        super().__init__()
+        self.offload = offload
+        self._units: list[Units] = []
+        self._rules: Rules | None = None
+        self._mesh: Any = None
+        self._followed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose loaded state is cut
+        self._broken = ""  # the line of a backward that raised, while its gradients may be there
+
+    def axes(self, workers: int) -> Axes:
+        return Axes(shard=workers)
+
+    def on_stage(self, stage: Stage) -> None:
+        super().on_stage(stage)
+        if stage.aside:
+            return
+        if not self._is_needed():
+            stage.subscribe(Alone(self))
+        self._undo = [
+            hidden_group.hide(),
+            patch(torch.autograd, "grad", self._refusing(torch.autograd.grad)),
+        ]
+        after_import("safetensors.torch", self._save_whole)
+
+    # -- placing ---------------------------------------------------------------------------------------------------
+
+    def on_model(self, module: nn.Module) -> None:
+        """Broadcasts rank 0's weights and buffers. Gradients are met after the model is sharded."""
+        if self.stage.aside:
+            return
+        tensors = (*module.parameters(), *module.buffers())
+        plain = [t for t in tensors if not is_dtensor(t) and t not in self._known and not t.is_meta]
+        broadcast_all(self.stage.group, plain, "the model's weights")
+        if not self._ends:
+            self._ends = True
+            self.stage.subscribe(AtEnd(self._compare_last))
+
+    def place(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if self.stage.aside:
+            return
+        why = self._reason_against(module)
+        if why is None:
+            self._shard(module, optimizers)
+        elif why:
+            self.stage.pulse.notice(f"Sharded: {type(module).__name__} stays whole on every worker: {why}.")
+        if self._is_needed():
+            self._meet_all(module)
+
+    def _reason_against(self, module: nn.Module) -> str | None:
+        """Why the module cannot be sharded; None if it can be; empty if there is nothing to shard."""
+        if any(map(is_compiled, module.modules())):
+            return "it is compiled"
+        if any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules()):
+            return "it is a ScriptModule"
+        parameters = list(module.parameters())
+        if any(map(is_dtensor, parameters)):
+            return "" if all(map(is_dtensor, parameters)) else "a part of it was called, and sharded, before"
+        held = sum(p.numel() for p in parameters if p.dim())
+        return None if held else ""
+
+    def _shard(self, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        from paceline.strategies.shards import old_parameters  # DTensor takes long to import
+        from paceline.strategies.shards.rules import Rules
+        from paceline.strategies.shards.units import Units
+
+        device = next(module.parameters()).device.type
+        if self._mesh is None or self._mesh.device_type != device:
+            self._mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, "shard")
+        if self._rules is None:
+            self._rules = Rules(self.stage.rows, lambda: self.stage.depth > 0, self._rebind)
+            self._undo.append(self._rules.install())
+        before = dict(module.named_parameters())
+        total = sum(p.numel() * p.element_size() for p in before.values())
+        units = Units(module, self._mesh, self.stage.rows, self._rules.whole, offload=self.offload)
+        self._units.append(units)
+        now = dict(module.named_parameters())
+        exchanged = [(old, now[name]) for name, old in before.items() if now[name] is not old]
+        for optimizer in optimizers:
+            self._exchange(optimizer, {id(old): new for old, new in exchanged})
+        for old, new in exchanged:
+            new._paceline_old = weakref.ref(old)  # type: ignore[attr-defined]
+            old_parameters.lead(old, new)  # type: ignore[arg-type]
+        for held in units.parameters:
+            held.sharded_param._paceline_held = held
+        own = sum(_bytes_of(p) for p in now.values())
+        self.stage.pulse.notice(
+            f"Sharded: a worker keeps {size(own)} of {size(total)} of the parameters of {type(module).__name__}, in "
+            f"{len(units.units)} unit(s), and the same part of gradients and of the optimizer's state"
+            + (", in host memory." if self.offload else ".")
+        )
+
+    def _exchange(self, optimizer: torch.optim.Optimizer, new: dict[int, nn.Parameter]) -> None:
+        """Gives an optimizer the sharded parameters, in the same order, and cuts its state."""
+        for group in optimizer.param_groups:
+            group["params"] = [new.get(id(p), p) for p in group["params"]]
+        for old in [p for p in optimizer.state if id(p) in new]:
+            optimizer.state[new[id(old)]] = optimizer.state.pop(old)
+        self._cut_state(optimizer)
+        if optimizer not in self._followed:
+            self._followed.add(optimizer)
+            optimizer.register_load_state_dict_post_hook(self._cut_state)
+
+    def _cut_state(self, optimizer: torch.optim.Optimizer) -> None:
+        from paceline.strategies.shards.parts import cut
+
+        for parameter, state in optimizer.state.items():
+            if is_dtensor(parameter):
+                for name, value in state.items():
+                    whole = isinstance(value, torch.Tensor) and not is_dtensor(value)
+                    if whole and value.shape == parameter.shape:
+                        state[name] = cut(value, cast(Any, parameter), self.stage.rows)
+
+    def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._units and optimizer not in self._followed:  # made after the first call
+            self._exchange(optimizer, {})
+
+    def _rebind(self, parameter: Any) -> None:
+        held = getattr(parameter, "_paceline_held", None)
+        if held is not None:
+            held.reset_sharded_param()
+
+    # -- calls, gradients ------------------------------------------------------------------------------------------
+
+    def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return super().call(self._resetting(plain), module, args, kwargs)
+
+    def _resetting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return plain(module, *args, **kwargs)
+            except BaseException:
+                for units in self._units:
+                    units.reset()
+                raise
+
+        return call
+
+    def around_backward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> None:
+            if kwargs.get("create_graph"):
+                raise self._refusal("backward(create_graph=True)", "gradients of gradients")
+            plain(*args, **kwargs)
+            for units in self._units:
+                units.reduce_late()
+
+        return backward
+
+    def before_backward(self, losses: list[torch.Tensor]) -> None:
+        self._look_at_parameters("adds to")
+        super().before_backward(losses)
+
+    def backward_raised(self) -> None:
+        super().backward_raised()
+        for units in self._units:
+            units.reset()
+        self._broken = "raised"
+
+    def before_step(self, optimizer: Any) -> None:
+        self._look_at_parameters("steps with")
+        super().before_step(optimizer)
+
+    def before_forward(self, module: nn.Module) -> None:
+        if self._rules is not None:
+            self._rules.write_back()
+        super().before_forward(module)
+
+    def _look_at_parameters(self, what: str) -> None:
+        """Refuses what FSDP2 cannot do with parameters, before it gives other numbers."""
+        if self._rules is not None:
+            self._rules.write_back()
+        found = False
+        for units in self._units:
+            for held in units.parameters:
+                parameter = held.sharded_param
+                if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                    raise self._refusal(
+                        "a hook on a parameter", "hooks that are set on parameters after the first call"
+                    )
+                found = found or (bool(self._broken) and parameter.grad is not None)
+        if found:
+            raise ScriptError(
+                f"A backward raised, the script caught the exception, and now it {what} gradients computed before the "
+                "exception: they differ from worker to worker.",
+                advice="Drop these gradients where the exception is caught: optimizer.zero_grad()",
+            )
+        self._broken = ""
+
+    def _meet(self, parameter: torch.Tensor, name: str = "") -> None:
+        if is_dtensor(parameter):
+            self._known[parameter] = None
+        elif not any(
+            getattr(held, "_unsharded_param", None) is parameter for u in self._units for held in u.parameters
+        ):
+            super()._meet(parameter, name)
+
+    def _refusing(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """torch.autograd.grad, without what FSDP2 has freed by then."""
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._units and not self.stage.depth and not self.stage.backward_depth:
+                asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+                if any(is_dtensor(getattr(tensor, "_now", tensor)) for tensor in asked):
+                    raise self._refusal("torch.autograd.grad", "gradients by torch.autograd.grad of parameters")
+                names = ("grad_outputs", "retain_graph", "create_graph")
+                if (dict(zip(names, args, strict=False)) | kwargs).get("create_graph"):
+                    raise self._refusal("torch.autograd.grad(create_graph=True)", "gradients of gradients")
+                inputs = asked
+            return plain(outputs, inputs, *args, **kwargs)
+
+        return self.stage.guarded(grad)
+
+    def _refusal(self, what: str, kind: str) -> ScriptError:
+        return ScriptError(
+            f"The script uses {what}, and --strategy sharded has no {kind}: parameters are freed after a model's call.",
+            advice="Use --strategy mirrored.",
+        )
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        tensor = getattr(tensor, "_now", tensor)
+        if not is_dtensor(tensor) or self._rules is None:
+            return tensor
+        with torch.no_grad():
+            whole = self._rules.whole(tensor)  # type: ignore[arg-type]
+        return nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
+
+    def _save_whole(self, safetensors: Any) -> None:
+        """safetensors reads the memory of tensors: it gets whole ones."""
+        for name in ("save_file", "save"):
+            plain = getattr(safetensors, name)
+            setattr(
+                safetensors, name, lambda tensors, *a, _plain=plain, **k: _plain(self.stage.whole(tensors), *a, **k)
+            )
+
+
+class Alone:
+    """The seams of a run with one worker, which has no gradients to average."""
+
+    def __init__(self, strategy: Sharded) -> None:
+        self.around_backward, self.on_optimizer = strategy.around_backward, strategy.on_optimizer
+
+
+def _bytes_of(parameter: torch.Tensor) -> int:
+    local = getattr(parameter, "_local_tensor", parameter)
+    return local.numel() * local.element_size()

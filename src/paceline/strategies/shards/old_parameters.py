@@ -1,0 +1,49 @@
+"""The parameters that a script got hold of before they were sharded: they lead to the sharded ones from then on.
+
+FSDP2 puts new objects in a model's place of the old parameters. A list that the script made before the first call
+(`params = list(model.parameters())`) still holds the old ones: each use of an old one is a use of the new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+class OldParameter(torch.Tensor):
+    """An object that was a parameter. Its memory is freed."""
+
+    _now: DTensor
+    _is_param = True
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_replaced(args), **_replaced(kwargs or {}))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(self._now)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def lead(old: Any, new: DTensor) -> None:
+    """From now on the old object leads to the new one."""
+    grad, old.grad = old.grad, None
+    if grad is not None:
+        new.grad = grad
+    old.data = torch.empty(0, dtype=old.dtype, device=old.device)
+    old.__class__ = OldParameter
+    old._now = new
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, OldParameter):
+        return value._now
+    if isinstance(value, dict):
+        return {key: _replaced(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(one) for one in value)
+    return value

@@ -1,0 +1,244 @@
+"""Applies FSDP2 to a model: one unit for each repeated block, and one for the rest of the model.
+
+Before a unit's call its parameters are gathered, after it they are freed, and in backward both happen again; its
+gradients are averaged over the workers, each worker keeping its part. All messages go through the torch process group
+of the run, announced by `Group.waiting`: so the stall inspector sees them, and a worker that fails in the middle of a
+model's call is found by the others at their next message.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
+
+from paceline.comm.group import Group
+from paceline.errors import ScriptError
+from paceline.script import tree
+from paceline.script.repeated_blocks import repeated_blocks
+from paceline.torch_private import fsdp_groups, fsdp_state, pytree_leaves, reset_fsdp
+
+HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks"),
+)
+
+# Newer versions of torch have renamed these two.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Units:
+    """The units of one root module."""
+
+    def __init__(
+        self, module: nn.Module, mesh: Any, group: Group, whole: Callable[[DTensor], torch.Tensor], *, offload: bool
+    ) -> None:
+        self.module, self.group, self._whole = module, group, whole
+        kept = left_whole(module)
+        blocks = [block for block in repeated_blocks(module) if block is not module and _is_free(block)]
+        shared = _shared(module, blocks)
+        policy: Any = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
+        settings: Any = {"mesh": mesh, "reshard_after_forward": True, "offload_policy": policy}
+        for block in blocks:
+            fully_shard(block, ignored_params=kept | shared, **settings)
+        fully_shard(module, ignored_params=kept, **settings)
+        self.units: list[Any] = [*blocks, module]
+        for unit in self.units:
+            unit.set_custom_all_gather(_Gathering(group))
+            unit.set_custom_reduce_scatter(_Scattering(group))
+            if not group.is_private:  # Gloo cannot average
+                unit.set_force_sum_reduction_for_comms(True)
+            unit.register_forward_pre_hook(self._before)
+            unit.register_forward_hook(self._after, prepend=True)
+            for params in fsdp_groups(unit):
+                params.post_backward = _reaching_all(params, params.post_backward, group)
+            _behave_as_plain(type(unit), self)
+        fsdp_state(module)._lazy_init()  # otherwise a block that is called first would become the root
+        self._versions: dict[int, list[int]] = {}
+
+    @property
+    def parameters(self) -> Iterator[Any]:
+        """What FSDP2 holds about each sharded parameter."""
+        for unit in self.units:
+            for params in fsdp_groups(unit):
+                yield from params.fsdp_params
+
+    def reset(self) -> None:
+        """A call or a backward raised: frees what was gathered."""
+        reset_fsdp(self.module)
+
+    def reduce_late(self) -> None:
+        """After a backward: averages gradients that came after their unit had been reduced (a penalty on a weight,
+        inside the model)."""
+        for unit in self.units:
+            for params in fsdp_groups(unit):
+                if any(_late(held) for held in params.fsdp_params):
+                    params.post_backward()
+                    params.finalize_backward()
+
+    # -- around a unit's call --------------------------------------------------------------------------------------
+
+    def _before(self, unit: nn.Module, args: Any) -> None:
+        held = [p._unsharded_param for params in fsdp_groups(unit) for p in params.fsdp_params]
+        self._versions[id(unit)] = [parameter._version for parameter in held]
+
+    def _after(self, unit: nn.Module, args: Any, output: Any) -> None:
+        held = [p for params in fsdp_groups(unit) for p in params.fsdp_params]
+        for one, version in zip(held, self._versions.pop(id(unit), []), strict=False):
+            if one._unsharded_param._version != version:
+                name = f"{type(unit).__name__}.{one._module_info.param_name}"
+                raise ScriptError(
+                    f"The model changes its parameter {name} inside its forward, and --strategy sharded cannot keep "
+                    "such a change.",
+                    advice="Use --strategy mirrored.",
+                )
+        if torch.is_grad_enabled():
+            known = {id(leaf) for leaf in pytree_leaves(output)}
+            left = (value for inner in unit.modules() for value in vars(inner).values())
+            found = [leaf for leaf in (*tree.leaves(output), *left) if isinstance(leaf, torch.Tensor)]
+            more = [leaf for leaf in found if id(leaf) not in known and leaf.grad_fn is not None]
+            if more:  # torch looks for outputs in tuples, lists and dicts only
+                fsdp_state(unit)._register_pre_backward_hook(more)
+
+
+def left_whole(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters that stay whole on every worker, because FSDP2 cannot hold them: numbers, other types than most
+    parameters have, other memory layouts, parameters with hooks of the script."""
+    parameters = [p for p in module.parameters() if not is_lazy(p)]
+    counts: dict[torch.dtype, int] = {}
+    for p in parameters:
+        counts[p.dtype] = counts.get(p.dtype, 0) + p.numel()
+    usual = max(counts, key=lambda dtype: counts[dtype], default=None)
+    return {
+        p
+        for p in module.parameters()
+        if is_lazy(p)
+        or isinstance(p, DTensor)
+        or not p.dim()
+        or not p.is_contiguous()
+        or p.dtype is not usual
+        or p.is_meta
+        or type(p) is not nn.Parameter
+        or getattr(p, "_backward_hooks", None)
+        or getattr(p, "_post_accumulate_grad_hooks", None)
+    }
+
+
+def _is_free(block: nn.Module) -> bool:
+    return not any(isinstance(inner, FSDPModule) for inner in block.modules())
+
+
+def _shared(module: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
+    """Parameters that occur in several blocks, or in a block and outside of it: the root gathers them."""
+    inside = [set(block.parameters()) for block in blocks]
+    within = {id(inner) for block in blocks for inner in block.modules()}
+    outside = {p for inner in module.modules() if id(inner) not in within for p in inner.parameters(recurse=False)}
+    counts: dict[nn.Parameter, int] = {}
+    for some in (*inside, outside):
+        for p in some:
+            counts[p] = counts.get(p, 0) + 1
+    return {p for p, count in counts.items() if count > 1}
+
+
+def _late(held: Any) -> bool:
+    return hasattr(held, "_unsharded_param") and held._unsharded_param.grad is not None
+
+
+def _reaching_all(params: Any, plain: Callable[..., None], group: Group) -> Callable[..., None]:
+    """A parameter that only another worker's rows used gets a gradient of zeros here before the average; one that no
+    worker used keeps None."""
+
+    def post_backward(*unused: Any) -> None:
+        if group.world > 1:
+            held = [p for p in params.fsdp_params if hasattr(p, "_unsharded_param")]
+            mine = torch.tensor([_late(p) for p in held], dtype=torch.uint8, device="cpu")
+            reached = group.gather_vectors(mine, "which parameters of a block were used").max(0).values.tolist()
+            for one, used in zip(held, reached, strict=True):
+                if used and one._unsharded_param.grad is None:
+                    one._unsharded_param.grad = torch.zeros_like(one._unsharded_param)
+        plain(*unused)
+
+    return post_backward
+
+
+class _Gathering:
+    """FSDP2's all-gather, as `torch.distributed.fsdp` asks for it."""
+
+    what = "the parameters of a block"
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
+        with self._group.waiting(self.what, asks=True):
+            return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _Scattering(_Gathering):
+    """FSDP2's reduce-scatter."""
+
+    what = "the gradients of a block"
+
+    def __call__(  # type: ignore[override]
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> Any:
+        with self._group.waiting(self.what, asks=True):
+            return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+
+# -- a unit's class is made by torch: it must look like the script's own ---------------------------------------------
+
+
+def _behave_as_plain(kind: Any, units: Units) -> None:
+    """The class keeps its name, and a copy of the model (also for pickle) is a plain, whole model."""
+    plain = kind.__mro__[2]
+    if kind.__name__ != plain.__name__ or "__reduce_ex__" not in vars(kind):
+        kind.__name__, kind.__qualname__, kind.__module__ = plain.__name__, plain.__qualname__, plain.__module__
+        kind.__deepcopy__ = lambda self, memo: _plain_copy(self, memo, units._whole)
+        kind.__reduce_ex__ = lambda self, protocol: _plain_copy(self, {}, units._whole).__reduce_ex__(protocol)
+
+
+def _plain_copy(module: nn.Module, memo: dict[int, Any], whole: Callable[[DTensor], torch.Tensor]) -> nn.Module:
+    for p in module.parameters():
+        if isinstance(p, DTensor) and id(p) not in memo:
+            memo[id(p)] = nn.Parameter(whole(cast(DTensor, p.detach())), p.requires_grad)
+    plain: Any = type(module).__mro__[2]
+    made: nn.Module = plain.__new__(plain)
+    memo[id(module)] = made
+    own = {key: value for key, value in vars(module).items() if not _is_torchs(key)}
+    kept = {key: _without_ours(value) if key in HOOKS else value for key, value in own.items()}
+    made.__dict__.update(copy.deepcopy(kept, memo))
+    for inner in made.modules():
+        for name in HOOKS:
+            if name in inner.__dict__:
+                inner.__dict__[name] = _without_ours(inner.__dict__[name])
+        for name in [name for name in inner.__dict__ if _is_torchs(name)]:
+            del inner.__dict__[name]
+    return made
+
+
+def _is_torchs(key: str) -> bool:
+    return key.startswith(("_is_fsdp", "_fsdp")) or "composable" in key
+
+
+def _without_ours(hooks: Any) -> Any:
+    kept = {key: hook for key, hook in hooks.items() if not _is_fsdps(hook)}
+    return type(hooks)(kept)
+
+
+def _is_fsdps(hook: Any) -> bool:
+    home = str(getattr(getattr(hook, "hook", hook), "__module__", ""))
+    return home.startswith(("torch.distributed.fsdp", "paceline.strategies.shards"))
