@@ -176,6 +176,11 @@ def reset_fsdp(root: Any) -> None:
                     parameter._unsharded_param.grad = None
 
 
+def is_gathered_for_call(parameter: Any) -> bool:
+    """Whether FSDP2 holds the parameter: a call sees a gathered copy of it."""
+    return is_dtensor(parameter) or getattr(parameter, "_paceline_gathered", False)
+
+
 def is_dtensor(tensor: Any) -> bool:
     """Whether this is a DTensor, without importing torch.distributed.tensor, which takes long."""
     home = sys.modules.get("torch.distributed.tensor")

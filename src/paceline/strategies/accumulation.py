@@ -25,12 +25,13 @@ class Accumulation:
         self._before: list[int] = []  # … between the two steps before
         self._alike = 0  # steps in a row that had the same backwards
         self._guarded = False
+        self.never = False  # every backward sends its gradients
 
     def may_keep_back(self, site: int) -> bool:
         """At the start of a backward: whether another one from the same line is expected before the step."""
         at = len(self._sites)
         self._sites.append(site)
-        due = self._alike >= LEARNT and self._before[at : at + 2] == [site, site]
+        due = not self.never and self._alike >= LEARNT and self._before[at : at + 2] == [site, site]
         if due and not self._guarded:
             self._guarded = True
             _guard_grad(self)

@@ -10,6 +10,7 @@ a script may do with them is in `shards.rules`. A parameter that FSDP2 cannot ho
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,7 @@ from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import AtEnd, Mirrored
-from paceline.torch_private import is_compiled, is_dtensor
+from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call
 from paceline.units import size
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Sharded(Mirrored):
         self._rules: Rules | None = None
         self._mesh: Any = None
         self._followed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose loaded state is cut
+        self._old: list[tuple[weakref.ref[Any], Any]] = []  # objects that were parameters, and what they are now
         self._broken = ""  # the line of a backward that raised, while its gradients may be there
 
     def axes(self, workers: int) -> Axes:
@@ -56,7 +58,9 @@ class Sharded(Mirrored):
         super().on_stage(stage)
         if stage.aside:
             return
-        if not self._is_needed():
+        if self._is_needed():
+            self._accumulation.never = True  # FSDP2 reads `.grad` in backward, which would send what was kept back
+        else:
             stage.subscribe(Alone(self))
         self._undo = [
             hidden_group.hide(),
@@ -71,7 +75,8 @@ class Sharded(Mirrored):
         if self.stage.aside:
             return
         tensors = (*module.parameters(), *module.buffers())
-        plain = [t for t in tensors if not is_dtensor(t) and t not in self._known and not t.is_meta]
+        unknown = [t for t in tensors if t not in self._known and not t.is_meta]
+        plain = [t for t in unknown if not is_gathered_for_call(t)]
         broadcast_all(self.stage.group, plain, "the model's weights")
         if not self._ends:
             self._ends = True
@@ -95,6 +100,8 @@ class Sharded(Mirrored):
         if any(isinstance(inner, torch.jit.ScriptModule) for inner in module.modules()):
             return "it is a ScriptModule"
         parameters = list(module.parameters())
+        if any(is_gathered_for_call(p) and not is_dtensor(p) for p in parameters):
+            return ""  # a part of a model that is being called
         if any(map(is_dtensor, parameters)):
             return "" if all(map(is_dtensor, parameters)) else "a part of it was called, and sharded, before"
         held = sum(p.numel() for p in parameters if p.dim())
@@ -112,6 +119,7 @@ class Sharded(Mirrored):
             self._rules = Rules(self.stage.rows, lambda: self.stage.depth > 0, self._rebind)
             self._undo.append(self._rules.install())
         before = dict(module.named_parameters())
+        busy = old_parameters.in_graphs()
         total = sum(p.numel() * p.element_size() for p in before.values())
         units = Units(module, self._mesh, self.stage.rows, self._rules.whole, offload=self.offload)
         self._units.append(units)
@@ -120,8 +128,8 @@ class Sharded(Mirrored):
         for optimizer in optimizers:
             self._exchange(optimizer, {id(old): new for old, new in exchanged})
         for old, new in exchanged:
-            new._paceline_old = weakref.ref(old)  # type: ignore[attr-defined]
-            old_parameters.lead(old, new)  # type: ignore[arg-type]
+            old_parameters.lead(old, new, free=id(old) not in busy)  # type: ignore[arg-type]
+            self._old.append((weakref.ref(old), new))
         for held in units.parameters:
             held.sharded_param._paceline_held = held
         own = sum(_bytes_of(p) for p in now.values())
@@ -182,10 +190,24 @@ class Sharded(Mirrored):
             if kwargs.get("create_graph"):
                 raise self._refusal("backward(create_graph=True)", "gradients of gradients")
             plain(*args, **kwargs)
+            self._fetch_late()
             for units in self._units:
                 units.reduce_late()
 
         return backward
+
+    def _fetch_late(self) -> None:
+        """A term that the script computed before the model's first call has its gradients on the old parameters."""
+        if not self._old:
+            return
+        from paceline.strategies.shards.old_parameters import late_gradient, release
+        from paceline.strategies.shards.parts import cut
+
+        for known, now in self._old:
+            if (old := known()) is not None and (grad := late_gradient(old)) is not None:
+                part = cut(grad, now, self.stage.rows)
+                now.grad = part if now.grad is None else now.grad + part
+                release(old)
 
     def before_backward(self, losses: list[torch.Tensor]) -> None:
         self._look_at_parameters("adds to")
@@ -214,7 +236,7 @@ class Sharded(Mirrored):
         for units in self._units:
             for held in units.parameters:
                 parameter = held.sharded_param
-                if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                if parameter._backward_hooks:
                     raise self._refusal(
                         "a hook on a parameter", "hooks that are set on parameters after the first call"
                     )
@@ -228,11 +250,9 @@ class Sharded(Mirrored):
         self._broken = ""
 
     def _meet(self, parameter: torch.Tensor, name: str = "") -> None:
-        if is_dtensor(parameter):
+        if is_dtensor(getattr(parameter, "_now", parameter)):
             self._known[parameter] = None
-        elif not any(
-            getattr(held, "_unsharded_param", None) is parameter for u in self._units for held in u.parameters
-        ):
+        elif not is_gathered_for_call(parameter):
             super()._meet(parameter, name)
 
     def _refusing(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,12 +279,14 @@ class Sharded(Mirrored):
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = getattr(tensor, "_now", tensor)
+    def full(self, part: Any) -> Any:
+        if isinstance(part, nn.Module):
+            return copy.deepcopy(part) if any(map(is_dtensor, part.parameters())) else part
+        tensor = getattr(part, "_now", part)
         if not is_dtensor(tensor) or self._rules is None:
             return tensor
         with torch.no_grad():
-            whole = self._rules.whole(tensor)  # type: ignore[arg-type]
+            whole = self._rules.whole(tensor)
         return nn.Parameter(whole, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else whole
 
     def _save_whole(self, safetensors: Any) -> None:

@@ -241,7 +241,8 @@ class Stage:
         """The value with whole tensors, where this worker holds parts. Every worker calls it."""
         if type(self.strategy).full is Strategy.full or self.aside:
             return value
-        return tree.replace(value, lambda leaf: self.strategy.full(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+        kinds = (torch.Tensor, nn.Module)
+        return tree.replace(value, lambda leaf: self.strategy.full(leaf) if isinstance(leaf, kinds) else leaf)
 
     @property
     def replaces_steps(self) -> bool:

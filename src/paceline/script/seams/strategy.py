@@ -44,10 +44,10 @@ class Strategy:
         """An optimizer's outermost step, between the seams before_step and after_step."""
         return plain(optimizer, *args, **kwargs)
 
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole of a parameter, a gradient, a buffer or a tensor of an optimizer's state, for saving and printing.
-        A tensor that is whole already is returned as it is."""
-        return tensor
+    def full(self, part: Any) -> Any:
+        """The whole of a parameter, a gradient, a buffer or a tensor of an optimizer's state, or of a module, for
+        saving and printing. What is whole already is returned as it is."""
+        return part
 
     def watch_gradients(self, watcher: Any) -> None:
         """From now on the watcher (see `comm.buckets`) sees gradients before and after they are averaged. Nothing to

@@ -158,7 +158,7 @@ def _gradients(
     else:
         x, dy = _wide(x), _wide(dy)
         r = 1 / np.sqrt(variance.numpy() + eps)
-        scale = torch.from_numpy(r if weight is None else r * weight.detach().to(mean.dtype).numpy())
+        scale = torch.from_numpy(r if weight is None else r * weight.detach().to(mean.dtype, copy=True).numpy())
         # Only the sums: torch's kernel computes both in one pass.
         _, s2, s1 = torch.ops.aten.native_batch_norm_backward(
             dy, x, scale, None, None, mean, torch.from_numpy(r), True, eps, (False, True, True)

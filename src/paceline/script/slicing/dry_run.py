@@ -25,7 +25,7 @@ from paceline.script.slicing import bounds, side_effects
 from paceline.script.slicing.generators import Generators
 from paceline.script.slicing.mutations import Containers
 from paceline.script.slicing.side_effects import Place
-from paceline.torch_private import BatchNorm
+from paceline.torch_private import BatchNorm, is_gathered_for_call
 
 FAILED = object()  # stands for the output of a call that raised
 
@@ -90,7 +90,7 @@ def _copied(leaf: Any) -> Any:
 @contextlib.contextmanager
 def _on_a_copy(module: nn.Module) -> Iterator[None]:
     """Replaces the weights by copies temporarily: a call may change weights (a teacher that follows its student)."""
-    kept = [(p, p.data) for p in module.parameters() if not is_lazy(p)]
+    kept = [(p, p.data) for p in module.parameters() if not is_lazy(p) and not is_gathered_for_call(p)]
     for p, value in kept:
         p.data = value.clone()
     try:
@@ -114,6 +114,7 @@ def undisturbed(module: nn.Module, *, still: Any = nn.Module) -> Iterator[None]:
         for m in modules
         for name, held in m.__dict__.items()
         if name in side_effects.OWN and name != "_buffers" and isinstance(held, dict)
+        if not (name == "_parameters" and any(map(is_gathered_for_call, held.values())))
     ]
     before, generators = rng.snapshot(), Generators(module)
     # The weights change temporarily: autocast must neither use weights that it cast before, nor keep new casts.

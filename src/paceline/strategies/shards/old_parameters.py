@@ -6,10 +6,14 @@ FSDP2 puts new objects in a model's place of the old parameters. A list that the
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+
+from paceline.strategies.mirrored import leaves_of
+from paceline.torch_private import NoRules, plain_grad
 
 
 class OldParameter(torch.Tensor):
@@ -29,14 +33,37 @@ class OldParameter(torch.Tensor):
         return id(self)
 
 
-def lead(old: Any, new: DTensor) -> None:
-    """From now on the old object leads to the new one."""
+def lead(old: Any, new: DTensor, *, free: bool) -> None:
+    """From now on the old object leads to the new one. `free`: no graph needs its memory."""
     grad, old.grad = old.grad, None
     if grad is not None:
         new.grad = grad
-    old.data = torch.empty(0, dtype=old.dtype, device=old.device)
+    if free:
+        old.data = torch.empty(0, dtype=old.dtype, device=old.device)
     old.__class__ = OldParameter
     old._now = new
+
+
+def release(old: Any) -> None:
+    """Frees the memory of an old object that a graph has needed."""
+    with NoRules():
+        old.untyped_storage().resize_(0)
+
+
+def in_graphs() -> set[int]:
+    """The ids of leaves in graphs that exist already: terms that the script computed before the model's first call."""
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return {id(leaf) for leaf, _ in leaves_of([t for t in found if t.grad_fn is not None])} if found else set()
+
+
+def late_gradient(old: Any) -> torch.Tensor | None:
+    """The gradient that a backward has given to the old object: of a term that was computed before the model's first
+    call. It is whole, and is given once."""
+    with NoRules():
+        grad: torch.Tensor | None = plain_grad.__get__(old)
+        if grad is not None:
+            plain_grad.__set__(old, None)
+    return grad
 
 
 def _replaced(value: Any) -> Any:

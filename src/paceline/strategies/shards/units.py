@@ -23,6 +23,7 @@ from paceline.comm.group import Group
 from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.repeated_blocks import repeated_blocks
+from paceline.strategies.digest import digest
 from paceline.torch_private import fsdp_groups, fsdp_state, pytree_leaves, reset_fsdp
 
 HOOKS = (
@@ -30,6 +31,7 @@ HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks"),
 )
 
+LOOKS = 4  # calls of a unit whose parameters are compared by value: two of them are dry runs
 # Newer versions of torch have renamed these two.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -47,22 +49,24 @@ class Units:
         shared = _shared(module, blocks)
         policy: Any = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
         settings: Any = {"mesh": mesh, "reshard_after_forward": True, "offload_policy": policy}
+        self.units: list[Any] = [*blocks, module]
+        self._versions: dict[int, Any] = {}
+        self._calls: dict[int, int] = {}
+        for unit in self.units:  # torch puts its own hook before this one: the parameters are gathered by then
+            unit.register_forward_pre_hook(self._before, prepend=True)
         for block in blocks:
             fully_shard(block, ignored_params=kept | shared, **settings)
         fully_shard(module, ignored_params=kept, **settings)
-        self.units: list[Any] = [*blocks, module]
         for unit in self.units:
             unit.set_custom_all_gather(_Gathering(group))
             unit.set_custom_reduce_scatter(_Scattering(group))
             if not group.is_private:  # Gloo cannot average
                 unit.set_force_sum_reduction_for_comms(True)
-            unit.register_forward_pre_hook(self._before)
             unit.register_forward_hook(self._after, prepend=True)
             for params in fsdp_groups(unit):
                 params.post_backward = _reaching_all(params, params.post_backward, group)
             _behave_as_plain(type(unit), self)
         fsdp_state(module)._lazy_init()  # otherwise a block that is called first would become the root
-        self._versions: dict[int, list[int]] = {}
 
     @property
     def parameters(self) -> Iterator[Any]:
@@ -88,18 +92,20 @@ class Units:
 
     def _before(self, unit: nn.Module, args: Any) -> None:
         held = [p._unsharded_param for params in fsdp_groups(unit) for p in params.fsdp_params]
-        self._versions[id(unit)] = [parameter._version for parameter in held]
+        self._versions[id(unit)] = _state_of(held, thorough=self._calls.setdefault(id(unit), 0) < LOOKS)
+        for parameter in held:
+            parameter._paceline_gathered = True
 
     def _after(self, unit: nn.Module, args: Any, output: Any) -> None:
-        held = [p for params in fsdp_groups(unit) for p in params.fsdp_params]
-        for one, version in zip(held, self._versions.pop(id(unit), []), strict=False):
-            if one._unsharded_param._version != version:
-                name = f"{type(unit).__name__}.{one._module_info.param_name}"
-                raise ScriptError(
-                    f"The model changes its parameter {name} inside its forward, and --strategy sharded cannot keep "
-                    "such a change.",
-                    advice="Use --strategy mirrored.",
-                )
+        held = [p._unsharded_param for params in fsdp_groups(unit) for p in params.fsdp_params]
+        before, thorough = self._versions.pop(id(unit), None), self._calls[id(unit)] < LOOKS
+        if before is not None and before != _state_of(held, thorough=thorough):
+            raise ScriptError(
+                f"The model changes parameters of {type(unit).__name__} inside its forward, and --strategy sharded "
+                "cannot keep such a change.",
+                advice="Use --strategy mirrored.",
+            )
+        self._calls[id(unit)] += 1
         if torch.is_grad_enabled():
             known = {id(leaf) for leaf in pytree_leaves(output)}
             left = (value for inner in unit.modules() for value in vars(inner).values())
@@ -146,6 +152,12 @@ def _shared(module: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
         for p in some:
             counts[p] = counts.get(p, 0) + 1
     return {p for p, count in counts.items() if count > 1}
+
+
+def _state_of(parameters: list[torch.Tensor], *, thorough: bool) -> list[Any]:
+    """What tells whether parameters have changed. `thorough`: also by way of `.data`, which has no version."""
+    found = digest(parameters) if thorough else []
+    return [*(parameter._version for parameter in parameters), *(int(number) for number in found)]
 
 
 def _late(held: Any) -> bool:
@@ -203,15 +215,14 @@ class _Scattering(_Gathering):
 
 
 def _behave_as_plain(kind: Any, units: Units) -> None:
-    """The class keeps its name, and a copy of the model (also for pickle) is a plain, whole model."""
+    """The class keeps its name, and a copy of the model is a plain, whole model."""
     plain = kind.__mro__[2]
-    if kind.__name__ != plain.__name__ or "__reduce_ex__" not in vars(kind):
+    if kind.__name__ != plain.__name__:
         kind.__name__, kind.__qualname__, kind.__module__ = plain.__name__, plain.__qualname__, plain.__module__
-        kind.__deepcopy__ = lambda self, memo: _plain_copy(self, memo, units._whole)
-        kind.__reduce_ex__ = lambda self, protocol: _plain_copy(self, {}, units._whole).__reduce_ex__(protocol)
+        kind.__deepcopy__ = lambda self, memo: plain_copy(self, memo, units._whole)
 
 
-def _plain_copy(module: nn.Module, memo: dict[int, Any], whole: Callable[[DTensor], torch.Tensor]) -> nn.Module:
+def plain_copy(module: nn.Module, memo: dict[int, Any], whole: Callable[[DTensor], torch.Tensor]) -> nn.Module:
     for p in module.parameters():
         if isinstance(p, DTensor) and id(p) not in memo:
             memo[id(p)] = nn.Parameter(whole(cast(DTensor, p.detach())), p.requires_grad)
