@@ -26,6 +26,7 @@ NAMES = [
     "ParameterServer",
     "Pipeline",
     "ScaledRate",
+    "Sharded",
     "Zero1",
     "__version__",
     "critical_batch",

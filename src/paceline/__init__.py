@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.strategies.parameter_server import ParameterServer
     from paceline.strategies.pipeline import Pipeline
     from paceline.strategies.predict import predict
+    from paceline.strategies.sharded import Sharded
     from paceline.strategies.zero1 import Zero1
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "ParameterServer",
     "Pipeline",
     "ScaledRate",
+    "Sharded",
     "Zero1",
     "__version__",
     "critical_batch",
@@ -75,6 +77,7 @@ _HOMES = {
     "ParameterServer": "paceline.strategies.parameter_server",
     "Pipeline": "paceline.strategies.pipeline",
     "ScaledRate": "paceline.converge.schedules",
+    "Sharded": "paceline.strategies.sharded",
     "Zero1": "paceline.strategies.zero1",
     "critical_batch": "paceline.converge.noise.critical_batch",
     "ghost": "paceline.converge.ghost_bn.module",

@@ -165,15 +165,22 @@ def reset_fsdp(root: Any) -> None:
         return
     context = fsdp_state(root)._state_ctx
     context.iter_forward_root = None
-    for state in context.all_states:
-        idle = type(state._training_state).IDLE
-        state._training_state = idle
-        if (group := state._fsdp_param_group) is not None:
-            group._all_gather_result, group._training_state = None, idle
-            group.reshard()
-            for parameter in group.fsdp_params:
-                if hasattr(parameter, "_unsharded_param"):
-                    parameter._unsharded_param.grad = None
+    for module in root.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            reset_fsdp_unit(module)
+
+
+def reset_fsdp_unit(module: Any) -> None:
+    """The same for one module that `fully_shard` was applied to."""
+    state = fsdp_state(module)
+    idle = type(state._training_state).IDLE
+    state._training_state = idle
+    for group in fsdp_groups(module):
+        group._all_gather_result, group._training_state = None, idle
+        group.reshard()
+        for parameter in group.fsdp_params:
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
 
 
 def is_gathered_for_call(parameter: Any) -> bool:

@@ -49,6 +49,7 @@ class Sharded(Mirrored):
         self._mesh: Any = None
         self._followed: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose loaded state is cut
         self._old: list[tuple[weakref.ref[Any], Any]] = []  # objects that were parameters, and what they are now
+        self._running = 0  # calls under way, of a model and of parts of it
         self._broken = ""  # the line of a backward that raised, while its gradients may be there
 
     def axes(self, workers: int) -> Axes:
@@ -176,12 +177,18 @@ class Sharded(Mirrored):
 
     def _resetting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._running += 1
             try:
                 return plain(module, *args, **kwargs)
             except BaseException:
                 for units in self._units:
-                    units.reset()
+                    if self._running == 1:
+                        units.reset()
+                    else:  # a dry run of a part, during the call of a model
+                        units.reset_within(module)
                 raise
+            finally:
+                self._running -= 1
 
         return call
 

@@ -60,8 +60,16 @@ class Rules:
                 torch.nn.Parameter(whole, self.requires_grad) if isinstance(self, torch.nn.Parameter) else whole
             )
 
+        plain_apply = vars(torch.autograd.Function)["apply"].__func__
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if not cls.__module__.startswith(("torch.distributed.", __package__)):
+                args = tuple(rules.whole(one) if isinstance(one, DTensor) else one for one in args)
+            return plain_apply(cls, *args, **kwargs)
+
         return all_of(
             [
+                patch(torch.autograd.Function, "apply", classmethod(apply)),  # asks no class of tensors
                 patch(DTensor, "__torch_function__", classmethod(__torch_function__)),
                 patch(DTensor, "__repr__", __repr__),
             ]

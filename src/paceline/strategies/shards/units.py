@@ -24,7 +24,7 @@ from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.repeated_blocks import repeated_blocks
 from paceline.strategies.digest import digest
-from paceline.torch_private import fsdp_groups, fsdp_state, pytree_leaves, reset_fsdp
+from paceline.torch_private import fsdp_groups, fsdp_state, pytree_leaves, reset_fsdp, reset_fsdp_unit
 
 HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"),
@@ -78,6 +78,13 @@ class Units:
     def reset(self) -> None:
         """A call or a backward raised: frees what was gathered."""
         reset_fsdp(self.module)
+
+    def reset_within(self, module: nn.Module) -> None:
+        """A part's call raised, and the model's call goes on."""
+        inner = set(module.modules())
+        for unit in self.units:
+            if unit in inner:
+                reset_fsdp_unit(unit)
 
     def reduce_late(self) -> None:
         """After a backward: averages gradients that came after their unit had been reduced (a penalty on a weight,
