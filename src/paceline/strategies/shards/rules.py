@@ -193,8 +193,9 @@ class Rules:
             return _rebuilt(value, gather)
 
         result = func(*gather(args), **gather(kwargs))
+        aims = _tensors(args[:1]) if names.is_in_place(name) else []  # not every function of lists counts versions
         for tensor, whole, version in gathered:
-            if whole._version != version:
+            if whole._version != version or any(aim is tensor for aim in aims):
                 self._keep(tensor, whole)
                 if result is whole:
                     return tensor
