@@ -62,7 +62,7 @@ OF_OTHERS = (
     "_allgather_base",  # of every process group
     "_local_tensor",  # of a DTensor
     "_is_param",  # of a tensor that is a parameter
-    *("_unsharded_param", "_module_info"),  # of a parameter of FSDP2
+    *("_unsharded_param", "_module_info", "_param_fqn"),  # of a parameter of FSDP2
     *("_lazy_init", "_register_pre_backward_hook"),  # of FSDP2's state of a module
     "_warned_capturable_if_run_uncaptured",  # of an optimizer
 )

@@ -17,7 +17,7 @@ import torch
 
 from paceline.checkpoint import dtypes
 from paceline.errors import CheckpointError
-from paceline.strategies.whole import is_dtensor
+from paceline.torch_private import is_dtensor
 
 DICTS = (dict, OrderedDict, defaultdict)
 

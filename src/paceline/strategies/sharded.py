@@ -88,7 +88,8 @@ class Sharded(Mirrored):
             return
         why = self._reason_against(module)
         if why is None:
-            self._shard(module, optimizers)
+            with torch.inference_mode(False):
+                self._shard(module, optimizers)
         elif why:
             self.stage.pulse.notice(f"Sharded: {type(module).__name__} stays whole on every worker: {why}.")
         if self._is_needed():
@@ -143,7 +144,8 @@ class Sharded(Mirrored):
     def _exchange(self, optimizer: torch.optim.Optimizer, new: dict[int, nn.Parameter]) -> None:
         """Gives an optimizer the sharded parameters, in the same order, and cuts its state."""
         for group in optimizer.param_groups:
-            group["params"] = [new.get(id(p), p) for p in group["params"]]
+            # In place: L-BFGS keeps the list.
+            group["params"][:] = [new.get(id(p), p) for p in group["params"]]
         for old in [p for p in optimizer.state if id(p) in new]:
             optimizer.state[new[id(old)]] = optimizer.state.pop(old)
         self._cut_state(optimizer)
@@ -231,9 +233,20 @@ class Sharded(Mirrored):
         super().before_step(optimizer)
 
     def before_forward(self, module: nn.Module) -> None:
+        self.look()
+        super().before_forward(module)
+
+    def look(self) -> None:
+        """Before a call: what the script has written into views is written back; a replaced parameter is refused."""
         if self._rules is not None:
             self._rules.write_back()
-        super().before_forward(module)
+        for units in self._units:
+            if not self._running and (name := units.look()):
+                raise ScriptError(
+                    f"The script has replaced the parameter {name} after the model's first call, which --strategy "
+                    "sharded cannot follow.",
+                    advice="Use --strategy mirrored, or change the values in place.",
+                )
 
     def _look_at_parameters(self, what: str) -> None:
         """Refuses what FSDP2 cannot do with parameters, before it gives other numbers."""
@@ -279,10 +292,9 @@ class Sharded(Mirrored):
         return self.stage.guarded(grad)
 
     def _refusal(self, what: str, kind: str) -> ScriptError:
-        return ScriptError(
-            f"The script uses {what}, and --strategy sharded has no {kind}: parameters are freed after a model's call.",
-            advice="Use --strategy mirrored.",
-        )
+        from paceline.strategies.shards.units import refusal
+
+        return refusal(what, f"{kind}: parameters are freed after a model's call")
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
@@ -310,6 +322,10 @@ class Alone:
 
     def __init__(self, strategy: Sharded) -> None:
         self.around_backward, self.on_optimizer = strategy.around_backward, strategy.on_optimizer
+        self._strategy = strategy
+
+    def before_forward(self, module: nn.Module) -> None:
+        self._strategy.look()
 
 
 def _bytes_of(parameter: torch.Tensor) -> int:

@@ -7,12 +7,12 @@ worker keeps of a tensor. Other tensors are whole already, or DTensors, which sa
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
 from paceline.script.seams.api import current
+from paceline.torch_private import is_dtensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,12 +46,6 @@ def held(tensor: torch.Tensor) -> torch.Tensor:
     graph; any other tensor itself."""
     shard: Any = getattr(tensor, "shard", None)
     return tensor if shard is None else shard.to_local()
-
-
-def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Whether this is a DTensor; does not import torch.distributed.tensor, which takes long."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def strategy_name() -> str:

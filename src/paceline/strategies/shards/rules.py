@@ -100,7 +100,7 @@ class Rules:
             if names.is_in_place(name) and not learns and isinstance(aim, DTensor):
                 func(*self._locals(args, first), **self._locals(kwargs, first))
                 return aim
-            if not names.is_in_place(name) and (not learns or all(isinstance(one, DTensor) for one in found)):
+            if not names.is_in_place(name) and all(isinstance(one, DTensor) or not one.dim() for one in found):
                 result = func(*self._locals(args, first), **self._locals(kwargs, first))
                 if isinstance(result, torch.Tensor) and result.device == local_of(first).device:
                     return as_shard(result, first)
@@ -124,6 +124,8 @@ class Rules:
                 self._rebound(args[0])
                 return None
             args = (args[0], given)
+        elif name == "__set__" and isinstance(args[1], DTensor):
+            args = (args[0], self.whole(args[1]))
         with NoRules():
             return func(*args)
 
@@ -188,14 +190,14 @@ class Rules:
                 whole = next((w for tensor, w, _ in gathered if tensor is value), None)
                 if whole is None:
                     whole = self.whole(value)
-                    gathered.append((value, whole, whole._version))
+                    gathered.append((value, whole, _version(whole)))
                 return whole
             return _rebuilt(value, gather)
 
         result = func(*gather(args), **gather(kwargs))
         aims = _tensors(args[:1]) if names.is_in_place(name) else []  # not every function of lists counts versions
         for tensor, whole, version in gathered:
-            if whole._version != version or any(aim is tensor for aim in aims):
+            if _version(whole) != version or any(aim is tensor for aim in aims):
                 self._keep(tensor, whole)
                 if result is whole:
                     return tensor
@@ -213,10 +215,10 @@ class Rules:
             return
         kept, self._views = self._views, []
         for view, whole, version, tensor in kept:
-            if whole._version != version:
+            if _version(whole) != version:
                 self._keep(tensor, whole)
             if view() is not None:
-                self._views.append((view, whole, whole._version, tensor))
+                self._views.append((view, whole, _version(whole), tensor))
 
     def _keep(self, tensor: DTensor, whole: torch.Tensor) -> None:
         with torch.no_grad():
@@ -225,6 +227,10 @@ class Rules:
 
 def _is_torchs_own(frame: Any) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("torch.distributed.")
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _requires_grad(tensor: torch.Tensor) -> bool:

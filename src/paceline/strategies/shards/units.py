@@ -24,7 +24,7 @@ from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.repeated_blocks import repeated_blocks
 from paceline.strategies.digest import digest
-from paceline.torch_private import fsdp_groups, fsdp_state, pytree_leaves, reset_fsdp, reset_fsdp_unit
+from paceline.torch_private import fsdp_groups, fsdp_state, is_transformed, pytree_leaves, reset_fsdp, reset_fsdp_unit
 
 HOOKS = (
     *("_forward_hooks", "_forward_pre_hooks", "_load_state_dict_post_hooks", "_load_state_dict_pre_hooks"),
@@ -67,6 +67,9 @@ class Units:
                 params.post_backward = _reaching_all(params, params.post_backward, group)
             _behave_as_plain(type(unit), self)
         fsdp_state(module)._lazy_init()  # otherwise a block that is called first would become the root
+        for unit in self.units:  # gathered once, so that torch makes the whole parameters outside of inference mode
+            unit.unshard()
+            unit.reshard()
 
     @property
     def parameters(self) -> Iterator[Any]:
@@ -97,7 +100,17 @@ class Units:
 
     # -- around a unit's call --------------------------------------------------------------------------------------
 
+    def look(self) -> str:
+        """The name of a parameter that the script has replaced; empty if there is none."""
+        for held in self.parameters:
+            info = held._module_info
+            if info.module._parameters.get(info.param_name) is not held.sharded_param:
+                return str(held._param_fqn or info.param_name)
+        return ""
+
     def _before(self, unit: nn.Module, args: Any) -> None:
+        if is_transformed():
+            raise refusal("torch.func on a model", "transforms: they replace parameters")
         held = [p._unsharded_param for params in fsdp_groups(unit) for p in params.fsdp_params]
         self._versions[id(unit)] = _state_of(held, thorough=self._calls.setdefault(id(unit), 0) < LOOKS)
         for parameter in held:
@@ -159,6 +172,12 @@ def _shared(module: nn.Module, blocks: list[nn.Module]) -> set[nn.Parameter]:
         for p in some:
             counts[p] = counts.get(p, 0) + 1
     return {p for p, count in counts.items() if count > 1}
+
+
+def refusal(what: str, kind: str) -> ScriptError:
+    return ScriptError(
+        f"The script uses {what}, and --strategy sharded has no {kind}.", advice="Use --strategy mirrored."
+    )
 
 
 def _state_of(parameters: list[torch.Tensor], *, thorough: bool) -> list[Any]:
