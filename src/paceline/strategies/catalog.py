@@ -64,7 +64,7 @@ CATALOG = {
                 "staleness": 4.0,
                 "servers": 1,
                 "backup": 0,
-                "scale_lr": False,
+                "scale_lr": True,
                 "deal": ("every", "free"),
                 "write": 30.0,
             },

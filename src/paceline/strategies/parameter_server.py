@@ -53,13 +53,14 @@ class ParameterServer(BaseStrategy):
         staleness: float = 4.0,
         servers: int = 1,
         backup: int = 0,
-        scale_lr: bool = False,
+        scale_lr: bool = True,
         deal: Deal = "every",
         write: float = 30.0,
     ) -> None:
         """`servers`: processes that hold the parameters. `backup`: workers that a synchronous step need not wait for.
-        `scale_lr`: divide the learning rate by an update's staleness. `deal`: of every N batches a worker takes one
-        ("every"), or the next that no worker has taken ("free"). `write`: seconds between two writes of a server."""
+        `scale_lr`: divide the learning rate by an update's staleness, or by its mean: else momentum makes stale updates
+        diverge. `deal`: of every N batches a worker takes one ("every"), or the next that no worker has taken ("free").
+        `write`: seconds between two writes of a server."""
         if servers < 1:
             raise UsageError("--strategy server(servers=0): a run needs at least one server.", advice="Type: servers=1")
         if deal == "free" and staleness == 0:
@@ -77,7 +78,7 @@ class ParameterServer(BaseStrategy):
         self._exchanges: dict[int, Exchange] = {}  # by the optimizer's id; an exchange keeps its optimizer alive
         self._samples = 0  # of training batches so far
         self._counted: dict[int, tuple[int, int]] = {}  # exchange → samples and steps at its last mark
-        self._trained = False  # since the last pull
+        self._learns = True  # at the last call of a model
 
     def on_stage(self, stage: Stage) -> None:
         super().on_stage(stage)
@@ -168,9 +169,10 @@ class ParameterServer(BaseStrategy):
             exchange.wait()
             if exchange.is_changed():  # loaded, clipped, …: rank 0's script speaks for all
                 exchange.assign(send=self.rank == 0)
-            elif not learns and self._trained and self.staleness:
-                exchange.pull()  # evaluates what all workers have learnt so far
-        self._trained = learns
+            elif learns != self._learns and self.staleness:
+                # Evaluates what all workers have learnt, and does not train on what was new before the evaluation.
+                exchange.pull()
+        self._learns = learns
 
     def step(self, plain: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if self.client is None:
@@ -183,7 +185,6 @@ class ParameterServer(BaseStrategy):
         samples, steps = self._counted.get(exchange.number, (0, 0))
         exchange.step(weight=max(1, self._samples - samples))
         self._counted[exchange.number] = self._samples, steps + 1
-        self._trained = True
         return loss
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,8 @@ from paceline.strategies.server.pace import Pace
 from paceline.strategies.server.shard import Shard, Views
 from paceline.strategies.server.shard_file import from_raw, raw
 
+MEMORY = 0.05  # of the mean staleness: the weight of an update
+
 
 class MalformedError(Exception):
     """A message that a worker of this run would not send."""
@@ -65,6 +67,7 @@ class Space:
         self.counts: Counter[str] = Counter()  # duplicates, dropped
         self._scale_rate, self._send, self._on_update, self._rank_of = scale_rate, send, on_update, rank_of
         self._waiting: dict[int, Waiting] = {}
+        self._mean, self._updates = 0.0, 0  # staleness of the latest updates
 
     def fits(self, ask: say.Open) -> bool:
         """Whether a worker means the same parameters."""
@@ -157,7 +160,10 @@ class Space:
 
     def _apply(self, ask: say.Push, gradients: Views) -> None:
         staleness = max(0, self.shard.version - ask.version)
-        rate = 1.0 / max(1, staleness) if self._scale_rate else 1.0
+        # Not less than the mean: momentum carries other workers' stale gradients into a fresh update.
+        rate = 1.0 / max(1.0, staleness, self._mean) if self._scale_rate else 1.0
+        self._updates += 1
+        self._mean += (staleness - self._mean) * max(MEMORY, 1.0 / self._updates)
         self.shard.apply(gradients, frozenset(ask.missing), ask.options, rate)
         self._waiting[ask.worker].staleness = staleness
         self._on_update(staleness)
