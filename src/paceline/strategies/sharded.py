@@ -198,6 +198,9 @@ class Sharded(Mirrored):
         def backward(*args: Any, **kwargs: Any) -> None:
             if kwargs.get("create_graph"):
                 raise self._refusal("backward(create_graph=True)", "gradients of gradients")
+            if kwargs.get("inputs") is not None:
+                given = kwargs["inputs"]
+                kwargs["inputs"] = _with_gathered([given] if isinstance(given, torch.Tensor) else list(given))
             plain(*args, **kwargs)
             self._fetch_late()
             for units in self._units:
@@ -326,6 +329,13 @@ class Alone:
 
     def before_forward(self, module: nn.Module) -> None:
         self._strategy.look()
+
+
+def _with_gathered(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, and for each sharded parameter also the whole one, which a graph of the model ends in."""
+    now = [getattr(tensor, "_now", tensor) for tensor in inputs]
+    held = [getattr(tensor, "_paceline_held", None) for tensor in now if is_dtensor(tensor)]
+    return [*now, *(one._unsharded_param for one in held if one is not None)]
 
 
 def _bytes_of(parameter: torch.Tensor) -> int:

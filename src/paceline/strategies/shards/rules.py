@@ -60,12 +60,12 @@ class Rules:
                 torch.nn.Parameter(whole, self.requires_grad) if isinstance(self, torch.nn.Parameter) else whole
             )
 
-        plain_apply = vars(torch.autograd.Function)["apply"].__func__
+        plain_apply = vars(torch.autograd.Function)["apply"]  # a classmethod, of Python or of C
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if not cls.__module__.startswith(("torch.distributed.", __package__)):
                 args = tuple(rules.whole(one) if isinstance(one, DTensor) else one for one in args)
-            return plain_apply(cls, *args, **kwargs)
+            return plain_apply.__get__(None, cls)(*args, **kwargs)
 
         return all_of(
             [

@@ -137,16 +137,18 @@ class Units:
 
 def left_whole(module: nn.Module) -> set[nn.Parameter]:
     """Parameters that stay whole on every worker, because FSDP2 cannot hold them: numbers, other types than most
-    parameters have, other memory layouts, parameters with hooks of the script."""
+    parameters have, other memory layouts, sparse gradients, parameters with hooks of the script."""
     parameters = [p for p in module.parameters() if not is_lazy(p)]
     counts: dict[torch.dtype, int] = {}
     for p in parameters:
         counts[p.dtype] = counts.get(p.dtype, 0) + p.numel()
+    sparse = {p for m in module.modules() if getattr(m, "sparse", False) for p in m.parameters(recurse=False)}
     usual = max(counts, key=lambda dtype: counts[dtype], default=None)
     return {
         p
         for p in module.parameters()
         if is_lazy(p)
+        or p in sparse
         or isinstance(p, DTensor)
         or not p.dim()
         or not p.is_contiguous()
