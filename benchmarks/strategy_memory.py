@@ -4,7 +4,7 @@
     python benchmarks/strategy_memory.py --strategy central
     python benchmarks/strategy_memory.py --strategy sharded --tiny          # seconds on a CPU
 
-Each side trains in a process of its own, with one worker, through `paceline.STRATEGY().distribute(…)`. Printed for each:
+Each side trains in a process of its own, with one worker, through `paceline.STRATEGY().distribute(…)`. Printed:
 bytes of parameters and of optimizer state on the device, of activations that wait for backward (on a GPU: what a
 forward leaves allocated), the peak of a step, seconds a step, and the losses, which must be equal.
 """
