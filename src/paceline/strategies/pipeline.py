@@ -31,7 +31,7 @@ from paceline.script.draws.rows import DrawRule, Position
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.comparing import close
-from paceline.script.slicing.dry_run import undisturbed
+from paceline.script.slicing.dry_run import asleep, undisturbed, woken
 from paceline.script.slicing.proof import initialise_lazy
 from paceline.script.slicing.reasons import name_of
 from paceline.strategies.base import BaseStrategy
@@ -216,7 +216,7 @@ class Pipeline(BaseStrategy):
         dim, draws, few = self.stage.run.batch_dim, self.stage.views.draws, min(batch, FEW * rows + 1)
         some, positions = self._few(given, few), list[Position]()
         told, why = set(draws.told), ""
-        with undisturbed(module, still=()):
+        with undisturbed(module, still=()), woken(asleep(module)):
             start = streams.packed()
             try:
                 at_once = Call(plain, some, cuts, [few], dim, lambda _: _noted(positions, draws.rehearsal(None, ())))

@@ -27,6 +27,7 @@ from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
 from paceline.strategies.mirrored import AtEnd, Mirrored
+from paceline.strategies.owned.comparison import compare_options
 from paceline.torch_private import is_compiled, is_dtensor, is_gathered_for_call
 from paceline.units import size
 
@@ -233,6 +234,7 @@ class Sharded(Mirrored):
 
     def before_step(self, optimizer: Any) -> None:
         self._look_at_parameters("steps with")
+        compare_options(optimizer, self.group)
         super().before_step(optimizer)
 
     def before_forward(self, module: nn.Module) -> None:

@@ -42,6 +42,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     whole,
 )
 from paceline.strategies.mirrored import Mirrored
+from paceline.strategies.owned.comparison import compare_options
 from paceline.torch_private import is_any_true, is_compiled, plain_grad, uncompiled
 from paceline.units import size
 
@@ -135,6 +136,8 @@ class Mesh(Mirrored):
 
     def before_step(self, optimizer: Any) -> None:
         super().before_step(optimizer)
+        if self.model > 1:
+            compare_options(optimizer, self.stage.group)
         split_state(optimizer)
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -242,6 +245,7 @@ class _OneRowGroup:
             self.on_model(module)
 
     def before_step(self, optimizer: Any) -> None:
+        compare_options(optimizer, self._stage.group)
         split_state(optimizer)
 
 

@@ -44,6 +44,15 @@ def compare(optimizer: Any, updated: Sequence[torch.Tensor], group: Group, tell:
     _explain_gradients(gradients, group, tell)
 
 
+def compare_options(optimizer: Any, group: Group) -> None:
+    """PartedError if the options (learning rates, …) differ between the workers, of which each updates its own shards.
+    Every worker calls it; waits for all."""
+    options = _options(optimizer)
+    rows = group.gather_vectors(torch.tensor([zlib.crc32(repr(options).encode())], device="cpu"), WHAT)
+    if bool((rows != rows[0]).any()):
+        _explain_options(options, group)
+
+
 def _options(optimizer: Any) -> list[list[Any]]:
     """The options of each group of parameters, as numbers and texts."""
     return [

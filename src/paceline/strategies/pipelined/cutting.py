@@ -174,6 +174,7 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
 
     attributes = side_effects.look(module)
     buffers = {key: buffer.clone() for key, buffer in own_buffers(module)}
+    weights = {name: (p, p._version, p.data_ptr()) for name, p in module.named_parameters()}
     generators = Generators(module)
     streams, of_generators = rng.snapshot(), generators.digest()
     handles = [inner.register_forward_pre_hook(note, with_kwargs=True) for inner in module.modules()]
@@ -202,6 +203,9 @@ def _look(plain: Callable[..., Any], module: nn.Module, given: Any, by: str) -> 
     for key, buffer in own_buffers(module):
         if key not in buffers or not torch.equal(buffer, buffers[key]):
             raise CannotCut(f"its forward changes the buffer {'.'.join(filter(None, key))}")
+    for name, (parameter, version, address) in weights.items():
+        if (parameter._version, parameter.data_ptr()) != (version, address):
+            raise CannotCut(f"its forward changes the parameter {name}")
     if generators.digest() != of_generators:
         raise CannotCut("its forward draws from a generator of its own")
     end, calls = best
