@@ -40,6 +40,7 @@ class Sharded(Mirrored):
     """FSDP2 over all workers. When a peer dies, the message that misses it raises."""
 
     name = "sharded"
+    whole_models = False
 
     def __init__(self, *, offload: bool = False) -> None:
         """`offload`: parameters, gradients and the optimizer's state are kept in host memory."""

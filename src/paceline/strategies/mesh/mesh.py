@@ -42,7 +42,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     whole,
 )
 from paceline.strategies.mirrored import Mirrored
-from paceline.strategies.owned.comparison import compare_options
+from paceline.strategies.owned.comparison import compare_arguments, compare_options
 from paceline.torch_private import is_any_true, is_compiled, plain_grad, uncompiled
 from paceline.units import size
 
@@ -52,6 +52,7 @@ class Mesh(Mirrored):
     raises."""
 
     name = "mesh"
+    whole_models = False
 
     def __init__(self, data: int = 0, model: int = 1, layout: str = "", dimensions: str = "") -> None:
         """`data` and `model`: the number of workers on each axis; data=0: as many as there are. `layout`: rules
@@ -144,6 +145,8 @@ class Mesh(Mirrored):
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters. Outputs are plain."""
+        if self.model > 1 and not self.stage.views.batch_is_cut:
+            compare_arguments((args, kwargs), self.stage.group)
         kinds = (DTensor, FusedHeads)
         if plain not in self._calls:
 

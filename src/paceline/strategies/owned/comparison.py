@@ -17,7 +17,9 @@ import torch
 from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
 from paceline.errors import PartedError
-from paceline.strategies.differing import COARSE, TOLERANCE, WEIGHTS_ADVICE
+from paceline.script import tree
+from paceline.script.rows.catalogue import Rows
+from paceline.strategies.differing import ARGUMENTS_ADVICE, COARSE, TOLERANCE, WEIGHTS_ADVICE
 from paceline.strategies.digest import digest, sketch
 
 WHAT = "the comparison of updates"
@@ -51,6 +53,19 @@ def compare_options(optimizer: Any, group: Group) -> None:
     rows = group.gather_vectors(torch.tensor([zlib.crc32(repr(options).encode())], device="cpu"), WHAT)
     if bool((rows != rows[0]).any()):
         _explain_options(options, group)
+
+
+def compare_arguments(given: Any, group: Group) -> None:
+    """PartedError if a call's arguments differ between workers that compute parts of the same rows. Every worker calls
+    it; waits for all."""
+    tensors = [leaf for leaf in tree.leaves(given) if isinstance(leaf, torch.Tensor) and not isinstance(leaf, Rows)]
+    shapes = zlib.crc32(repr([(tuple(leaf.shape), leaf.dtype) for leaf in tensors]).encode())
+    total = sum(int(number) for number in digest(tensors)) % 2**62
+    rows = group.gather_vectors(torch.tensor([shapes, total], device="cpu"), "the comparison of arguments")
+    if bool((rows != rows[0]).any()):
+        raise PartedError(
+            f"The arguments of the model's call at {script_line()} differ between the workers.", advice=ARGUMENTS_ADVICE
+        )
 
 
 def _options(optimizer: Any) -> list[list[Any]]:
