@@ -7,6 +7,11 @@
 Each side trains in a process of its own, with one worker, through `paceline.STRATEGY().distribute(…)`. Printed:
 bytes of parameters and of optimizer state on the device, of activations that wait for backward (on a GPU: what a
 forward leaves allocated), the peak of a step, seconds a step, and the losses, which must be equal.
+
+Figures, 354 M parameters on one H200, one worker (plain → strategy), losses equal to the last digit:
+
+    central    optimizer 2703.5 → 0.0 MiB, activations 6969.6 → 6969.6, peak 13228 → 10525, step 210 → 2274 ms
+    sharded    optimizer 2703.5 → 2703.5, activations 6969.6 → 6969.6, peak 13228 → 13228, step 210 → 400 ms
 """
 
 from __future__ import annotations
