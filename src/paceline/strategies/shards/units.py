@@ -104,7 +104,10 @@ class Units:
         """The name of a parameter that the script has replaced; empty if there is none."""
         for held in self.parameters:
             info = held._module_info
-            if info.module._parameters.get(info.param_name) is not held.sharded_param:
+            found = info.module._parameters.get(info.param_name)
+            if found is not None and found is getattr(held, "_unsharded_param", None):
+                self.reset()  # a call inside a backward (a solver's adjoint) has left it gathered
+            elif found is not held.sharded_param:
                 return str(held._param_fqn or info.param_name)
         return ""
 
