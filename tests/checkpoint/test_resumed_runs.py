@@ -96,7 +96,7 @@ def continues(typist: Typist, folder: Path, chain: list[tuple[str, int]]) -> Non
 
 @pytest.mark.slow
 def test_a_run_continues_under_another_strategy(typist: Typist, tmp_path: Path) -> None:
-    continues(typist, tmp_path, [("zero1", 2), ("central", 3), ("mirrored", 1)])
+    continues(typist, tmp_path, [("zero1", 2), ("sharded", 3), ("central", 3), ("sharded", 2), ("mirrored", 1)])
 
 
 @pytest.mark.slow

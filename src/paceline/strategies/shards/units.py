@@ -9,6 +9,7 @@ model's call is found by the others at their next message.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -119,7 +120,7 @@ class Units:
         for parameter in held:
             parameter._paceline_gathered = True
 
-    def _after(self, unit: nn.Module, args: Any, output: Any) -> None:
+    def _after(self, unit: nn.Module, args: Any, output: Any) -> Any:
         held = [p._unsharded_param for params in fsdp_groups(unit) for p in params.fsdp_params]
         before, thorough = self._versions.pop(id(unit), None), self._calls[id(unit)] < LOOKS
         if before is not None and before != _state_of(held, thorough=thorough):
@@ -130,12 +131,16 @@ class Units:
             )
         self._calls[id(unit)] += 1
         if torch.is_grad_enabled():
+            output = tree.replace(output, _no_view)
             known = {id(leaf) for leaf in pytree_leaves(output)}
             left = (value for inner in unit.modules() for value in vars(inner).values())
             found = [leaf for leaf in (*tree.leaves(output), *left) if isinstance(leaf, torch.Tensor)]
             more = [leaf for leaf in found if id(leaf) not in known and leaf.grad_fn is not None]
             if more:  # torch looks for outputs in tuples, lists and dicts only
-                fsdp_state(unit)._register_pre_backward_hook(more)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # about views
+                    fsdp_state(unit)._register_pre_backward_hook(more)
+        return output
 
 
 def left_whole(module: nn.Module) -> set[nn.Parameter]:
@@ -189,6 +194,12 @@ def _state_of(parameters: list[torch.Tensor], *, thorough: bool) -> list[Any]:
     """What tells whether parameters have changed. `thorough`: also by way of `.data`, which has no version."""
     found = digest(parameters) if thorough else []
     return [*(parameter._version for parameter in parameters), *(int(number) for number in found)]
+
+
+def _no_view(leaf: Any) -> Any:
+    """torch would lose its hook on an output that is a view, if the script changed the output in place."""
+    is_view = isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf._base is not None
+    return leaf.clone() if is_view else leaf
 
 
 def _late(held: Any) -> bool:
