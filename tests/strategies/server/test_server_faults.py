@@ -58,7 +58,8 @@ def kill_a_worker(folder: Path, *, staleness: int | None, after: int, delay: flo
     folder.mkdir(exist_ok=True)
     steps, workers = 30, 3
     with team(folder, servers=2, staleness=staleness, workers=workers) as it:
-        started = [it.start(rank, push, steps, workers) for rank in range(workers)]
+        endless = 1_000_000  # worker 2 must not end by itself before it is killed
+        started = [it.start(rank, push, endless if rank == 2 else steps, workers) for rank in range(workers)]
         started[2].until(lambda said: len(said) > after)
         time.sleep(delay)
         os.kill(started[2].pid, signal.SIGKILL)
@@ -68,14 +69,14 @@ def kill_a_worker(folder: Path, *, staleness: int | None, after: int, delay: flo
             started[2].join()
         done = started[2].said[-1]
         values = final(it, workers)
-    if staleness == 0:  # means: one update a round
-        assert values.sum(1).tolist() == pytest.approx([steps] * ROWS)
-    else:
-        for row in values.tolist():
+    for row in values.tolist():
+        if staleness == 0:  # means: one update a round
+            assert sum(row) >= steps - 1e-9
+        else:
             assert row[:2] == [steps, steps]
             assert done <= row[2] <= done + 1
-        for report, part in zip(it.reports(), (values[0], values[-1]), strict=True):
-            assert report.updates == part.sum()
+    for report, part in zip(it.reports(), (values[0], values[-1]), strict=True):
+        assert report.updates == pytest.approx(part.sum())
     assert "worker 2 has ended; the others go on" in it.log()
 
 
@@ -116,7 +117,7 @@ def kill_a_server(folder: Path, *, after: int, delay: float, staleness: int | No
     assert found is not None
     lost = int(found[2])
     upper, lower = values[0].sum().item(), values[-1].sum().item()
-    each = workers if staleness is None else 1
+    each = 1 if staleness == 0 else workers
     assert lower == pytest.approx(steps * each)  # the other server missed nothing, and did nothing twice
     assert upper <= steps * each + 1e-9
     assert upper >= steps * each - lost - 1e-9

@@ -275,7 +275,8 @@ class Server:
         self.log(
             f"holds {units.size(size)} of optimizer {ask.space}: {len(shard.parameters)} tensors, {ask.optimizer.path}"
         )
-        self._next_write = 0.0
+        self._written = -1
+        self._write(here=True)  # from now on a restart has something to go on from
         return space
 
     def _space(self, shard: Shard, pace: Pace[Pushed]) -> Space:
