@@ -5,9 +5,9 @@
 
 Trains examples/cnn.py, unmodified but for a delay: on worker 3 the model's first layer sleeps four times as long as the
 model takes to train on the same rows, which is measured first. Both sides train on the same number of samples, in
-batches of 256 per update. `mirrored` divides each batch among the workers, and all wait for the slow one. `server` is
-`--strategy "server(staleness=inf,deal=free)"`. Samples per second are those of all workers between the first and the
-last step of rank 0; test accuracy is that of the last epoch. Sides alternate.
+batches of 256 per update (`--batch`). `mirrored` divides each batch among the workers, and all wait for the slow one.
+`server` is `--strategy "server(staleness=inf,deal=free)"`. Samples per second are those of all workers between the first
+and the last step of rank 0; test accuracy is that of the last epoch. Sides alternate.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", help="folder of the real data sets")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples per update")
     parser.add_argument("--train-size", type=int, default=None)
     parser.add_argument("--test-size", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=3)
@@ -121,6 +122,7 @@ def main() -> None:
         for number in range(options.rounds):
             for strategy in list(sides) if number % 2 == 0 else reversed(sides):
                 arguments = [*data, *sizes, "--epochs", str(options.epochs), "--seed", str(number)]
+                arguments += ["--batch-size", str(options.batch)]
                 found = Trained(strategy, slow, options.workers, arguments)
                 sides[strategy].append(found)
                 print(f"  {strategy:<32} {found.rate:7.0f} samples/s  accuracy {found.accuracy:.4f}  ", end="")
