@@ -72,6 +72,7 @@ bindings = torch._VF  # dropouts and recurrent layers, as torch.nn.functional ca
 plain_dropout: Any = torch._C._VariableFunctions.dropout
 plain_bernoulli_: Any = torch._C.TensorBase.bernoulli_
 plain_grad: Any = torch._C.TensorBase.grad
+plain_data: Any = torch._C.TensorBase.data
 gamma_gradient = torch._standard_gamma_grad
 safe_softmax = torch._safe_softmax  # zeros for a row of −∞
 plain_dropout_: Any = torch._C._VariableFunctions.dropout_

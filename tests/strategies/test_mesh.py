@@ -181,6 +181,12 @@ def looks_at_its_weights() -> Any:
         with torch.no_grad():
             for average, new in zip(slow.parameters(), model.parameters(), strict=True):
                 average.mul_(0.9).add_(new, alpha=0.1)
+        for average, new in zip(slow.parameters(), model.parameters(), strict=True):
+            average.data = average.data * 0.5 + new.data * 0.5
+    copied = copy.deepcopy(slow)
+    for mine, new in zip(copied.parameters(), model.parameters(), strict=True):
+        mine.data = new.data
+    seen += [saved(copied.state_dict()), torch.ones(2).to(model[0].weight).dtype]
     seen += [nn.utils.parameters_to_vector(model.parameters()).detach(), saved(slow.state_dict())]
     twin = copy.deepcopy(model)
     best = {name: value.clone() for name, value in model.state_dict().items()}
@@ -199,6 +205,25 @@ def looks_at_its_weights() -> Any:
     return [*seen, saved(model.state_dict()), saved(resumed.state_dict()), [g.sum().item() for g in grads]]
 
 
+def scaled_losses() -> Any:
+    """torch.amp changes lists of gradients in place; a penalty on gradients has a gradient of its own."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    x, seen = torch.randn(10, 6, dtype=torch.float64), list[Any]()
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        scaler.scale(loss + sum(slope.square().sum() for slope in slopes)).backward()
+        scaler.unscale_(optimizer)
+        seen += [loss.item(), float(nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True))]
+        scaler.step(optimizer)
+        scaler.update()
+    return [seen, saved(model.state_dict())]
+
+
 SCRIPTS: dict[str, tuple[Any, ...]] = {
     "mlp": (mlp,),
     "gpt, tied, fused": (gpt, True, True),
@@ -206,6 +231,7 @@ SCRIPTS: dict[str, tuple[Any, ...]] = {
     "conv net": (conv_net,),
     "encoder": (encoder_layers,),
     "weights": (looks_at_its_weights,),
+    "scaled losses": (scaled_losses,),
 }
 
 

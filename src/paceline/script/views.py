@@ -132,7 +132,7 @@ class Views:
 
     def prepare(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
         """Prepares a root module before its first call."""
-        if self.group.world > 1:
+        if self.stage.group.world > 1:
             initialise_lazy(plain, module, args, kwargs)
 
     def expect(self, args: Any, kwargs: Any) -> None:

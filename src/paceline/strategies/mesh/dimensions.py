@@ -61,7 +61,7 @@ def _ready_made(module: nn.Module) -> Iterator[tuple[torch.Tensor, Names]]:
             yield child.weight, ("channels", "in_channels", *SPACE[-(child.weight.dim() - 2) :])
             if child.bias is not None:
                 yield child.bias, ("channels",)
-        elif isinstance(child, nn.Embedding):
+        elif isinstance(child, nn.Embedding) and not (child.sparse or child.max_norm or child.scale_grad_by_freq):
             yield child.weight, ("position" if "pos" in name.lower() else "vocab", "embed")
         elif isinstance(child, nn.MultiheadAttention) and child.in_proj_weight is not None:
             yield child.in_proj_weight, ("in_proj", "embed")

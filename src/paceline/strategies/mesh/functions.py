@@ -36,7 +36,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     split_like,
     whole,
 )
-from paceline.torch_private import nn_bindings, no_torch_function
+from paceline.torch_private import nn_bindings, no_torch_function, plain_data
 
 Plain = Callable[..., Any]
 PLAIN_GRADIENTS = torch.autograd.grad  # before `instrument` patches it
@@ -69,8 +69,8 @@ CONVERSIONS = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type
 BENEATH: dict[Any, Plain] = {
     F.relu: lambda x, inplace=False: x.relu_() if inplace else x.relu(),
     F.silu: lambda x, inplace=False: (nn_bindings.silu_ if inplace else nn_bindings.silu)(x),
-    F.leaky_relu: lambda x, slope=0.01, inplace=False: (nn_bindings.leaky_relu_ if inplace else nn_bindings.leaky_relu)(
-        x, slope
+    F.leaky_relu: lambda x, negative_slope=0.01, inplace=False: (
+        nn_bindings.leaky_relu_(x, negative_slope) if inplace else nn_bindings.leaky_relu(x, negative_slope)
     ),
     F.elu: lambda x, alpha=1.0, inplace=False: (nn_bindings.elu_ if inplace else nn_bindings.elu)(x, alpha),
     F.softmax: lambda x, dim=None, _stacklevel=3, dtype=None: x.softmax(dim, dtype),
@@ -92,7 +92,7 @@ def _kind(f: Any) -> tuple[Any, str]:
 def _find_kind(f: Any) -> tuple[Any, str]:
     name: str = getattr(f, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
-        of = f.__self__.__name__
+        of = _attribute(f.__self__)
         if of in COMPUTED:
             return _gathered, of
         if of in ("data", "grad"):
@@ -128,6 +128,12 @@ def _find_kind(f: Any) -> tuple[Any, str]:
     if bare in ("getitem",):
         return _viewed, name
     return _gathered, name
+
+
+def _attribute(descriptor: Any) -> str:
+    """The name of a tensor's attribute; a property that has taken the place of torch's own has none."""
+    named: str | None = getattr(descriptor, "__name__", None)
+    return named or next(name for name in ("grad", "data") if vars(torch.Tensor).get(name) is descriptor)
 
 
 _KINDS: dict[Any, tuple[Any, str]] = {}
@@ -216,6 +222,8 @@ def _changed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 def _rewritten(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Any other change in place: of the whole tensor, of which each worker keeps its part."""
     target = args[0] if args else next(iter(kwargs.values()))  # torch.nn.init names its tensor
+    if isinstance(target, (list, tuple)):
+        return _rewritten_list(f, args, kwargs)
     if not is_sharded(target):
         return _gathered(f, name, args, kwargs)
     if isinstance(target, ShardedParameter):
@@ -236,6 +244,17 @@ def _rewritten(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     return None if name == "__setitem__" else target
 
 
+def _rewritten_list(f: Any, args: Any, kwargs: Any) -> Any:
+    """A change of all tensors of a list (those of torch.amp)."""
+    with torch.no_grad():
+        given, named = tree.replace((args, kwargs), lambda leaf: whole(leaf) if is_sharded(leaf) else leaf)
+        found = f(*given, **named)
+        for target, full in zip(args[0], given[0], strict=True):
+            if is_sharded(target):
+                _shard(target).to_local().copy_(split_like(full, _shard(target)).to_local())
+    return found
+
+
 def _refuse_leaf(parameter: ShardedParameter) -> None:
     if parameter.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
@@ -244,7 +263,10 @@ def _refuse_leaf(parameter: ShardedParameter) -> None:
 def _converted(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     """A conversion that changes nothing returns the tensor itself, as torch does."""
     target = args[0]
-    probe = f(torch.empty(0, dtype=target.dtype, device=target.device), *args[1:], **kwargs)
+    args, kwargs = tree.replace((args, kwargs), lambda leaf: _empty(leaf) if leaf is not target else leaf)
+    if not is_sharded(target):
+        return f(*args, **kwargs)
+    probe = f(_empty(target), *args[1:], **kwargs)
     if not isinstance(probe, torch.Tensor):
         return _gathered(f, name, args, kwargs)
     if (probe.dtype, probe.device) == (target.dtype, target.device):
@@ -254,16 +276,36 @@ def _converted(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     return _gathered(f, name, args, kwargs)
 
 
+def _empty(leaf: Any) -> Any:
+    """A plain tensor with the type and the device of a sharded one."""
+    return torch.empty(0, dtype=leaf.dtype, device=leaf.device) if is_sharded(leaf) else leaf
+
+
 def _listed(f: Any, name: str, args: Any, kwargs: Any) -> Any:
     """A pointwise function of lists, in which sharded tensors may stand beside plain ones."""
-    given, named = tree.replace((args, kwargs), lambda leaf: _shard(leaf).to_local() if is_sharded(leaf) else leaf)
+    first = args[0]
     with torch.no_grad():
-        found = f(*given, **named)
+        given = [
+            [_fitting(leaf, beside) for leaf, beside in zip(arg, first, strict=True)]
+            if isinstance(arg, (list, tuple)) and len(arg) == len(first)
+            else arg
+            for arg in args
+        ]
+        found = f(*given, **kwargs)
     if found is None or not isinstance(found, (list, tuple)):
         return found
     return type(found)(
         like(local, _shard(leaf)) if is_sharded(leaf) else local for local, leaf in zip(found, args[0], strict=True)
     )
+
+
+def _fitting(leaf: Any, beside: Any) -> Any:
+    """What a function of this worker's part of `beside` needs of another tensor."""
+    if is_sharded(leaf):
+        return _shard(leaf).to_local() if is_sharded(beside) else whole(leaf)
+    if is_sharded(beside) and isinstance(leaf, torch.Tensor) and leaf.shape == beside.shape and leaf.dim():
+        return split_like(leaf, _shard(beside)).to_local()
+    return leaf
 
 
 def _norms(f: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -312,6 +354,14 @@ def _set_grad(f: Any, name: str, args: Any, kwargs: Any) -> Any:
         value = alias(value.shard)
     with no_torch_function():
         f(target, value)
+
+
+def assign_data(target: Any, value: Any) -> None:
+    """`target.data = value`: torch asks only the target, and a plain tensor must not get a sharded one's memory."""
+    if is_sharded(value) and not is_sharded(target):
+        with torch.no_grad():
+            value = whole(value)
+    plain_data.__set__(target, value)
 
 
 def show(tensor: DTensor) -> str:

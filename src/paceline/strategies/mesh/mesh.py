@@ -9,7 +9,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.utils.weak import WeakIdKeyDictionary
 
 from paceline.comm.axes import Axes
-from paceline.comm.coalesced import broadcast_all
 from paceline.comm.torch_backend import torch_mesh
 from paceline.errors import UsageError
 from paceline.script import chance, tree
@@ -32,6 +31,7 @@ from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_axis import connect
+from paceline.strategies.mesh.same_rows import SameRows
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     is_in_use,
@@ -39,12 +39,15 @@ from paceline.strategies.mesh.sharded_parameter import (
     like,
     shard_in_place,
     split_like,
+    split_state,
     whole,
 )
 from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.owned.comparison import compare_arguments, compare_options
-from paceline.torch_private import is_any_true, is_compiled, plain_grad, uncompiled
+from paceline.torch_private import is_any_true, is_compiled, plain_data, plain_grad, uncompiled
 from paceline.units import size
+
+KINDS = (DTensor, FusedHeads)
 
 
 class Mesh(Mirrored):
@@ -66,6 +69,7 @@ class Mesh(Mirrored):
         # Parameter → a plain parameter whose gradient is the shard's: what a bucket can hold.
         self._stand_ins: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._told = False
+        self._same_rows: SameRows | None = None  # with one worker on the axis data
 
     def axes(self, workers: int) -> Axes:
         data = self.data or workers // max(self.model, 1)
@@ -83,7 +87,8 @@ class Mesh(Mirrored):
         _ask_for_whole_tensors()
         if stage.rows.world == 1:
             chance.share(stage)
-            stage.subscribe(_OneRowGroup(self))
+            self._same_rows = SameRows(stage, self.split_parameters)
+            stage.subscribe(self._same_rows)
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
@@ -110,8 +115,9 @@ class Mesh(Mirrored):
                 self.stage.views.warn(f"{name} is not split: a graph or a hook of the script refers to it already.")
                 continue
             chosen.append((parameter, dim, dims[dim] == "qkv" and dim == 0))
-        for parameter, dim, fused in chosen:
-            shard_in_place(parameter, self._axis(parameter.device.type), dim, fused=fused)
+        with torch.inference_mode(False):  # the first call may be an evaluation
+            for parameter, dim, fused in chosen:
+                shard_in_place(parameter, self._axis(parameter.device.type), dim, fused=fused)
         if chosen and not self._told:
             self._told = True
             total, cut = (
@@ -147,17 +153,31 @@ class Mesh(Mirrored):
         """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters. Outputs are plain."""
         if self.model > 1 and not self.stage.views.batch_is_cut:
             compare_arguments((args, kwargs), self.stage.group)
-        kinds = (DTensor, FusedHeads)
         if plain not in self._calls:
-
-            def with_plain_outputs(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                output = plain(module, *args, **kwargs)
-                if any(isinstance(leaf, kinds) for leaf in tree.leaves(output)):
-                    output = tree.replace(output, lambda leaf: whole(leaf) if isinstance(leaf, kinds) else leaf)
-                return output
-
-            self._calls[plain] = with_plain_outputs
+            self._calls[plain] = self._with_plain_outputs(plain)
         return self.stage.views.call(self._calls[plain], module, args, kwargs)
+
+    def _with_plain_outputs(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            output = plain(module, *args, **kwargs)
+            if not any(isinstance(leaf, KINDS) for leaf in tree.leaves(output)):
+                return output
+            # An object in the output stays the script's own (a cache), and its tensors behave as whole ones. Slices of
+            # them are put together if there are several workers along the axis data.
+            if self._same_rows is not None and tree.attributes(output) is not None:
+                return output
+            return tree.replace(
+                output, lambda leaf: whole(leaf) if isinstance(leaf, KINDS) else leaf, self._kept(output)
+            )
+
+        return call
+
+    def _kept(self, output: Any) -> dict[int, Any]:
+        """The objects in an output that are not copied."""
+        if self._same_rows is None or not isinstance(output, (tuple, list, Mapping)):
+            return {}
+        inner = output.values() if isinstance(output, Mapping) else output
+        return {id(value): value for value in inner if tree.attributes(value) is not None}
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         return whole(tensor.detach()) if is_sharded(tensor) else tensor
@@ -227,47 +247,13 @@ class Mesh(Mirrored):
                 plain_grad.__set__(parameter, like(stand_in.grad, parameter.shard))
 
 
-class _OneRowGroup:
-    """All workers compute the same rows: there is no gradient to average, only weights to split."""
-
-    def __init__(self, strategy: Mesh) -> None:
-        self._strategy, self._stage = strategy, strategy.stage
-        self._met: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-    def on_model(self, module: nn.Module) -> None:
-        if self._stage.aside:
-            return
-        tensors = (*module.parameters(), *module.buffers())
-        plain = [tensor for tensor in tensors if tensor not in self._met and not (is_sharded(tensor) or tensor.is_meta)]
-        broadcast_all(self._stage.group, plain, "the model's weights")
-        self._strategy.split_parameters(module)
-        self._met.update(dict.fromkeys(module.parameters()))
-
-    def before_forward(self, module: nn.Module) -> None:
-        if any(parameter not in self._met for parameter in module.parameters()):  # added since the first call
-            self.on_model(module)
-
-    def before_step(self, optimizer: Any) -> None:
-        compare_options(optimizer, self._stage.group)
-        split_state(optimizer)
-
-
-def split_state(optimizer: torch.optim.Optimizer) -> None:
-    """Splits tensors of an optimizer's state that were made, or loaded, whole."""
-    for parameter, state in optimizer.state.items():
-        if isinstance(parameter, ShardedParameter) and isinstance(state, dict):
-            for value in state.values():
-                if type(value) is torch.Tensor and value.shape == parameter.shape:
-                    placement: Any = parameter.shard.placements[0]
-                    shard_in_place(value, parameter.shard.device_mesh, placement.dim)
-
-
 @cache
 def _ask_for_whole_tensors() -> None:
     """From now on DTensors behave as whole tensors in this process, and the script does not see the process group."""
     hidden_group.hide()
     patch(DTensor, "__torch_function__", classmethod(_asked))
     patch(DTensor, "__repr__", functions.show)
+    patch(torch.Tensor, "data", property(plain_data.__get__, functions.assign_data))
     # torch.autograd.detect_anomaly asks it of gradients.
     register_sharding(is_any_true)(lambda x: [([Replicate()], [Replicate()])])
 

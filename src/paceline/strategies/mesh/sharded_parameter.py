@@ -92,6 +92,16 @@ def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, *, fused
         parameter.grad = grad
 
 
+def split_state(optimizer: torch.optim.Optimizer) -> None:
+    """Splits tensors of an optimizer's state that were made, or loaded, whole."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, ShardedParameter) and isinstance(state, dict):
+            for value in state.values():
+                if type(value) is torch.Tensor and value.shape == parameter.shape:
+                    placement: Any = parameter.shard.placements[0]
+                    shard_in_place(value, parameter.shard.device_mesh, placement.dim)
+
+
 def is_in_use(parameter: nn.Parameter) -> bool:
     """Whether a graph or a hook refers to the parameter's old memory, so that it cannot be exchanged."""
     return bool(
