@@ -13,7 +13,7 @@ while another runs. GB/s counts the bytes of gradients and parameters, once each
 Figures of a busy machine (2 cores shared with other work, load 5 to 10), 7 rounds, 2 workers. Processor time is the
 figure to trust there; the rates' spread is that of the machine.
 
-                        pushes+pulls/s   of a copy's speed   processor time each   × as fast as      × less processor time
+                        pushes+pulls/s   of a copy's speed   processor time each   × as fast as      × less time
     ResNet-18, 46.8 MB                                                             rpc               than rpc
       paceline          14.3             0.70                35 ms                 1.9 (1.3 – 2.8)   2.4 (2.0 – 2.7)
       rpc               6.8              0.41                82 ms
@@ -23,8 +23,8 @@ figure to trust there; the rates' spread is that of the machine.
       rpc               280              0.09                6.4 ms
       all-reduce        486              0.14                2.2 ms
 
-Of the 35 ms, 19 ms are the two copies and 14 ms SGD's update (each measured by itself): the server adds next to nothing,
-and a large model can be faster only with fewer copies.
+Of the 35 ms, 19 ms are the two copies and 14 ms SGD's update (each measured by itself): the server adds next to
+nothing, and a large model can be faster only with fewer copies.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 Trains examples/cnn.py, unmodified but for a delay: on worker 3 the model's first layer sleeps four times as long as the
 model takes to train on the same rows, which is measured first. Both sides train on the same number of samples, in
 batches of 256 per update (`--batch`). `mirrored` divides each batch among the workers, and all wait for the slow one.
-`server` is `--strategy "server(staleness=inf,deal=free)"`. Samples per second are those of all workers between the first
-and the last step of rank 0; test accuracy is that of the last epoch. Sides alternate.
+`server` is `--strategy "server(staleness=inf,deal=free)"`. Samples per second are those of all workers between the
+first and the last step of rank 0; test accuracy is that of the last epoch. Sides alternate.
 """
 
 from __future__ import annotations
