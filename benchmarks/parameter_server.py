@@ -10,21 +10,22 @@ parameters; nothing else is computed. `rpc`: a server process that holds the par
 of one flat tensor and an update on every worker, which is synchronous. Sides alternate; the processes of one side sleep
 while another runs. GB/s counts the bytes of gradients and parameters, once each; `copy` is a memory copy by one thread.
 
-Figures of a busy machine (2 cores shared with other work, load 5 to 10), 7 rounds, 2 workers. Processor time is the
-figure to trust there; the rates' spread is that of the machine.
+Figures of a quiet machine with 2 cores, 5 rounds, 2 workers:
 
                         pushes+pulls/s   of a copy's speed   processor time each   × as fast as      × less time
     ResNet-18, 46.8 MB                                                             rpc               than rpc
-      paceline          14.3             0.70                35 ms                 1.9 (1.3 – 2.8)   2.4 (2.0 – 2.7)
-      rpc               6.8              0.41                82 ms
-      all-reduce        10.9             0.61                53 ms
+      paceline          41               0.70                32 ms                 1.4 (1.2 – 1.6)   2.1 (2.0 – 2.3)
+        --servers 2     45               0.78                34 ms                 1.6 (1.6 – 1.9)   2.2 (2.1 – 2.2)
+      rpc               28               0.48                69 ms
+      all-reduce        32               0.54                45 ms
     CNN, 1.7 MB
-      paceline          430              0.13                1.9 ms                1.5 (0.6 – 3.5)   3.3 (2.4 – 4.0)
-      rpc               280              0.09                6.4 ms
-      all-reduce        486              0.14                2.2 ms
+      paceline          1113             0.36                1.4 ms                2.9 (2.2 – 3.2)   3.8 (3.4 – 4.1)
+      rpc               385              0.12                5.1 ms
+      all-reduce        564              0.18                1.9 ms
 
-Of the 35 ms, 19 ms are the two copies and 14 ms SGD's update (each measured by itself): the server adds next to
-nothing, and a large model can be faster only with fewer copies.
+Of the 32 ms, 19 ms are the two copies and 14 ms SGD's update, each at the speed of this memory: the server adds next to
+nothing, and a large model can be faster only with fewer copies. Other ways to copy (memcpy, numpy, piece by piece right
+after the update, while the piece is in the cache) take as long.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def copy_speed(size: int) -> float:
     return size / statistics.median(times)
 
 
-def compare(model: str, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
+def compare(model: str, workers: int, count: int, rounds: int, seconds: float) -> dict[str, Any]:
     import msgspec
 
     from paceline.strategies.parameter_server import Meeting
@@ -241,7 +242,7 @@ def compare(model: str, workers: int, rounds: int, seconds: float) -> dict[str, 
     size = sum(parameter.numel() * 4 for parameter in make(model))
     ours, theirs = make_keys()
     with tempfile.TemporaryDirectory() as folder:
-        config = ServerConfig(keys=ours, folder=folder, workers=workers, write_every=1e6)
+        config = ServerConfig(keys=ours, folder=folder, workers=workers, servers=count, write_every=1e6)
         with Servers(config) as servers:
             met = msgspec.json.encode(Meeting(servers.addresses(), theirs)).decode()
             every = (model, workers)
@@ -256,7 +257,9 @@ def compare(model: str, workers: int, rounds: int, seconds: float) -> dict[str, 
                 sides["paceline"].processes += servers.processes().values()
                 steps = {name: max(3, int(seconds * side.rate(3) / workers)) for name, side in sides.items()}
                 copies: list[float] = []
-                print(f"{model}: {size / 1e6:.1f} MB, {len(shapes(model))} tensors, {workers} workers, one server")
+                print(
+                    f"{model}: {size / 1e6:.1f} MB, {len(shapes(model))} tensors, {workers} workers, {count} server(s)"
+                )
 
                 def measure(name: str) -> float:
                     if name == "paceline":
@@ -294,6 +297,7 @@ def compare(model: str, workers: int, rounds: int, seconds: float) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("-n", "--workers", type=int, default=2)
+    parser.add_argument("--servers", type=int, default=1, help="processes of Paceline's server")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one side in one round")
     parser.add_argument("--models", nargs="+", default=["resnet18", "cnn"])
@@ -304,7 +308,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.side is None:
-        reports = [compare(model, options.workers, options.rounds, options.seconds) for model in options.models]
+        reports = [
+            compare(model, options.workers, options.servers, options.rounds, options.seconds)
+            for model in options.models
+        ]
         if options.json:
             print(json.dumps(reports))
         return

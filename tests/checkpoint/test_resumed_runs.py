@@ -51,8 +51,22 @@ while step < stop:
 """
 
 
-# Every one is saved, and loaded by every other and by itself.
-MATRIX = [(strategy, workers) for strategy in ("mirrored", "zero1", "central") for workers in (1, 2, 3)]
+# Every one is saved, and loaded by every other and by itself. A server with several workers computes other numbers: it
+# has a test of its own.
+MATRIX = [
+    ("mirrored", 1),
+    ("mirrored", 3),
+    ("zero1", 2),
+    ("zero1", 3),
+    ("central", 2),
+    ("central", 3),
+    ("sharded", 2),
+    ("sharded", 3),
+    ("mesh(data=1,model=2)", 2),
+    ("mesh(data=2,model=2)", 4),
+    ("pipeline(stages=2)", 2),
+    ("server(staleness=0)", 1),
+]
 
 
 def losses(typist: Typist, folder: Path, where: Any, *arguments: Any) -> list[tuple[int, int, float]]:
@@ -100,7 +114,7 @@ def test_a_run_continues_under_another_strategy(typist: Typist, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # 83 runs
+@pytest.mark.timeout(1800)  # 146 runs
 def test_a_run_continues_from_every_strategy_under_every_other(typist: Typist, tmp_path: Path) -> None:
     chain = []  # in which every ordered pair, also of equals, stands side by side once
     for number, first in enumerate(MATRIX):
@@ -108,6 +122,43 @@ def test_a_run_continues_from_every_strategy_under_every_other(typist: Typist, t
     chain.append(MATRIX[0])
     assert len(set(itertools.pairwise(chain))) == len(MATRIX) ** 2
     continues(typist, tmp_path, chain)
+
+
+SUMS = """
+import os, sys, torch, paceline
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+if sys.argv[1] == "load":
+    paceline.load("ck", model, optimizer)
+else:
+    for _ in range(3):
+        loss = model(torch.randn(6, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    paceline.save("ck", model, optimizer)
+state = optimizer.state_dict()["state"]
+print("sums", *(tensor.double().sum().item().hex() for tensor in model.state_dict().values()))
+print("sums", *(state[k][name].double().sum().item().hex() for k in state for name in ("exp_avg", "exp_avg_sq")))
+"""
+
+
+@pytest.mark.slow
+def test_what_servers_hold_is_loaded_by_every_strategy(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SUMS)
+
+    def sums(strategy: str, workers: int, what: str) -> list[str]:
+        done = typist.type(tmp_path, "run", "-n", str(workers), "--strategy", strategy, "train.py", what)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if line.startswith("sums")]
+
+    saved = sums("server(staleness=0,servers=2)", 2, "save")
+    assert len(saved) == 2
+    for strategy, workers in (*MATRIX, ("server(staleness=4)", 3)):
+        assert sums(strategy, workers, "load") == saved, strategy
 
 
 @pytest.mark.slow

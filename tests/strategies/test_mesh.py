@@ -224,8 +224,15 @@ def scaled_losses() -> Any:
     return [seen, saved(model.state_dict())]
 
 
+def normed() -> Any:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).double()
+    return train(model, torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 2, (12,)))
+
+
 SCRIPTS: dict[str, tuple[Any, ...]] = {
     "mlp": (mlp,),
+    "batch norm": (normed,),
     "gpt, tied, fused": (gpt, True, True),
     "gpt, untied": (gpt, False, False),
     "conv net": (conv_net,),

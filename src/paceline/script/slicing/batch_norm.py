@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from paceline.script.patches import patch
 from paceline.script.seams.stage import Stage
@@ -48,6 +49,10 @@ def find(stage: Stage) -> Callable[[], None]:
         elsewhere = not torch.compiler.is_compiling() and stage.is_elsewhere()
         if split is None or not split.batch or elsewhere:
             return plain(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        tensors = (input, weight, bias)
+        if has_torch_function(tensors):  # a part of a tensor, which a strategy gathers first
+            rest = (running_mean, running_var, weight, bias, training, momentum, eps)
+            return handle_torch_function(batch_norm, tensors, input, *rest)
         return norm_whole_batch(input, running_mean, running_var, weight, bias, momentum, eps, split)
 
     return patch(F, "batch_norm", batch_norm)
