@@ -26,8 +26,9 @@ from paceline.settings import SMALL, RunSettings
 
 HERE = Path(__file__).parent
 CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`
-OTHERS = ("zero1", "central", "sharded")  # strategies under which a part of the corpus runs, too
-MAY_REFUSE = {"sharded"}  # strategies that refuse scripts that others run
+# Strategies under which a part of the corpus runs, too.
+OTHERS = ("zero1", "central", "sharded", "mesh(data=1,model=2)", "pipeline(stages=2)")
+MAY_REFUSE = {"sharded", "mesh(data=1,model=2)", "pipeline(stages=2)"}  # scripts that other strategies run
 EVERY = 12  # of the scripts
 TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
 

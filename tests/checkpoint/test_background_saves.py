@@ -94,6 +94,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_save_in_flight_is_finished_when_the_process_ends_and_its_error_printed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ENDS, str(tmp_path / "ck")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -62,7 +62,8 @@ class Stop:
                 os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_frozen_zygote_is_woken_to_end_the_run_and_itself(own_zygote: Zygote, tmp_path: Path, number: int) -> None:
     stop = Stop(own_zygote, number)
     outcome = play(own_zygote, tmp_path, stop, workers=2)

@@ -171,7 +171,7 @@ def is_refused(done: subprocess.CompletedProcess[str], tmp_path: Path, *said: st
     assert not (tmp_path / "paceline-runs").exists()
 
 
-@pytest.mark.parametrize("files", [20, 50])
+@pytest.mark.parametrize("files", [20, pytest.param(50, marks=pytest.mark.slow)])
 def test_too_few_descriptors_are_told_before_anything_starts(tmp_path: Path, files: int) -> None:
     done = typed(tmp_path, "sh", "-c", f'ulimit -n {files} && exec "$@"', "sh")
     is_refused(done, tmp_path, f"the limit is {files} (ulimit -n)", "ulimit -n 1024")

@@ -221,6 +221,7 @@ def test_a_worker_in_an_endless_loop_is_found_with_its_line(play: Play) -> None:
 
 
 @pytest.mark.usefixtures("answers")
+@pytest.mark.slow
 def test_a_stall_that_resolves_is_only_a_warning_with_the_workers_line(play: Play) -> None:
     def release(launched, event) -> None:  # type: ignore[no-untyped-def]
         if any("; step 5," in text for text in launched.stalls):
@@ -232,6 +233,7 @@ def test_a_stall_that_resolves_is_only_a_warning_with_the_workers_line(play: Pla
     names_the_loop(launched)
 
 
+@pytest.mark.slow
 def test_a_loop_on_every_worker_is_told_of_with_its_line_and_ends_nothing(play: Play) -> None:
     def release(launched, event) -> None:  # type: ignore[no-untyped-def]
         if launched.stalls:

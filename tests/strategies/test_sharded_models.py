@@ -238,7 +238,10 @@ def check(script: Any, zygote: Zygote, patch: pytest.MonkeyPatch, name: str, wor
     assert any(re.match(r"Sharded: a worker keeps .* of .* of the parameters", n) for n in found.outcome.notices)
 
 
-@pytest.mark.parametrize(("name", "workers"), [("mlp", 2), ("gpt", 2), ("cnn", 2), ("resume", 2), ("mlp", 1)])
+SLOWLY = [pytest.param(*each, marks=pytest.mark.slow) for each in (("mlp", 1), ("mlp", 2), ("cnn", 2), ("resume", 2))]
+
+
+@pytest.mark.parametrize(("name", "workers"), [("gpt", 2), *SLOWLY])
 def test_numbers_and_files_are_plain_pythons(
     script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
 ) -> None:
@@ -267,7 +270,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", ["gradients of gradients", "inside its forward"])
+@pytest.mark.parametrize("what", ["gradients of gradients"])
 def test_what_cannot_work_is_refused(script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     path = script("model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2))\n" + REFUSED[what])
     found = sharded(zygote, monkeypatch, path, 2)
@@ -277,7 +280,7 @@ def test_what_cannot_work_is_refused(script: Any, zygote: Zygote, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["gradients by torch.autograd.grad", "hooks"])
+@pytest.mark.parametrize("what", ["inside its forward", "gradients by torch.autograd.grad", "hooks"])
 def test_more_that_cannot_work_is_refused(
     script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
