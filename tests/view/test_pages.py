@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from view_records import EVIL, OTHER, SLOW, TRAIN, make_run
 
 from paceline.record import Outcome
+from paceline.record.servers import ServerReport, write_report
 from paceline.trials.core.summary import summarize
+from paceline.view.pages import servers
 from paceline.view.records.library import Library
 from paceline.view.records.measures import measure
+from paceline.view.server.site import pages_of
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.render import data_block
 
@@ -120,3 +123,21 @@ def test_a_download_is_no_spreadsheet_formula(tmp_path, client_of):
     rows = list(csv.reader(io.StringIO(client_of(tmp_path).get("/csv/runs/runs/all").text)))
     assert rows[0][0] == "name"
     assert rows[1][rows[0].index("script")].startswith("'=cmd")
+
+
+def test_the_staleness_of_a_parameter_servers_updates(tmp_path):
+    make_run(tmp_path / "plain", steps=3, ranks=1)
+    make_run(tmp_path / "served", steps=3, ranks=2)
+    for number in range(2):
+        write_report(
+            tmp_path / "served",
+            ServerReport(server=number, updates=70, bytes=4096, staleness={0: 10, 3: 50, 999: 10}, lost=1, starts=2),
+        )
+    plain, served = (Library(tmp_path).open(name) for name in ("plain", "served"))
+    assert "servers" not in [page.key for page in pages_of(plain)]
+    assert "servers" in [page.key for page in pages_of(served)]
+    note, _, chart, grid = servers.build(served, {}).blocks
+    assert note.text == "Server 0 was started 2 times; the last time, 1 update was lost."
+    bars = chart.series[0]
+    assert {at: number for at, number in zip(bars.x, bars.y, strict=True) if number} == {"0": 10, "3": 50, "200+": 10}
+    assert grid.rows[1]["mean"] == pytest.approx((150 + 9990) / 70)

@@ -152,7 +152,7 @@ class ParameterServer(BaseStrategy):
                 self._exchange(optimizer)
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self.client is None or not (torch.is_grad_enabled() and module.training):
+        if self.client is None or self.world == 1 or not (torch.is_grad_enabled() and module.training):
             return super().call(plain, module, args, kwargs)
         with self._stream.inside():  # each worker has dropout of its own, and the script's streams stay equal
             return super().call(plain, module, args, kwargs)

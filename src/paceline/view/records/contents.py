@@ -32,6 +32,7 @@ _SHOWS: dict[str, Callable[[Opened], bool]] = {
     "communication": lambda record: _has_verdict(record, "bandwidth"),
     "iterations": has_steps,
     "ranks": lambda record: len(record.ranks) > 1 and has_steps(record),
+    "servers": lambda record: bool(record.folder.names("server.*.json")),
     "timeline": lambda record: bool(record.trace_paths or record.spans_paths),
     "devices": lambda record: record.has_samples or has_traces(record),
     "topology": lambda record: bool(record.run.topology),
