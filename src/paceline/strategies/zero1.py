@@ -15,6 +15,7 @@ import torch
 
 from paceline.comm.group import Group, as_bytes
 from paceline.script.seams.stage import Stage
+from paceline.script.slicing.together import Together
 from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.owned.comparison import compare
 from paceline.strategies.owned.owners import Owners
@@ -34,12 +35,14 @@ class Zero1(Mirrored):
         super().on_stage(stage)
         self._owners = Owners(self.group.world)
         self._told: set[str] = set()
+        self._together = stage.together
 
     @classmethod
     def over(cls, stage: Stage, group: Group) -> Zero1:
         """Only its updates, for a strategy that leaves whole gradients on every worker of the group."""
         made = cls()
         made.stage, made.group, made._owners, made._told = stage, group, Owners(group.world), set()
+        made._together = Together(group)
         return made
 
     def step(self, plain: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +83,7 @@ class Zero1(Mirrored):
         for parameter, _ in others:
             parameter.grad = None  # an optimizer passes over a parameter without a gradient
         try:
-            result = self.stage.together.do(self._plainly, plain, optimizer, args, kwargs)
+            result = self._together.do(self._plainly, plain, optimizer, args, kwargs)
         finally:
             for parameter, grad in others:
                 parameter.grad = grad
