@@ -15,6 +15,7 @@ import torch
 from staged import lone_group
 from torch import nn
 
+from paceline.comm.axes import Axes
 from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
@@ -185,11 +186,52 @@ def compare(found: Any, expected: Any) -> None:
         assert found == pytest.approx(expected, rel=1e-10)
 
 
+def slow(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_two_stages_give_the_numbers_of_plain_python(pool: Any, name: str) -> None:
     expected = train(name)
     for found in pool(2).run(in_stages, {}, train, name):
         compare(found, expected)
+
+
+@pytest.mark.parametrize("name", ["tied", "batch norm", *map(slow, ("mlp", "residual", "skipping"))])
+def test_two_replicas_of_two_stages_give_the_numbers_of_plain_python(pool: Any, name: str) -> None:
+    expected = train(name)
+    for found in pool(4).run(in_stages, {"stages": 2}, train, name):
+        compare(found, expected)
+
+
+@pytest.mark.parametrize("name", ["tied", *map(slow, ("mlp", "residual", "skipping"))])
+def test_two_parts_of_the_model_for_each_worker_give_the_numbers_of_plain_python(pool: Any, name: str) -> None:
+    expected = train(name)
+    for found in pool(2).run(in_stages, {"schedule": "interleaved", "chunks": 3}, train, name):
+        compare(found, expected)
+
+
+SEEN: list[int] = []  # rows of the batches that a worker computes
+
+
+class Counted(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        SEEN.append(len(x))
+        return super().forward(x)
+
+
+def count_rows(group: Group, chunks: int) -> list[int]:
+    with staged(group, stages=2, chunks=chunks):
+        model = nn.Sequential(Counted(6, 6), nn.Dropout(), nn.Tanh(), Counted(6, 6))
+        for _ in range(3):
+            SEEN.clear()
+            model(torch.randn(10, 6)).sum().backward()
+    return list(SEEN)
+
+
+@pytest.mark.parametrize(("chunks", "rows"), [(2, [2, 3]), (1, [5])])
+def test_each_replica_computes_its_own_rows(pool: Any, chunks: int, rows: list[int]) -> None:
+    assert pool(4).run(count_rows, chunks) == [rows] * 4
 
 
 @pytest.mark.slow
@@ -241,9 +283,10 @@ def test_stages_have_even_shares_of_the_parameters() -> None:
     assert cutting.segments.cuts == ("2", "4", "6")
 
 
-def test_there_is_one_worker_for_each_stage() -> None:
-    with pytest.raises(UsageError, match=r"stages=3\) cannot be laid out on 4 workers"):
+def test_there_is_one_worker_for_each_stage_of_each_replica() -> None:
+    with pytest.raises(UsageError, match=r"stages=3,data=…\) cannot be laid out on 4 workers"):
         Pipeline(stages=3).axes(4)
+    assert Pipeline(stages=2).axes(6) == Axes(pipe=2, data=3)
 
 
 class Picky(nn.Module):
@@ -335,7 +378,7 @@ def train_inside(strategy: Pipeline | None = None) -> list[Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     step = TrainStep(strategy, model, nn.functional.cross_entropy)
     numbers: list[Any] = []
-    for rows in (11, 8, 3):
+    for rows in (11, 8, 3, 1):
         x, y = torch.randn(rows, 6, dtype=torch.float64), torch.randint(13, (rows,))
         optimizer.zero_grad()
         numbers.append(step(x, y).item())
@@ -344,17 +387,29 @@ def train_inside(strategy: Pipeline | None = None) -> list[Any]:
     return [*numbers, torch.rand(1).item(), {k: v.clone() for k, v in model.state_dict().items()}]
 
 
-def train_inside_stages(group: Group, schedule: str) -> tuple[list[Any], int]:
-    with staged(group, schedule=schedule) as notices:
+def train_inside_stages(group: Group, schedule: str, **arguments: Any) -> tuple[list[Any], int]:
+    with staged(group, schedule=schedule, **arguments) as notices:
         return train_inside(notices.strategy), notices.strategy.most_in_flight
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_a_loss_inside_the_last_stage_gives_the_same_numbers(pool: Any, schedule: str) -> None:
+@pytest.mark.parametrize(("schedule", "most"), [("1f1b", [2, 1]), ("gpipe", [4, 4]), ("interleaved", [6, 4])])
+def test_a_loss_inside_the_last_stage_gives_the_same_numbers(pool: Any, schedule: str, most: list[int]) -> None:
     expected = train_inside()
-    for rank, (found, in_flight) in enumerate(pool(2).run(train_inside_stages, schedule)):
+    found = pool(2).run(train_inside_stages, schedule)
+    for numbers, _ in found:
+        compare(numbers, expected)
+    assert [in_flight for _, in_flight in found] == most
+
+
+def train_in_replicas(group: Group, schedule: str) -> list[Any]:
+    return train_inside_stages(group, schedule, stages=2)[0]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_replicas_with_the_loss_inside_give_the_same_numbers(pool: Any, schedule: str) -> None:
+    expected = train_inside()
+    for found in pool(4).run(train_in_replicas, schedule):
         compare(found, expected)
-        assert in_flight == (4 if schedule == "gpipe" else 2 - rank)
 
 
 def lose_strangely(group: Group) -> str:

@@ -145,7 +145,13 @@ def _check_launcher(run: RunSettings) -> None:
 
 def _check_strategy(run: RunSettings) -> None:
     """UsageError if the strategy needs another number of workers."""
-    wanted = strategies.parse(run.strategy).workers
+    asked = strategies.parse(run.strategy)
+    wanted = asked.workers
+    if run.workers % asked.multiple and wanted is None:
+        raise UsageError(
+            f"--strategy {run.strategy} needs a multiple of {asked.multiple} workers, and the run has {run.workers}.",
+            advice=f"Type: -n {max(run.workers // asked.multiple, 1) * asked.multiple}",
+        )
     if wanted not in (None, run.workers):
         raise UsageError(
             f"--strategy {run.strategy} needs {wanted} worker{'s' * (wanted != 1)}, and the run has {run.workers}.",

@@ -28,6 +28,7 @@ class StrategyEntry:
     lockstep: bool = True  # False: a worker other than rank 0 may fail, and the others go on
     arguments: Mapping[str, Value | tuple[str, ...]] = field(default_factory=dict)  # defaults; a tuple: the choices
     workers: Callable[[Mapping[str, Value]], int | None] = lambda arguments: None  # how many it needs; None: any number
+    multiple: Callable[[Mapping[str, Value]], int] = lambda arguments: 1  # of this number
 
 
 CATALOG = {
@@ -73,8 +74,16 @@ CATALOG = {
             name="pipeline",
             home="pipeline:Pipeline",
             summary="each worker computes one stage of the model; micro-batches go through the stages",
-            arguments={"stages": 2, "schedule": ("gpipe", "1f1b"), "chunks": 4, "cut": ("parameters", "time")},
-            workers=lambda arguments: int(arguments["stages"]),
+            arguments={
+                "stages": 2,
+                "data": 0,
+                "schedule": ("gpipe", "1f1b", "interleaved"),
+                "chunks": 4,
+                "parts": 2,
+                "cut": ("parameters", "time"),
+            },
+            workers=lambda given: int(given["stages"]) * int(given["data"]) or None,
+            multiple=lambda given: max(int(given["stages"]), 1),
         ),
         StrategyEntry(
             name="mesh",
@@ -108,6 +117,11 @@ class AskedStrategy:
     def workers(self) -> int | None:
         """The number of workers that these arguments ask for; None: any number."""
         return self.entry.workers(_defaults(self.entry) | dict(self.arguments))
+
+    @property
+    def multiple(self) -> int:
+        """The number of workers is a multiple of this."""
+        return self.entry.multiple(_defaults(self.entry) | dict(self.arguments))
 
 
 def parse(typed: str) -> AskedStrategy:

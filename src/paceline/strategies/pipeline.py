@@ -1,21 +1,21 @@
 """Pipeline: each worker computes one stage of the model, and micro-batches go through the stages.
 
     paceline run -n 2 --strategy "pipeline(stages=2,chunks=4)" train.py
+    paceline run -n 4 --strategy "pipeline(stages=2,data=2)" train.py       # two replicas of the pipeline
 
 or in a script:
 
     model, optimizer, loader = paceline.Pipeline(stages=2).distribute(model, optimizer, loader)
 
 The loss stays in the script: the last stage's outputs go to all workers, every worker computes the same loss, and its
-backward starts the backward of the stages (GPipe).
+backward starts the backward of the stages (GPipe). Replicas split the rows of a batch, as `Mirrored` does.
 """
 
 from __future__ import annotations
 
-import enum
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,77 +24,110 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.comm.axes import Axes
+from paceline.comm.buckets import Watcher
 from paceline.comm.coalesced import broadcast_all
 from paceline.errors import PacelineError, ScriptError, UsageError
 from paceline.script import chance, tree
-from paceline.script.draws.rows import DrawRule, Position
+from paceline.script.rows.tensor import make_plain
 from paceline.script.seams.api import current
 from paceline.script.seams.stage import Stage
-from paceline.script.slicing.comparing import close
-from paceline.script.slicing.dry_run import asleep, undisturbed, woken
+from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.proof import initialise_lazy
 from paceline.script.slicing.reasons import name_of
-from paceline.strategies.base import BaseStrategy
 from paceline.strategies.loss_check import LossCheck, is_number
-from paceline.strategies.pipelined import streams
+from paceline.strategies.mirrored import Mirrored
+from paceline.strategies.pipelined import orders
 from paceline.strategies.pipelined.cutting import Cutting, cut_model, refusal, refuse_hooks
+from paceline.strategies.pipelined.micro_batches import FEW, Kind, MicroBatches, rows_of, sizes_of, within
 from paceline.strategies.pipelined.schedule import Call, Clock, Schedule
 from paceline.strategies.pipelined.segment import CannotCut
-from paceline.strategies.pipelined.train_step import Asked, Loss, Trained, TrainStep, train
+from paceline.strategies.pipelined.train_step import (
+    Asked,
+    Loss,
+    Share,
+    Trained,
+    TrainStep,
+    refuse_gradients,
+    train,
+    weigh,
+)
 from paceline.strategies.pipelined.way_back import StagedModel, WayBack, are_same, parts_of
 from paceline.strategies.zero1 import Zero1
-from paceline.torch_private import BatchNorm
 
 NOT_1F1B = (
     "schedule=1f1b needs the loss inside the last stage, and this script computes its loss outside the model: the "
     "schedule is gpipe. The bubble is the same; more activations are kept."
 )
-VALUES = (str, bool, int, enum.Enum)  # that may switch what a model does
-FEW = 2  # rows for each micro-batch in a proof, and one more, so that micro-batches differ in size
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """How calls of one kind are cut into micro-batches."""
+class _Now:
+    """The call under way."""
 
-    chunks: int
-    rules: tuple[DrawRule, ...] = ()  # of this stage's random draws
-    calls: int = 0  # that proved it
+    module: nn.Module
+    model: StagedModel
+    kind: Kind
+    cuts: list[int]  # the leaves of its arguments that have rows
 
 
-class Pipeline(BaseStrategy):
-    """Pipeline parallelism over all workers. When a peer dies, the receive or the collective that misses it raises."""
+class Pipeline(Mirrored):
+    """Pipeline parallelism on the axis pipe, and rows on the axis data. When a peer dies, the receive or the collective
+    that misses it raises."""
 
     name = "pipeline"
     whole_models = False
 
-    def __init__(self, stages: int = 2, schedule: str = "gpipe", chunks: int = 4, cut: str = "parameters") -> None:
-        """`chunks`: micro-batches of a batch. `cut`: stages have even shares of the "parameters" or of the "time"."""
-        self.stages, self.asked_schedule, self.chunks, self.cut = stages, schedule, max(chunks, 1), cut
+    def __init__(
+        self,
+        stages: int = 2,
+        data: int = 0,
+        schedule: str = "gpipe",
+        chunks: int = 4,
+        parts: int = 2,
+        cut: str = "parameters",
+    ) -> None:
+        """`data`: replicas of the pipeline; 0: as many as there are workers for. `chunks`: micro-batches of a replica's
+        batch. `parts`: of the model for each worker, if the schedule is "interleaved". `cut`: stages have even shares
+        of the "parameters" or of the "time"."""
+        super().__init__()
+        self.stages, self.data, self.asked_schedule, self.cut = stages, data, schedule, cut
+        self.chunks = max(chunks, 1)
+        self.parts = max(parts, 1) if schedule == "interleaved" else 1
         self._models: weakref.WeakKeyDictionary[nn.Module, StagedModel | None] = weakref.WeakKeyDictionary()
-        self._kinds: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, _Kind]] = weakref.WeakKeyDictionary()
+        self._calls: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._asked: Asked | None = None
+        self._now: _Now | None = None
         self._has_cut = False  # a model of this script runs in stages
         self._clock, self._used = Clock(), 1  # most micro-batches of a call
 
     def axes(self, workers: int) -> Axes:
-        if workers not in (1, self.stages):  # one worker computes all stages
+        if workers == 1:  # it computes all stages
+            return Axes()
+        stages, data = max(self.stages, 1), self.data or workers // max(self.stages, 1)
+        if stages * data != workers:
             raise UsageError(
-                f"pipeline(stages={self.stages}) cannot be laid out on {workers} workers.",
-                advice=f"There is one worker for each stage: -n {self.stages}",
+                f"pipeline(stages={self.stages},data={self.data or '…'}) cannot be laid out on {workers} workers.",
+                advice=f"There is one worker for each stage of each replica: -n {stages * max(data, 1)}",
             )
-        return Axes(pipe=workers)
+        return Axes(pipe=stages, data=data)
 
     def on_stage(self, stage: Stage) -> None:
         super().on_stage(stage)
         if stage.aside or stage.group.world == 1:
             return
-        axes = stage.axes
-        self.group = stage.group.along("pipe", axes.members(stage.group.rank, "pipe"))
-        self.post = self.group.post("pipe")
-        self._updates = Zero1.over(stage, self.group)
-        chance.share(stage)
+        self.pipe = stage.group.along("pipe", stage.axes.members(stage.group.rank, "pipe"))
+        self.pipe.ending, self.pipe.together = stage.ending, stage.together
+        self.post = self.pipe.post("pipe")
+        self._updates = Zero1.over(stage, stage.group)
+        self._micro_batches = MicroBatches(stage, self.pipe, self.chunks)
+        if stage.rows.world == 1:
+            chance.share(stage)
         stage.subscribe(_Seams(self))
+
+    def watch_gradients(self, watcher: Watcher) -> None:
+        """Gradients are averaged over the axis data only."""
+        if self._is_needed():
+            super().watch_gradients(watcher)
 
     def distribute(self, *objects: Any, loss: Loss | None = None) -> Any:
         """As of all strategies; with a `loss(output, target)` that is a mean or a sum over rows, returns a function
@@ -117,15 +150,6 @@ class Pipeline(BaseStrategy):
         """The next call computes this loss and its gradients."""
         self._asked = asked
 
-    def _train(self, call: Call, module: nn.Module, model: StagedModel) -> Trained:
-        asked, self._asked = self._asked, None
-        assert asked is not None
-        with self.stage.inside():
-            trained = train(call, model, asked, few_in_flight=self.asked_schedule == "1f1b")
-        if module.training:
-            self._share_buffers(model.schedule.cutting)
-        return trained
-
     def step(self, plain: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Each worker keeps the optimizer's state of a part of the parameters, as in ZeRO-1."""
         if self.stage.group.world == 1:
@@ -141,109 +165,110 @@ class Pipeline(BaseStrategy):
         model = self._models.get(module)
         if model is not None and not are_same(model.parts, parts_of(module)):  # the script has replaced some
             model = self._models.pop(module) and None
-            self._kinds.pop(module, None)
+            self._micro_batches.forget(module)
         if module not in self._models or (model is not None and module.training not in model.proven):
             model = self._models[module] = self._cut(plain, module, given, model)
         if model is None:
-            return plain(module, *args, **kwargs)
+            return self.stage.views.call(plain, module, args, kwargs)
         refuse_hooks(module)
         try:
             return self._call(plain, module, model, given)
         except CannotCut as why:
-            raise refusal(module, self.stages, str(why)) from None
+            raise refusal(module, self.stages * self.parts, str(why)) from None
+        finally:
+            self._now = None
 
     def _call(self, plain: Callable[..., Any], module: nn.Module, model: StagedModel, given: Any) -> Any:
-        leaves, dim = tree.leaves(given), self.stage.run.batch_dim
-        batch, cuts = _rows_of(leaves, dim)
-        kind = self._kind(plain, module, model, given, batch, cuts)
-        sizes = _sizes(batch, kind.chunks)
+        batch, cuts = rows_of(tree.leaves(given), self.stage.run.batch_dim)
+        kind = self._micro_batches.kind_of(plain, module, model, given, batch, cuts)
+        self._now = _Now(module, model, kind, cuts)
+        if self._asked is not None:
+            return self._train(plain, self._now, make_plain(given), batch)
+        if torch.is_grad_enabled() and self.asked_schedule == "1f1b":
+            self.stage.views.warn(NOT_1F1B)
+        if plain not in self._calls:
+            self._calls[plain] = self._in_stages(plain)
+        if self.stage.rows.world > 1 and (kind.has_rows or self.stage.views.batch_is_cut):
+            return self.stage.views.call(self._calls[plain], module, *given)
+        make_plain(given)
+        return self._calls[plain](module, *given[0], **given[1])
+
+    def _in_stages(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            now = self._now
+            if now is None or module is not now.module:  # a copy, in a proof
+                return plain(module, *args, **kwargs)
+            with self.stage.inside():
+                return self._run(plain, now, (args, kwargs))
+
+        return call
+
+    def _run(self, plain: Callable[..., Any], now: _Now, given: Any) -> Any:
+        """Computes a call on this replica's rows."""
+        leaves, dim, draws = tree.leaves(given), self.stage.run.batch_dim, self.stage.views.draws
+        model, kind, slices = now.model, now.kind, self.stage.views.split_of_call
+        rehearses = draws.on and draws.rehearsing  # a proof of slices: it notes the draws of the slice
+        rows = {leaves[n].shape[dim] for n in now.cuts}
+        chunks = 1 if rehearses or len(rows) != 1 or (slices is not None and slices.uneven) else kind.chunks
+        sizes = sizes_of(rows.pop() if len(rows) == 1 else 0, chunks)
         if torch.is_grad_enabled():
             self._used = max(self._used, len(sizes))
-        draws = self.stage.views.draws
+        in_slice = slices if draws.on else None  # otherwise the worker draws its own numbers
 
-        def drawing(split: Any) -> Any:
-            return draws.in_call(split, kind.rules) if len(sizes) > 1 else nullcontext()
+        def drawing(split: Split) -> Any:
+            if len(sizes) == 1:
+                return nullcontext()
+            if in_slice is not None:
+                split = within(in_slice.sizes, in_slice.group.rank, chunks, split.group.rank)
+            return draws.in_call(split, kind.rules)
 
-        call = Call(plain, given, cuts, sizes, dim, drawing)
-        if self._asked is not None:
-            return self._train(call, module, model)
-        if call.learning and self.asked_schedule == "1f1b":
-            self.stage.views.warn(NOT_1F1B)
-        done = model.schedule.forward(call)
-        if module.training:
+        done = model.schedule.forward(Call(plain, given, now.cuts, sizes, dim, drawing))
+        if now.module.training and not rehearses:
             self._share_buffers(model.schedule.cutting)
         if not torch.is_grad_enabled() or not any(done.needs_grad):
             return done.output
-        return WayBack(self.stage, model, done, leaves, cuts, sizes, dim).output()
+        return WayBack(self.stage, model, done, leaves, now.cuts, sizes, dim).output()
 
-    def _kind(
-        self, plain: Callable[..., Any], module: nn.Module, model: StagedModel, given: Any, batch: int, cuts: list[int]
-    ) -> _Kind:
-        """How to cut this call into micro-batches: proven at the first call of its kind."""
-        leaves = tree.leaves(given)
-        rows = max(2, min(batch, self.chunks))
-        if batch < 2 or self.chunks < 2:
-            return _Kind(1)
-        types = tuple(map(_kind_of, leaves))
-        key = (module.training, self.stage.views.switches(module), tree.structure(given), tuple(cuts), types)
-        kinds = self._kinds.setdefault(module, {})
-        if key not in kinds or kinds[key].calls == 1:  # proven twice: the first batch may be made up
-            why = ""
-            if any(isinstance(m, BatchNorm) and (m.training or not m.track_running_stats) for m in module.modules()):
-                why = "it has batch norm, which sees the whole batch"
-            else:
-                rules, why = self._prove(plain, module, model, given, batch, cuts, rows)
-            kinds[key] = _Kind(1, calls=2) if why else _Kind(self.chunks, rules, 1 + (key in kinds))
-            if why:
-                self.stage.views.warn(
-                    f"The model {name_of(module)} is not cut into micro-batches, because {why}: its stages compute one "
-                    "after the other, and the pipeline is no faster than one worker."
-                )
-        return kinds[key]
+    def _train(self, plain: Callable[..., Any], now: _Now, given: Any, batch: int) -> Trained:
+        """Computes a call, the loss that was asked for and all gradients."""
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        refuse_gradients(given)
+        stage, kind, dim, draws = self.stage, now.kind, self.stage.run.batch_dim, self.stage.views.draws
+        split = stage.rows.world > 1 and kind.has_rows and not kind.has_norms
+        slices = Split.of(stage.rows, batch).sizes if split else (batch,)
+        replica = stage.rows.rank if split else 0
+        each = [sizes_of(size, kind.chunks) for size in slices]
+        share = Share(
+            stage.group if split else self.pipe, [n for sizes in each for n in sizes], sum(map(len, each[:replica]))
+        )
 
-    def _prove(
-        self,
-        plain: Callable[..., Any],
-        module: nn.Module,
-        model: StagedModel,
-        given: Any,
-        batch: int,
-        cuts: Any,
-        rows: int,
-    ) -> tuple[tuple[DrawRule, ...], str]:
-        """Runs a few rows through the pipeline at once and in micro-batches. Returns the rules of this stage's random
-        draws, and why the outputs differ, if they do."""
-        dim, draws, few = self.stage.run.batch_dim, self.stage.views.draws, min(batch, FEW * rows + 1)
-        some, positions = self._few(given, few), list[Position]()
-        told, why = set(draws.told), ""
-        with undisturbed(module, still=()), woken(asleep(module)):
-            start = streams.packed()
-            try:
-                at_once = Call(plain, some, cuts, [few], dim, lambda _: _noted(positions, draws.rehearsal(None, ())))
-                whole = model.schedule.forward(at_once)
-                drawn = tuple(positions[0].drawn or ()) if positions else ()
-                tensors = [leaf for leaf in tree.leaves(whole.output) if isinstance(leaf, torch.Tensor)]
-                if not tensors or any(t.dim() <= dim or not t.shape[dim] or t.shape[dim] % few for t in tensors):
-                    return (), "its output has no rows"
-                streams.put(start)
-                positions.clear()
-                apart = Call(
-                    *(plain, some, cuts, _sizes(few, rows), dim),
-                    lambda split: _noted(positions, draws.rehearsal(split, drawn)),
-                )
-                parts = model.schedule.forward(apart)
-                same = map(_is_same, tree.leaves(parts.output), tree.leaves(whole.output))
-                why = "" if all(same) else "its output depends on which rows are computed together"
-            except PacelineError:
-                raise
-            except Exception as error:  # the same on all workers
-                why = f"with a part of the batch it raised {type(error).__name__}: {error}"
-        if draws.told - told:
-            why = f"it has {min(draws.told - told)}"
-            draws.told.clear()
-            draws.told.update(told)
-        why = next(filter(None, self.group.gather_objects(why, "the proof of micro-batches")), "")
-        return tuple(positions[-1].found) if positions else (), why
+        def drawing(part: Split) -> Any:
+            if len(share.sizes) == 1:
+                return nullcontext()
+            return draws.in_call(within(slices, replica, kind.chunks, part.group.rank), kind.rules)
+
+        def drawing_all(part: Split) -> Any:
+            return draws.in_call(part, kind.rules) if part.group.world > 1 else nullcontext()
+
+        self._used = max(self._used, len(each[replica]))
+        whole = Call(plain, given, now.cuts, share.sizes, dim, drawing_all)
+        own, sizes = given, each[replica]
+        if split:
+            start, size = (sum(slices[:replica]), slices[replica]) if slices[replica] else (0, 1)
+            leaves = tree.leaves(given)
+            mine = [leaf.narrow(dim, start, size) if n in now.cuts else leaf for n, leaf in enumerate(leaves)]
+            own, sizes = tree.rebuild(given, iter(mine)), sizes if slices[replica] else [1]
+        with stage.inside():
+            weights = weigh(whole, now.model, asked, share)
+            trained = train(
+                Call(plain, own, now.cuts, sizes, dim, drawing),
+                *(now.model, asked, share, weights),
+                few_in_flight=self.asked_schedule != "gpipe",
+            )
+        if now.module.training:
+            self._share_buffers(now.model.schedule.cutting)
+        return trained
 
     # -- a model ---------------------------------------------------------------------------------------------------
 
@@ -254,14 +279,15 @@ class Pipeline(BaseStrategy):
         cut in its other mode."""
         initialise_lazy(plain, module, *given)
         known = None if before is None else before.schedule.cutting
-        asked = (self.stages, self.cut, None if known is None else known.segments.cuts)
+        asked = (self.stages * self.parts, self.cut, None if known is None else known.segments.cuts)
+        group = self.stage.group
         try:
             try:
-                cutting = cut_model(self.group, plain, module, self._few(given, FEW), *asked)
+                cutting = cut_model(group, plain, module, self._micro_batches.few(given, FEW), *asked)
             except PacelineError:
                 raise
             except Exception:  # a model for one batch size. If it raises again, so would the call
-                cutting = cut_model(self.group, plain, module, given, *asked)
+                cutting = cut_model(group, plain, module, given, *asked)
         except ScriptError as why:
             if not self._has_cut:
                 raise
@@ -271,28 +297,18 @@ class Pipeline(BaseStrategy):
         if known is not None:
             cutting = known.also(cutting)
         owners = cutting.owners()
-        parameters = list(module.parameters())
-        mine = [number for number, p in enumerate(parameters) if self.group.rank in owners[p]]
+        parameters, mine = list(module.parameters()), self.pipe.rank
+        numbers = [n for n, p in enumerate(parameters) if any(s % self.stages == mine for s in owners[p])]
         device = next((p.device for p in parameters), torch.device("cpu"))
         if before is None:
             self._tell_stages(cutting, owners)
         proven = {module.training} | (set() if before is None else before.proven)
-        schedule = Schedule(self.group, self.post, cutting, device, self._clock)
-        return StagedModel(schedule, parameters, mine, proven, parts_of(module))
-
-    def _few(self, given: Any, rows: int) -> Any:
-        """The arguments with a few rows of the batch."""
-        leaves, dim = tree.leaves(given), self.stage.run.batch_dim
-        batch, cuts = _rows_of(leaves, dim)
-        few = [
-            leaf.detach().narrow(dim, 0, min(batch, rows)).clone() if number in cuts else leaf
-            for number, leaf in enumerate(leaves)
-        ]
-        return tree.rebuild(given, iter(few))
+        schedule = Schedule(self.pipe, self.stage.rows, self.post, cutting, device, self._clock)
+        return StagedModel(schedule, parameters, numbers, proven, parts_of(module))
 
     def _tell_stages(self, cutting: Cutting, owners: dict[nn.Parameter, tuple[int, ...]]) -> None:
-        counts = [sum(p.numel() for p, where in owners.items() if stage in where) for stage in range(self.stages)]
         begins = ("the input", *cutting.segments.cuts)
+        counts = [sum(p.numel() for p, where in owners.items() if stage in where) for stage in range(len(begins))]
         told = "; ".join(
             f"stage {n} from {begin}, {count:,} parameters"
             for n, (begin, count) in enumerate(zip(begins, counts, strict=True))
@@ -304,27 +320,27 @@ class Pipeline(BaseStrategy):
         and the script may save them."""
         kinds: dict[torch.dtype, list[tuple[torch.Tensor, int]]] = {}
         for buffer, owner in cutting.owner_of_buffers():
-            kinds.setdefault(buffer.dtype, []).append((buffer, owner))
+            kinds.setdefault(buffer.dtype, []).append((buffer, owner % self.pipe.world))
         for dtype, owned in kinds.items():
-            mine = [buffer.reshape(-1) for buffer, owner in owned if owner == self.group.rank]
-            sizes = [sum(b.numel() for b, owner in owned if owner == rank) for rank in range(self.group.world)]
+            mine = [buffer.reshape(-1) for buffer, owner in owned if owner == self.pipe.rank]
+            sizes = [sum(b.numel() for b, owner in owned if owner == rank) for rank in range(self.pipe.world)]
             device = owned[0][0].device
             flat = torch.cat(mine) if mine else torch.empty(0, dtype=dtype, device=device)
-            whole = self.group.gather_rows(flat, 0, sizes, "the buffers of the stages")
+            whole = self.pipe.gather_rows(flat, 0, sizes, "the buffers of the stages")
             at = 0
             for buffer, owner in sorted(owned, key=lambda pair: pair[1]):
-                if owner != self.group.rank:  # its own backward may need the buffer as it is
+                if owner != self.pipe.rank:  # its own backward may need the buffer as it is
                     buffer.copy_(whole[at : at + buffer.numel()].view(buffer.shape))
                 at += buffer.numel()
 
     def tell_bubble(self) -> None:
         """Says how long stages waited. Every worker calls it."""
         clock = torch.tensor([self._clock.idle, self._clock.total], dtype=torch.float64, device="cpu")
-        clocks = self.group.gather_vectors(clock, "the idle time of the stages").tolist()
+        clocks = self.pipe.gather_vectors(clock, "the idle time of the stages").tolist()
         total = sum(total for _, total in clocks)
         if not total:
             return
-        predicted = (self.stages - 1) / (self._used + self.stages - 1)
+        predicted = orders.bubble(self.stages, self._used, self.parts)
         each = ", ".join(f"stage {n} {idle / (total or 1):.0%}" for n, (idle, total) in enumerate(clocks))
         self.stage.pulse.notice(
             f"Pipeline bubble with {self.stages} stages and {self._used} micro-batches: {predicted:.0%} predicted for "
@@ -333,18 +349,22 @@ class Pipeline(BaseStrategy):
 
 
 class _Seams:
-    """What a pipeline does at the seams."""
+    """What a pipeline does at the seams. Replicas also do there what Mirrored does."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline, self._stage, self._losses = pipeline, pipeline.stage, LossCheck()
+        self._is_alone = pipeline.stage.rows.world == 1
 
     def on_model(self, module: nn.Module) -> None:
         """Broadcasts rank 0's weights and buffers at the first call."""
-        tensors = [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta and not is_lazy(t)]
-        broadcast_all(self._stage.group, tensors, "the model's weights")
+        if self._is_alone:
+            tensors = [t for t in (*module.parameters(), *module.buffers()) if not t.is_meta and not is_lazy(t)]
+            broadcast_all(self._stage.group, tensors, "the model's weights")
 
     def after_backward(self, losses: list[torch.Tensor]) -> None:
-        """All workers must have computed the same loss."""
+        """All workers must have computed the same loss. Replicas compare it with the gradients, before an update."""
+        if not self._is_alone:
+            return
         loss = losses[0]
         on_host = is_number(loss) and loss.device.type == "cpu"
         shown = torch.tensor(
@@ -357,32 +377,3 @@ class _Seams:
         self._losses.end(self._stage.group)
         self._pipeline.tell_bubble()
         self._pipeline.post.close()
-
-
-def _kind_of(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.dtype, leaf.dim()
-    return leaf if isinstance(leaf, VALUES) else type(leaf)
-
-
-def _rows_of(leaves: list[Any], dim: int) -> tuple[int, list[int]]:
-    """The number of rows of the batch, and the leaves that have them."""
-    shapes = {n: leaf.shape for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.dim() > dim}
-    batch = next((shape[dim] for shape in shapes.values()), 0)
-    return batch, [number for number, shape in shapes.items() if shape[dim] == batch]
-
-
-def _sizes(batch: int, chunks: int) -> list[int]:
-    n = max(1, min(batch, chunks))
-    return [batch * (r + 1) // n - batch * r // n for r in range(n)]
-
-
-@contextmanager
-def _noted(positions: list[Position], rehearsal: Any) -> Iterator[None]:
-    with rehearsal as at:
-        positions.append(at)
-        yield
-
-
-def _is_same(found: Any, expected: Any) -> bool:
-    return close(found, expected) if isinstance(expected, torch.Tensor) else bool(found == expected)

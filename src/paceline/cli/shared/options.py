@@ -174,7 +174,10 @@ def seed_or_new(seed: int | None) -> int:
 def default_workers(strategy: str, mods: Sequence[str] = ()) -> int:
     """The number from a mod `workers=N`, or that of the strategy; else one worker per GPU, at least one."""
     said = [mod.removeprefix("workers=") for mod in mods if mod.startswith("workers=")]
-    return int(said[0]) if said else strategies.parse(strategy).workers or max(1, len(discover().gpus))
+    if said:
+        return int(said[0])
+    asked = strategies.parse(strategy)
+    return asked.workers or max(1, len(discover().gpus) // asked.multiple) * asked.multiple
 
 
 Mods = Annotated[

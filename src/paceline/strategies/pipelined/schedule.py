@@ -1,7 +1,8 @@
 """GPipe: the micro-batches of one call go through the stages, one behind the other, and back in the backward.
 
-Every worker calls `forward` and `backward` of its stage in the same order. Activations go to the next stage, their
-gradients come back; the last stage's outputs go to all workers. If a peer is gone, the receive that misses it raises.
+Every worker calls `forward` and `backward` of its stages in the same order. Activations go to the next stage, their
+gradients come back; the last stage's outputs go to all workers. If a stage raises, all workers raise (see `failure`).
+If a peer is gone, the receive that misses it raises.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-import msgspec
 import torch
 
+from paceline.comm.called_off import CalledOff
 from paceline.comm.group import Group
 from paceline.comm.network.post import Post
-from paceline.errors import PacelineError, PeerRaisedError, ScriptError
+from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
 from paceline.script.slicing.crossings import Split
-from paceline.script.slicing.together import Raised, describe, rebuild, set_streams
-from paceline.strategies.pipelined import streams
+from paceline.strategies.pipelined import orders, outputs, streams
 from paceline.strategies.pipelined.cutting import Cutting
+from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.segment import CannotCut, Parcel
 
 Drawing = Callable[[Split], AbstractContextManager[Any]]
@@ -71,7 +72,8 @@ class Call:
     dim: int
     drawing: Drawing = field(default=lambda split: nullcontext())
     learning: bool = field(default_factory=torch.is_grad_enabled)
-    streams: Any = None  # the script's random streams where this stage begins: the same for all micro-batches
+    streams: dict[int, Any] = field(default_factory=dict)  # random streams where a stage begins, for all micro-batches
+    end: Any = None  # random streams behind the last stage
 
 
 @dataclass(slots=True)
@@ -82,51 +84,87 @@ class Pass:
     tensors: list[torch.Tensor]  # among the leaves of the output
     needs_grad: list[bool]
     name: str = ""  # of the output's gradient function, which `print` shows
-    chunks: list[Chunk] = field(default_factory=list)
+    turns: int = 1
+    batch: int = 0
+    chunks: dict[tuple[int, int], Chunk] = field(default_factory=dict)  # by micro-batch and stage
 
 
 class Schedule:
-    """The calls of one model on one stage."""
+    """The calls of one model on one worker, which has one stage or several: see `orders`."""
 
-    def __init__(self, group: Group, post: Post, cutting: Cutting, device: torch.device, clock: Clock) -> None:
-        self.group, self.post, self.cutting, self.device, self.clock = group, post, cutting, device, clock
-        self.stage, self.last = group.rank, group.world - 1
+    def __init__(
+        self, group: Group, rows: Group, post: Post, cutting: Cutting, device: torch.device, clock: Clock
+    ) -> None:
+        """`group`: the workers of one pipeline. `rows`: those with the same stages, of all replicas of the pipeline."""
+        self.group, self.rows, self.post = group, rows, post
+        self.cutting, self.device, self.clock = cutting, device, clock
+        self.last = cutting.segments.last  # stage
+        self.parts = (self.last + 1) // group.world
+        self._early: dict[tuple[Any, ...], Any] = {}  # messages that came before they were asked for
+
+    def stage_of(self, part: int) -> int:
+        return part * self.group.world + self.group.rank
+
+    @property
+    def has_last(self) -> bool:
+        """Whether this worker has the last stage."""
+        return self.group.rank == self.group.world - 1
 
     def forward(self, call: Call) -> Pass:
-        """Runs this stage over the micro-batches of a call. If a stage raises, all workers raise."""
-        since = time.perf_counter()
-        outputs: list[Any] = []
-        chunks: list[Chunk] = []
-        error: Exception | None = None  # of this stage
-        raised: bytes | None = None  # the error of this stage or of one before, for the other workers
-        for turn in range(len(call.sizes)):
-            parcel = self.receive(call.learning) if self.stage else None
-            if isinstance(parcel, bytes):
-                raised, parcel = raised or parcel, None
-            if raised is None:
-                try:
-                    output, chunk = self.compute(call, turn, parcel)
-                    outputs.append(output)
-                    if call.learning:
-                        chunks.append(chunk)
-                except PacelineError:
-                    raise
-                except Exception as own:
-                    error, raised = own, msgspec.msgpack.encode(describe(own, []))
-            if raised is not None and self.stage < self.last:
-                self.post.send(self.stage + 1, raised, [])
-        done = self._share(outputs, call.dim, raised, error)
-        done.chunks = chunks
+        """Runs this worker's stages over the micro-batches of a call. If a stage raises, all workers raise."""
+        since, failure = time.perf_counter(), Failure(self.rows)
+        found: list[Any] = []
+        chunks: dict[tuple[int, int], Chunk] = {}
+        for op in orders.forwards(self.group.world, len(call.sizes), self.parts):
+            stage = self.stage_of(op.part)
+            done = self.advance(call, op.turn, stage, failure)
+            if done is not None:
+                if stage == self.last:
+                    found.append(done[0])
+                if call.learning:
+                    chunks[op.turn, stage] = done[1]
+        shared = self._share(call, found, failure)
+        shared.turns, shared.batch, shared.chunks = len(call.sizes), sum(call.sizes), chunks
         self.clock.total += time.perf_counter() - since
+        return shared
+
+    def advance(self, call: Call, turn: int, stage: int, failure: Failure) -> tuple[Any, Chunk] | None:
+        """Receives a micro-batch, computes it in one stage and sends it on: the output of the last stage, and what the
+        backward needs. After a failure it computes nothing, and sends the failure."""
+        parcel: Parcel | None = None
+        if stage:
+            told, tensors = self._take(stage - 1, ("forward", stage, turn), ACTIVATIONS)
+            if isinstance(told, bytes):
+                failure.hear(told)
+            else:
+                shapes, needs, at = told
+                parcel = Parcel([t.to(self.device) for t in tensors if t is not None], shapes, at)
+                for tensor, needs_grad in zip(parcel.tensors, needs, strict=True):
+                    tensor.requires_grad_(needs_grad and call.learning)
+        left: Parcel | None = None
+        done: tuple[Any, Chunk] | None = None
+        if not failure:
+            try:
+                output, chunk, left = self._compute(call, turn, stage, parcel)
+                done = output, chunk
+            except PacelineError:
+                raise
+            except (Exception, CalledOff) as error:
+                failure.note(error)
+        if stage < self.last:
+            told, tensors = failure.told, []
+            if left is not None:
+                told, tensors = [left.shapes, [t.requires_grad for t in left.tensors], left.rest], left.tensors
+            self._send(stage + 1, ("forward", stage + 1, turn), told, tensors)
         return done
 
-    def compute(self, call: Call, turn: int, parcel: Parcel | None) -> tuple[Any, Chunk]:
-        """Runs this stage on one micro-batch, and sends the activations on. Returns the output of the last stage."""
-        start, size = sum(call.sizes[:turn]), call.sizes[turn]
+    def _compute(self, call: Call, turn: int, stage: int, parcel: Parcel | None) -> tuple[Any, Chunk, Parcel | None]:
+        """Runs a stage on one micro-batch. Returns the output of the last stage, or the parcel for the next one."""
+        start, size, draws = sum(call.sizes[:turn]), call.sizes[turn], self.cutting.draws
         if parcel is not None and parcel.rest is not None:
-            call.streams = parcel.rest
-        elif not turn and not self.stage and self.cutting.draws:
-            call.streams = streams.packed()
+            call.streams[stage] = parcel.rest
+        elif not turn and not stage and draws:
+            call.streams[stage] = streams.packed()
         leaves = tree.leaves(call.given)
         mine, inputs = _micro_batch(
             leaves, call.cuts if len(call.sizes) > 1 else (), call.dim, start, size, call.learning
@@ -136,60 +174,50 @@ class Schedule:
         with ExitStack() as stack:
 
             def begin() -> None:
-                if call.streams is not None:
-                    streams.put(call.streams)
+                if stage in call.streams:
+                    streams.put(call.streams[stage])
                 stack.enter_context(call.drawing(split))
 
-            output, entered, left = self.cutting.segments.run(self.stage, call.plain, args, kwargs, parcel, begin=begin)
+            output, entered, left = self.cutting.segments.run(stage, call.plain, args, kwargs, parcel, begin=begin)
         if left is not None:
-            needs = [tensor.requires_grad for tensor in left.tensors]
-            after = streams.packed() if self.cutting.draws and not turn else None
-            self.post.send(self.stage + 1, [left.shapes, needs, after], left.tensors)
+            left.rest = streams.packed() if draws and not turn else None
+        elif draws:
+            call.end = streams.packed()
         leaving = tree.leaves(output) if left is None else left.tensors
         leaving = [t for t in leaving if isinstance(t, torch.Tensor) and t.requires_grad]
-        return output, Chunk([t for t in entered if t.requires_grad], leaving, inputs, (start, size))
+        return output, Chunk([t for t in entered if t.requires_grad], leaving, inputs, (start, size)), left
 
-    def receive(self, learning: bool) -> Parcel | bytes:
-        """The activations of a micro-batch, or the error of an earlier stage."""
-        told, tensors = self._take(self.stage - 1, ACTIVATIONS)
-        if isinstance(told, bytes):
-            return told
-        shapes, needs, at = told
-        found = [t.to(self.device) for t in tensors if t is not None]
-        for tensor, needs_grad in zip(found, needs, strict=True):
-            tensor.requires_grad_(needs_grad and learning)
-        return Parcel(found, shapes, at)
+    def _send(self, stage: int, key: tuple[Any, ...], told: Any, tensors: Sequence[torch.Tensor | None]) -> None:
+        self.post.send(stage % self.group.world, [list(key), told], tensors)
 
-    def _take(self, source: int, what: str) -> Any:
+    def _take(self, stage: int, key: tuple[Any, ...], what: str) -> Any:
+        """The message with this key from the worker of this stage, who may send messages for other parts before."""
         since = time.perf_counter()
-        found = self.post.receive(source, what)
+        while key not in self._early:
+            (found, told), tensors = self.post.receive(stage % self.group.world, what)
+            self._early[tuple(found)] = told, tensors
         self.clock.idle += time.perf_counter() - since
-        return found
+        return self._early.pop(key)
 
-    def _share(self, outputs: list[Any], dim: int, raised: bytes | None, error: Exception | None) -> Pass:
+    def _share(self, call: Call, found: list[Any], failure: Failure) -> Pass:
         """Gives every worker the outputs of the last stage, or the error of any stage."""
         since = time.perf_counter()
-        told: Any = raised
+        told: Any = None
         tensors: list[torch.Tensor] = []
-        if self.stage == self.last and raised is None:
+        if self.has_last and not failure:
             try:
-                whole = [_join(column, dim) for column in zip(*map(tree.leaves, outputs), strict=True)]
+                whole = [outputs.join(column, call.dim) for column in zip(*map(tree.leaves, found), strict=True)]
                 tensors = [leaf for leaf in whole if isinstance(leaf, torch.Tensor)]
                 heads = [[list(t.shape), str(t.dtype).removeprefix("torch."), t.requires_grad] for t in tensors]
-                at = streams.packed() if self.cutting.draws else None
-                told = [
-                    _nest(tree.rebuild(outputs[0], iter(whole)), self.cutting.template),
-                    heads,
-                    at,
-                    _name(outputs[0]),
-                ]
-            except Exception as own:  # rows that do not fit together
-                error, told = own, msgspec.msgpack.encode(describe(own, []))
-        found = self.group.gather_objects(told if self.stage == self.last else None, OUTPUT)[self.last]
-        if isinstance(found, bytes):
-            self._raise(found, error)
-        nest, heads, at, name = found
-        if nest is None:
+                nested = outputs.nest(tree.rebuild(found[0], iter(whole)), self.cutting.template)
+                told = [nested, heads, call.end, outputs.gradient_name(found[0])]
+            except Exception as error:  # rows that do not fit together
+                failure.note(error)
+        known = self.group.gather_objects(failure.told if failure else told, OUTPUT)
+        if isinstance(known[-1], bytes):
+            failure.raise_first([known[-1]])
+        nested, heads, at, name = known[-1]
+        if nested is None:
             raise ScriptError(
                 "The model returns an object that the workers of a pipeline cannot send to each other.",
                 advice="Choose another strategy: --strategy mirrored",
@@ -201,25 +229,15 @@ class Schedule:
             empty = torch.empty(0, dtype=getattr(torch, dtype), device=self.device)
             mine = tensors[number].detach().reshape(-1).to(self.device) if tensors else empty
             count = torch.Size(shape).numel()
-            sizes = [0] * self.last + [count]
+            sizes = [0] * (self.group.world - 1) + [count]
             flat = self.group.gather_rows(mine, 0, sizes, OUTPUT)
             # No view: the script may change it in place.
             stride = flat.view(shape).stride()
             shared.append(empty.set_(flat.untyped_storage(), flat.storage_offset(), shape, stride))
-        if self.stage < self.last:
+        if not self.has_last:
             self.clock.idle += time.perf_counter() - since
-        output = _rebuilt(nest, self.cutting.template, iter(shared))
+        output = outputs.rebuilt(nested, self.cutting.template, iter(shared))
         return Pass(output, shared, [bool(needs) for *_, needs in heads], name)
-
-    def _raise(self, raised: bytes, own: Exception | None) -> NoReturn:
-        """Raises the exception of one stage on every worker."""
-        if own is not None:
-            raise own
-        found = msgspec.msgpack.decode(raised, type=Raised)
-        set_streams(found)
-        error = rebuild(found) or RuntimeError(found.text)
-        error.__cause__ = PeerRaisedError(f"Another stage of the pipeline raised this:\n{found.trace}")
-        raise error
 
     def backward(
         self,
@@ -227,47 +245,76 @@ class Schedule:
         grads: Sequence[torch.Tensor | None],
         parameters: Sequence[torch.Tensor],
         dim: int,
+        failure: Failure,
         *,
         keep: bool,
     ) -> tuple[list[torch.Tensor | None], list[list[torch.Tensor | None]]]:
-        """Gradients of this stage's parameters, and of the inputs of each micro-batch. `grads`: of the output's tensors
-        that need one. `keep`: the graph is used again."""
+        """Gradients of this worker's parameters, and of the inputs of each micro-batch. `grads`: of the output's
+        tensors that need one. `keep`: the graph is used again. The caller tells the other workers of a failure."""
         since = time.perf_counter()
         found: list[torch.Tensor | None] = [None] * len(parameters)
-        of_inputs: list[list[torch.Tensor | None]] = []
-        for chunk in done.chunks:
-            own = [_rows(g, leaf, dim, chunk, done) for g, leaf in zip(grads, chunk.left, strict=False)]
-            of_parameters, column = self.go_back(chunk, own, parameters, keep=keep)
-            of_inputs.append(column)
+        of_inputs: list[list[torch.Tensor | None]] = [[] for _ in range(done.turns)]
+        for op in orders.backwards(self.group.world, done.turns, self.parts):
+            stage = self.stage_of(op.part)
+            chunk, own = done.chunks[op.turn, stage], list[torch.Tensor | None]()
+            if stage == self.last:
+                own = [_rows(g, leaf, dim, chunk, done) for g, leaf in zip(grads, chunk.left, strict=False)]
+            of_parameters, column = self.go_back(chunk, op.turn, stage, own, parameters, failure, keep=keep)
+            if of_inputs[op.turn]:
+                add_up(of_inputs[op.turn], column)
+            else:
+                of_inputs[op.turn] = column
             add_up(found, of_parameters)
         self.clock.total += time.perf_counter() - since
         return found, of_inputs
 
     def go_back(
         self,
-        chunk: Chunk,
+        chunk: Chunk | None,
+        turn: int,
+        stage: int,
         grads: Sequence[torch.Tensor | None],
         parameters: Sequence[torch.Tensor],
+        failure: Failure,
         *,
         keep: bool,
     ) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
-        """The backward of one micro-batch: gradients of this stage's parameters and of the inputs; those of the
-        activations go to the previous stage. `grads`: of the outputs, for the last stage; other stages receive them."""
-        if self.stage < self.last:
-            grads = [None if g is None else g.to(self.device) for g in self._take(self.stage + 1, GRADIENTS)[1]]
-        pairs = [(t, g) for t, g in zip(chunk.left, grads, strict=True) if g is not None]
-        wanted = [*chunk.entered, *chunk.inputs, *parameters]
-        got: Sequence[torch.Tensor | None] = [None] * len(wanted)
-        if pairs and wanted:
-            ends, starts = zip(*pairs, strict=True)
-            with _without_hooks(parameters):
-                got = torch.autograd.grad(ends, wanted, starts, retain_graph=keep, allow_unused=True)
-        many, more = len(chunk.entered), len(chunk.entered) + len(chunk.inputs)
-        if self.stage:
-            self.post.send(self.stage - 1, None, got[:many])
-        if not keep:
+        """The backward of one micro-batch in one stage: gradients of the parameters and of the inputs; those of the
+        activations go to the previous stage. `grads`: of the outputs, for the last stage; other stages receive them.
+        `chunk` is None if its forward has failed."""
+        if stage < self.last:
+            told, came = self._take(stage + 1, ("backward", stage, turn), GRADIENTS)
+            grads = [None if g is None else g.to(self.device) for g in came]
+            if told is not None:
+                failure.hear(told)
+        many = 0 if chunk is None else len(chunk.entered)
+        more = many + (0 if chunk is None else len(chunk.inputs))
+        got: Sequence[torch.Tensor | None] = [None] * (more + len(parameters))
+        if chunk is not None and not failure:
+            try:
+                got = _gradients(chunk, grads, parameters, keep=keep) or got
+            except PacelineError:
+                raise
+            except (Exception, CalledOff) as error:
+                failure.note(error)
+        if stage:
+            self._send(stage - 1, ("backward", stage - 1, turn), failure.told, [] if failure else got[:many])
+        if not keep and chunk is not None:
             chunk.left = []
         return list(got[more:]), list(got[many:more])
+
+
+def _gradients(
+    chunk: Chunk, grads: Sequence[torch.Tensor | None], parameters: Sequence[torch.Tensor], *, keep: bool
+) -> Sequence[torch.Tensor | None] | None:
+    """Of what entered the stage, of the inputs and of the parameters; None if no gradient has come."""
+    pairs = [(t, g) for t, g in zip(chunk.left, grads, strict=True) if g is not None]
+    wanted = [*chunk.entered, *chunk.inputs, *parameters]
+    if not pairs or not wanted:
+        return None
+    ends, starts = zip(*pairs, strict=True)
+    with _without_hooks(parameters):
+        return torch.autograd.grad(ends, wanted, starts, retain_graph=keep, allow_unused=True)
 
 
 def add_up(total: list[torch.Tensor | None], more: Sequence[torch.Tensor | None]) -> None:
@@ -312,50 +359,7 @@ def _micro_batch(
 
 def _rows(grad: torch.Tensor | None, leaf: torch.Tensor, dim: int, chunk: Chunk, done: Pass) -> torch.Tensor | None:
     """A micro-batch's rows of an output's gradient. An output may have several rows for each row of the batch."""
-    if grad is None or len(done.chunks) == 1:
+    if grad is None or done.turns == 1:
         return grad
-    batch = sum(size for _, size in (one.rows for one in done.chunks))
-    many = grad.shape[dim] // batch
+    many = grad.shape[dim] // done.batch
     return grad.narrow(dim, chunk.rows[0] * many, leaf.shape[dim])
-
-
-def _join(column: tuple[Any, ...], dim: int) -> Any:
-    first = column[0]
-    if len(column) == 1 or not isinstance(first, torch.Tensor):
-        return first
-    return torch.cat([leaf.detach() for leaf in column], dim).requires_grad_(first.requires_grad)
-
-
-def _name(output: Any) -> str:
-    tensor = next((t for t in tree.leaves(output) if isinstance(t, torch.Tensor) and t.grad_fn is not None), None)
-    return "" if tensor is None else type(tensor.grad_fn).__name__
-
-
-def _nest(output: Any, template: Any) -> Any:
-    """A plain value from which every worker can build the output: None if that is not possible."""
-    if isinstance(output, torch.Tensor):
-        return {"tensor": True}
-    if type(output) in (list, tuple) or (type(output) is dict and all(isinstance(key, str) for key in output)):
-        items = output.items() if isinstance(output, dict) else enumerate(output)
-        inner = [[key, _nest(item, None)] for key, item in items]
-        if all(item is not None for _, item in inner):
-            return {"kind": type(output).__name__, "items": inner}
-    if isinstance(output, (bool, int, float, str, type(None))):
-        return {"plain": output}
-    if template is None or tree.structure(output) != tree.structure(template):
-        return None
-    plain = all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in tree.leaves(output))
-    return {"template": True} if plain else None
-
-
-def _rebuilt(nest: Any, template: Any, tensors: Any) -> Any:
-    if "tensor" in nest:
-        return next(tensors)
-    if "plain" in nest:
-        return nest["plain"]
-    if "template" in nest:
-        return tree.replace(template, lambda leaf: next(tensors) if isinstance(leaf, torch.Tensor) else leaf)
-    items = [(key, _rebuilt(item, None, tensors)) for key, item in nest["items"]]
-    if nest["kind"] == "dict":
-        return dict(items)
-    return (list if nest["kind"] == "list" else tuple)(item for _, item in items)

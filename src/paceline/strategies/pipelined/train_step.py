@@ -1,12 +1,12 @@
 """A training step whose loss is computed inside the last stage: forward and backward of micro-batches in turns (1F1B).
 
 A stage begins the backward of a micro-batch as soon as its gradient has come, so that a stage holds the activations of
-at most as many micro-batches as there are stages behind it, and one more. The bubble is GPipe's.
+at most as many micro-batches as there are stages behind it, and one more. The bubble is GPipe's, or smaller if each
+worker has several parts of the model (see `orders`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from paceline.errors import ScriptError
+from paceline.comm.group import Group
+from paceline.errors import PacelineError, ScriptError
 from paceline.script import tree
 from paceline.script.slicing.comparing import close
 from paceline.script.slicing.dry_run import undisturbed
-from paceline.strategies.pipelined import streams
+from paceline.strategies.pipelined import orders, streams
+from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Call, Chunk, add_up
-from paceline.strategies.pipelined.segment import Parcel
 from paceline.strategies.pipelined.way_back import StagedModel, summed
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -74,95 +75,121 @@ class Trained:
     loss: torch.Tensor
 
 
-def train(call: Call, model: StagedModel, asked: Asked, *, few_in_flight: bool) -> Trained:
-    """Runs forward and backward of all micro-batches. Every worker calls it."""
-    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree.leaves(call.given)):
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A worker's rows of the batch, and the workers whose gradients are added up."""
+
+    group: Group
+    sizes: Sequence[int]  # of the micro-batches of all replicas
+    first: int = 0  # number of this replica's first micro-batch
+
+    @property
+    def batch(self) -> int:
+        return sum(self.sizes)
+
+    def rows(self, value: Any, dim: int, number: int) -> Any:
+        """A micro-batch's rows of all tensors that have the batch's; one borrowed row if it has none."""
+        start, size = sum(self.sizes[:number]), self.sizes[number]
+        if not size:
+            start, size = 0, 1
+
+        def cut(leaf: Any) -> Any:
+            has = isinstance(leaf, torch.Tensor) and leaf.dim() > dim and leaf.shape[dim] == self.batch
+            return leaf.narrow(dim, start, size) if has and len(self.sizes) > 1 else leaf
+
+        return tree.replace(value, cut)
+
+
+def train(
+    call: Call, model: StagedModel, asked: Asked, share: Share, weights: Sequence[float], *, few_in_flight: bool
+) -> Trained:
+    """Runs forward and backward of this replica's micro-batches. Every worker calls it. If a stage raises, all workers
+    raise, and no gradient has changed. `weights`: see `weigh`."""
+    schedule, since, failure = model.schedule, perf_counter(), Failure(model.schedule.rows)
+    numbers = [n for n in model.mine if model.parameters[n].requires_grad]
+    parameters = [model.parameters[n] for n in numbers]
+    total: list[torch.Tensor | None] = [None] * len(parameters)
+    losses: list[torch.Tensor] = []
+    in_flight: dict[tuple[int, int], tuple[Chunk, list[torch.Tensor]]] = {}
+    workers, worker = schedule.group.world, schedule.group.rank
+    for op in orders.training(workers, worker, len(call.sizes), schedule.parts, few_in_flight=few_in_flight):
+        stage = schedule.stage_of(op.part)
+        if op.is_backward:
+            chunk, starts = in_flight.pop((op.turn, op.part), (None, []))
+            add_up(total, schedule.go_back(chunk, op.turn, stage, starts, parameters, failure, keep=False)[0])
+            continue
+        done = schedule.advance(call, op.turn, stage, failure)
+        if done is None:
+            continue
+        output, chunk = done
+        starts = []
+        if stage == schedule.last:
+            number = share.first + op.turn
+            try:
+                loss = asked.loss(output, share.rows(asked.target, call.dim, number)) * weights[number]
+                losses.append(loss.detach())
+                chunk.left, starts = [loss], [torch.ones_like(loss)]
+            except PacelineError:
+                raise
+            except Exception as error:
+                failure.note(error)
+                continue
+        in_flight[op.turn, op.part] = chunk, starts
+        schedule.clock.most_in_flight = max(schedule.clock.most_in_flight, len(in_flight))
+    schedule.clock.total += perf_counter() - since
+    return Trained(_finish(call, model, dict(zip(numbers, total, strict=True)), losses, share.group, failure))
+
+
+def refuse_gradients(given: Any) -> None:
+    """ScriptError if an input needs a gradient."""
+    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree.leaves(given)):
         raise ScriptError(
             "A step with the loss inside the pipeline has no gradient for its inputs.",
             advice="Detach the inputs, or call the model and the loss in the script: distribute(…) without loss=",
         )
-    schedule, since = model.schedule, perf_counter()
-    weights = _weights(call, model, asked)
-    targets = [_rows(asked.target, call, turn) for turn in range(len(call.sizes))]
-    parameters = [p for n in model.mine if (p := model.parameters[n]).requires_grad]
-    numbers = [n for n in model.mine if model.parameters[n].requires_grad]
-    total: list[torch.Tensor | None] = [None] * len(parameters)
-    losses: list[torch.Tensor] = []
-    in_flight: deque[tuple[Chunk, list[torch.Tensor]]] = deque()
-    ahead = schedule.last - schedule.stage if few_in_flight else len(call.sizes)
-
-    def back() -> None:
-        chunk, starts = in_flight.popleft()
-        add_up(total, schedule.go_back(chunk, starts, parameters, keep=False)[0])
-
-    for turn, weight in enumerate(weights):
-        parcel = schedule.receive(learning=True) if schedule.stage else None
-        assert parcel is None or isinstance(parcel, Parcel)
-        output, chunk = schedule.compute(call, turn, parcel)
-        starts: list[torch.Tensor] = []
-        if schedule.stage == schedule.last:
-            loss = asked.loss(output, targets[turn]) * weight
-            losses.append(loss.detach())
-            chunk.left, starts = [loss], [torch.ones_like(loss)]
-        in_flight.append((chunk, starts))
-        schedule.clock.most_in_flight = max(schedule.clock.most_in_flight, len(in_flight))
-        if len(in_flight) > ahead:
-            back()
-    while in_flight:
-        back()
-    schedule.clock.total += perf_counter() - since
-    return Trained(_finish(call, model, dict(zip(numbers, total, strict=True)), losses))
 
 
 def _finish(
-    call: Call, model: StagedModel, grads: dict[int, torch.Tensor | None], losses: list[torch.Tensor]
+    call: Call,
+    model: StagedModel,
+    grads: dict[int, torch.Tensor | None],
+    losses: list[torch.Tensor],
+    group: Group,
+    failure: Failure,
 ) -> torch.Tensor:
     """Gives every worker all gradients, the loss and the random streams of the last stage."""
     schedule = model.schedule
-    found = summed(schedule.group, [grads.get(n) for n in range(len(model.parameters))], model.parameters)
+    found = summed(group, [grads.get(n) for n in range(len(model.parameters))], model.parameters, failure)
     for parameter, grad in zip(model.parameters, found, strict=True):
         if grad is not None:
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-    told = None
-    if schedule.stage == schedule.last:
-        told = [torch.stack(losses).sum(), streams.packed() if schedule.cutting.draws else None]
-    loss, at = schedule.group.gather_objects(told, "the loss of the last stage")[schedule.last]
-    if at is not None:
-        streams.put(at)
-    shown: torch.Tensor = loss.to(schedule.device)
-    return shown
+    told = [torch.stack(losses).sum(), call.end] if schedule.has_last else None
+    known = [one for one in group.gather_objects(told, "the loss of the last stage") if one is not None]
+    if known[0][1] is not None:
+        streams.put(known[0][1])
+    return torch.stack([loss for loss, _ in known]).sum().to(schedule.device)
 
 
-def _weights(call: Call, model: StagedModel, asked: Asked) -> Sequence[float]:
+def weigh(whole: Call, model: StagedModel, asked: Asked, share: Share) -> Sequence[float]:
     """By what the losses of micro-batches are multiplied, so that their sum is the loss of the batch. Found out at the
-    first step: every worker gets the output of the batch, and compares."""
-    batch = sum(call.sizes)
-    key = (len(call.sizes) > 1, tree.structure(asked.target))
-    if len(call.sizes) == 1:
+    first step: every worker gets the output of the batch, and compares. `whole`: the call on the whole batch."""
+    sizes, batch, dim = share.sizes, share.batch, whole.dim
+    key = (len(sizes) > 1, tree.structure(asked.target))
+    if len(sizes) == 1:
         return [1.0]
     if key not in asked.weights:
         module = model.schedule.cutting.segments.module
         with torch.no_grad(), undisturbed(module, still=()):
-            quiet = Call(call.plain, call.given, call.cuts, call.sizes, call.dim, call.drawing)
+            quiet = Call(whole.plain, whole.given, whole.cuts, whole.sizes, dim, whole.drawing)
             output = model.schedule.forward(quiet).output
-            whole = asked.loss(output, asked.target)
-            parts = [asked.loss(_rows(output, call, t), _rows(asked.target, call, t)) for t in range(len(call.sizes))]
-            mean = sum(part * size / batch for part, size in zip(parts, call.sizes, strict=True))
-            if not close(mean, whole) and not close(sum(parts), whole):
+            loss = asked.loss(output, asked.target)
+            turns = [n for n, size in enumerate(sizes) if size]
+            parts = [asked.loss(share.rows(output, dim, n), share.rows(asked.target, dim, n)) for n in turns]
+            mean = sum(part * sizes[n] / batch for n, part in zip(turns, parts, strict=True))
+            if not close(mean, loss) and not close(sum(parts), loss):
                 raise ScriptError(
                     "The loss of the batch is neither the mean nor the sum of the losses of its rows.",
                     advice="Call the model and the loss in the script: distribute(…) without loss=",
                 )
-            asked.weights[key] = close(mean, whole)
-    return [size / batch if asked.weights[key] else 1.0 for size in call.sizes]
-
-
-def _rows(value: Any, call: Call, turn: int) -> Any:
-    """A micro-batch's rows of all tensors that have the batch's."""
-    batch, start, dim = sum(call.sizes), sum(call.sizes[:turn]), call.dim
-
-    def cut(leaf: Any) -> Any:
-        has = isinstance(leaf, torch.Tensor) and leaf.dim() > dim and leaf.shape[dim] == batch
-        return leaf.narrow(dim, start, call.sizes[turn]) if has and len(call.sizes) > 1 else leaf
-
-    return tree.replace(value, cut)
+            asked.weights[key] = close(mean, loss)
+    return [size / batch if asked.weights[key] else float(size > 0) for size in sizes]

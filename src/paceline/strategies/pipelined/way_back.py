@@ -19,6 +19,7 @@ from paceline.errors import ScriptError
 from paceline.script import tree
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import crossings
+from paceline.strategies.pipelined.failure import Failure
 from paceline.strategies.pipelined.schedule import Pass, Schedule
 from paceline.torch_private import keeps_graph
 
@@ -81,19 +82,20 @@ class WayBack:
         wanted = [grad for grad, needs in zip(grads, self.done.needs_grad, strict=True) if needs]
         mine = [n for n in model.mine if model.parameters[n].requires_grad]
         keep = keeps_graph()
+        failure = Failure(schedule.rows)
         with self.stage.inside():
             own, of_inputs = schedule.backward(
-                self.done, wanted, [model.parameters[n] for n in mine], self.dim, keep=keep
+                self.done, wanted, [model.parameters[n] for n in mine], self.dim, failure, keep=keep
             )
         if not keep:
-            self.done.chunks = []
+            self.done.chunks = {}
         found: list[torch.Tensor | None] = [None] * len(model.parameters)
         for number, grad in zip(mine, own, strict=True):
             found[number] = grad
         inputs = self.inputs
-        joined = [self._joined(n, [row[i] for row in of_inputs]) for i, n in enumerate(inputs)]
+        joined = [None if failure else self._joined(n, [row[i] for row in of_inputs]) for i, n in enumerate(inputs)]
         likes = [*(self.leaves[n] for n in inputs), *model.parameters]
-        return summed(schedule.group, [*joined, *found], likes)
+        return summed(schedule.group, [*joined, *found], likes, failure)
 
     def _joined(self, number: int, column: list[torch.Tensor | None]) -> torch.Tensor | None:
         """The gradient of an argument, from its micro-batches."""
@@ -130,12 +132,16 @@ class _Pipelined(Function):
         return None, *ctx.way.back(grads)
 
 
-def summed(group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """The sums over the stages; None where no stage has a gradient."""
-    has = torch.tensor([grad is not None for grad in grads], dtype=torch.int32, device="cpu")
+def summed(
+    group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor], failure: Failure
+) -> list[torch.Tensor | None]:
+    """The sums over the workers; None where no worker has a gradient. If a worker has failed, all workers raise."""
+    has = torch.tensor([bool(failure), *(grad is not None for grad in grads)], dtype=torch.int32, device="cpu")
     group.all_reduce(has, SUM)
+    if has[0]:
+        failure.raise_first(group.gather_objects(failure.told, "the failure of a stage"))
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for number in has.nonzero().flatten().tolist():
+    for number in has[1:].nonzero().flatten().tolist():
         kinds.setdefault((likes[number].dtype, likes[number].device), []).append(number)
     for numbers in kinds.values():
         parts = [torch.zeros_like(likes[n]) if (grad := grads[n]) is None else grad for n in numbers]
