@@ -11,6 +11,7 @@ notices first and ends the process; the launcher then explains the end.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,7 +36,7 @@ from paceline.comm.memory.shm_rendezvous import Meeting
 from paceline.comm.network.post import Post, over_gloo, through_memory
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
-from paceline.errors import PacelineError, PartedError, PeerLostError
+from paceline.errors import PacelineError, PartedError, PeerLostError, ScriptError
 from paceline.record.phases import COMMUNICATION, EVALUATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
@@ -294,6 +295,8 @@ class Group:
         self.ending.check()
         if self.off:
             raise CalledOff
+        if self.pulse.alone and self.pulse.alone == threading.get_ident():
+            raise self.ending.carry(self._refusal_alone(what))
         self.pulse.enter(what)
         timed = self.watch.phase != EVALUATION
         if timed:
@@ -318,6 +321,13 @@ class Group:
             if timed:
                 self.watch.leave()
         self.pulse.leave()
+
+    def _refusal_alone(self, what: str) -> PacelineError:
+        return ScriptError(
+            f"A dataset uses a model whose parts are on several workers ({what}), but each worker loads samples of its "
+            "own.",
+            advice="Let the dataset hold the model in an attribute, or use --strategy mirrored.",
+        )
 
     def _explain(self, error: RuntimeError, what: str) -> PacelineError:
         text = str(error)

@@ -22,6 +22,7 @@ class Pulse:
         self.waiting = ""
         self.waiting_since = 0.0
         self.collectives = 0  # entered so far: in a stall, the peers wait for the worker with the fewest
+        self.alone = 0  # the thread that loads samples which no other worker loads: it must not use collectives
         self.view = ""
         self.latest: Any = None  # the last Step
         self.noise: float | None = None  # the gradient noise scale, if measured

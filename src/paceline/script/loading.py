@@ -8,6 +8,7 @@ effects. Every worker also loads whole batches in these cases:
 - The dataset draws from the script's random streams while it loads (augmentation): only then are the draws those of one
   process.
 - Batches are not lists of indices: iterable datasets, loaders without batches.
+- The strategy splits a model's parameters, and the dataset can call a model: a call needs all workers.
 - In the batch view, the script has its own collate function, which may look at all samples of a batch (padding).
 
 Works in the script's process and, after the fork, in the loader's worker processes.
@@ -26,8 +27,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
+from paceline.comm.pulse import Pulse
 from paceline.comm.shm_exchange import Segments
 from paceline.errors import ScriptError
 from paceline.script import loader_position, rng, tree
@@ -125,7 +128,7 @@ def find(stage: Stage) -> Callable[[], None]:
         patch(LoaderIterator, "__next__", __next__),
         patch(DataLoader, "__iter__", __iter__),
         patch(DataLoader, "__len__", __len__),
-        patch(MapDatasetFetcher, "fetch", lambda self, index: _fetch(fetch, self, index)),
+        patch(MapDatasetFetcher, "fetch", lambda self, index: _fetch(fetch, stage.pulse, self, index)),
         # torch's check counts the worker's cores, but the loader's processes may use all cores.
         patch(DataLoader, "check_worker_number_rationality", lambda self: None),
     ]
@@ -134,7 +137,7 @@ def find(stage: Stage) -> Callable[[], None]:
     return all_of(undo)
 
 
-def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
+def _fetch(plain: Callable[..., Any], pulse: Pulse, fetcher: Any, index: Any) -> Any:
     """Fetches this worker's part of a batch, in the script's process or a loader's process."""
     if get_worker_info() is not None:
         _spread_out()
@@ -143,23 +146,32 @@ def _fetch(plain: Callable[..., Any], fetcher: Any, index: Any) -> Any:
     rows = list(index[index.start : index.stop])
     before = rng.snapshot()
     if index.use == "slice":
-        data = plain(fetcher, rows or index[:1])
+        data = _fetch_alone(plain, pulse, fetcher, rows or index[:1])
         if rng.drawn_since(before):
             rng.restore(before)
             data = tree.replace(plain(fetcher, list(index)), lambda leaf: _own_rows(leaf, index))
         return Part(data, index, whole=NO)
     if index.proves:
-        state = fingerprint(fetcher.dataset)
+        state, met = fingerprint(fetcher.dataset), pulse.collectives
         data = plain(fetcher, list(index))
-        fine = not rng.drawn_since(before) and state == fingerprint(fetcher.dataset)
+        fine = not rng.drawn_since(before) and state == fingerprint(fetcher.dataset) and pulse.collectives == met
         if fine and all(map(_can_travel, tree.leaves(data))):
             return Part(data, index, whole=PROOF)
         return Part(data, index, whole=ALWAYS)
-    data = plain(fetcher, rows) if rows else None
+    data = _fetch_alone(plain, pulse, fetcher, rows) if rows else None
     if not rng.drawn_since(before):
         return Part(data, index, whole=NO, before=None if get_worker_info() else before)
     rng.restore(before)
     return Part(plain(fetcher, list(index)), index, whole=ALWAYS)
+
+
+def _fetch_alone(plain: Callable[..., Any], pulse: Pulse, fetcher: Any, rows: list[Any]) -> Any:
+    """Fetches samples that no other worker fetches. A collective is refused."""
+    pulse.alone = threading.get_ident()
+    try:
+        return plain(fetcher, rows)
+    finally:
+        pulse.alone = 0
 
 
 @functools.cache
@@ -289,8 +301,12 @@ class Dealer:
         known = known_of(iterator)
         if known.whole is None:
             own_collate = iterator._collate_fn is not default_collate
-            known.whole = own_collate or keeps_generator(iterator._dataset)
+            known.whole = own_collate or keeps_generator(iterator._dataset) or self._asks_split_model(iterator)
         return known.whole
+
+    def _asks_split_model(self, iterator: Any) -> bool:
+        """Whether samples come out of a model whose parameters are split: its calls need all workers."""
+        return not self.stage.strategy.whole_models and keeps_model(iterator._dataset)
 
     def _pinned(self, iterator: Any, batch: Any) -> Any:
         return pinning.pin_memory(batch) if iterator._pin_memory else batch
@@ -309,16 +325,23 @@ def _rows(leaf: Any, split: Split) -> Any:
 def keeps_generator(dataset: Any) -> bool:
     """Whether a dataset has its own random generator, whose draws depend on the samples loaded before: in an attribute,
     in a transform, or in an object that its functions refer to."""
-    return _reaches_generator(dataset, 5, set())
+    return _reaches(dataset, lambda thing: isinstance(thing, GENERATORS), 5, set())
 
 
-def _reaches_generator(thing: Any, depth: int, seen: set[int]) -> bool:
-    if isinstance(thing, GENERATORS):
+def keeps_model(dataset: Any) -> bool:
+    """Whether a dataset can call a module that has parameters."""
+    return _reaches(
+        dataset, lambda thing: isinstance(thing, nn.Module) and next(thing.parameters(), None) is not None, 5, set()
+    )
+
+
+def _reaches(thing: Any, is_wanted: Callable[[Any], bool], depth: int, seen: set[int]) -> bool:
+    if is_wanted(thing):
         return True
     if not depth or id(thing) in seen or isinstance(thing, CLOSED):
         return False
     seen.add(id(thing))
-    return any(_reaches_generator(item, depth - 1, seen) for item in held_by(thing))
+    return any(_reaches(item, is_wanted, depth - 1, seen) for item in held_by(thing))
 
 
 def join(parts: list[Any]) -> Any:
