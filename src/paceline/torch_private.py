@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch._C import _functorch
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore, TCPStore
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._guards import detect_fake_mode
 from torch.fx import _symbolic_trace
 from torch.jit import _builtins as _jit
@@ -41,6 +42,7 @@ __all__ = [
     "TCPStore",
     "current_function_mode",
     "list_device_constructors",
+    "outside_transforms",
     "pinning",
     "pytree_leaves",
 ]

@@ -230,6 +230,30 @@ def normed() -> Any:
     return train(model, torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 2, (12,)))
 
 
+def transformed() -> Any:
+    """Per-sample gradients by torch.func, and a transform of the model itself, whose parameters get a gradient."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    x, seen = torch.randn(10, 6, dtype=torch.float64), list[Any]()
+
+    def one(params: Any, row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, params, (row[None],)).square().sum()
+
+    for _ in range(3):
+        model.zero_grad()
+        torch.func.vmap(model)(x).square().mean().backward()
+        params = {name: p.detach() for name, p in model.named_parameters()}
+        each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0))(params, x)
+        seen.append([model(x).sum().item(), *(g.norm(dim=0).sum().item() for g in each.values())])
+        seen.append([p.grad.sum().item() for p in model.parameters()])
+        seen.append(torch.func.jacrev(model)(x[0]).sum().item())
+        seen.append(torch.func.vjp(one, dict(model.named_parameters()), x[1])[0].item())
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p -= 0.1 * each[name].mean(0)
+    return seen
+
+
 SCRIPTS: dict[str, tuple[Any, ...]] = {
     "mlp": (mlp,),
     "batch norm": (normed,),
@@ -239,6 +263,7 @@ SCRIPTS: dict[str, tuple[Any, ...]] = {
     "encoder": (encoder_layers,),
     "weights": (looks_at_its_weights,),
     "scaled losses": (scaled_losses,),
+    "transforms": (transformed,),
 }
 
 
@@ -352,32 +377,6 @@ def heads_computed(group: Group, fused: bool) -> Any:
         finally:
             F.scaled_dot_product_attention = plain
     return seen
-
-
-@pytest.mark.parametrize("apart", ["chunk", "split", "unflatten", "whole"])
-def test_a_fused_layer_is_taken_apart_in_many_ways(pool: Pools, apart: str) -> None:
-    check(pool, "mesh(data=1,model=2)", taken_apart, apart)
-
-
-class Apart(nn.Module):
-    def __init__(self, apart: str) -> None:
-        super().__init__()
-        self.qkv, self.out, self.apart = nn.Linear(8, 24), nn.Linear(8, 2), apart
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.qkv(x)
-        q, k, v = {
-            "chunk": lambda: y.chunk(3, -1),
-            "split": lambda: y.split(8, dim=2),
-            "unflatten": lambda: y.unflatten(-1, (3, 4, 2)).flatten(-2).unbind(-2),
-            "whole": lambda: (y[..., :8], y[..., 8:16], y[..., 16:] + y.mean()),
-        }[self.apart]()
-        return self.out(q * k.sigmoid() + v)
-
-
-def taken_apart(apart: str) -> Any:
-    torch.manual_seed(1)
-    return train(Apart(apart).double(), torch.randn(12, 3, 8, dtype=torch.float64), torch.randint(0, 2, (12, 3)))
 
 
 def test_each_worker_holds_a_part(pool: Pools) -> None:

@@ -4,6 +4,7 @@
     facts        shape, dtype, grad, hooks …               of the whole tensor, nothing is computed
     pointwise    add, gelu, lerp_, zeros_like …            DTensor: each worker its shard; plain operands are cut
     layers       linear, embedding, dropout, attention     in `layers`: on shards, with one collective where needed
+    losses       cross_entropy, nll_loss, log_softmax      in `class_losses`: over split classes
     reductions   sum, norm                                 DTensor: own shard, then one small all-reduce
     views        view, transpose, unbind …                 DTensor, where the split dimension survives
     lists        _foreach_…, _fused_… of optimizers        own shards of all tensors
@@ -25,8 +26,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ScriptError
 from paceline.script import tree
-from paceline.strategies.mesh import layers
-from paceline.strategies.mesh.model_axis import everywhere, relaid, whole_of
+from paceline.strategies.mesh import class_losses, layers, transforms
+from paceline.strategies.mesh.model_axis import HALF, everywhere, relaid, whole_of
 from paceline.strategies.mesh.sharded_parameter import (
     ShardedParameter,
     alias,
@@ -36,9 +37,11 @@ from paceline.strategies.mesh.sharded_parameter import (
     split_like,
     whole,
 )
-from paceline.torch_private import nn_bindings, no_torch_function, plain_data
+from paceline.strategies.mesh.split_output import SplitOutput, make_plain
+from paceline.torch_private import is_transformed, nn_bindings, no_torch_function, plain_data
 
 Plain = Callable[..., Any]
+LAYERS = layers.KNOWN | class_losses.KNOWN
 PLAIN_GRADIENTS = torch.autograd.grad  # before `instrument` patches it
 
 # Attributes that are results, not facts.
@@ -77,9 +80,14 @@ BENEATH: dict[Any, Plain] = {
 }
 
 
-def answer(f: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def answer(f: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `f` returns for these arguments, of which one or more are sharded."""
+    if SplitOutput in types:
+        make_plain((args, kwargs))
     kind, name = _kind(f)
+    if is_transformed() and kind is not _fact:
+        args, kwargs = transforms.with_wholes((args, kwargs))
+        return f(*args, **kwargs)
     return kind(f, name, args, kwargs)
 
 
@@ -100,7 +108,7 @@ def _find_kind(f: Any) -> tuple[Any, str]:
                 of + name, _fact
             ), of
         return _fact, of
-    layer = layers.KNOWN.get(f)
+    layer = LAYERS.get(f) or LAYERS.get(getattr(f, "__wrapped__", None))
     if layer is not None:
         return lambda f, name, args, kwargs: _layer(layer, f, name, args, kwargs), name
     if f in BENEATH:
@@ -196,7 +204,9 @@ def _pointwise(f: Any, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _reduced(f: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """A norm in parts has no gradient here."""
+    """A norm in parts has no gradient here. In half precision the parts would be rounded before they are added."""
+    if any(is_sharded(leaf) and leaf.dtype in HALF for leaf in tree.leaves(args)):
+        return _gathered(f, name, args, kwargs)
     learns = torch.is_grad_enabled() and any(is_sharded(leaf) and leaf.requires_grad for leaf in tree.leaves(args))
     return (_gathered if learns and name != "sum" else _pointwise)(f, name, args, kwargs)
 

@@ -8,19 +8,23 @@
     dropout                           the mask that one process would draw for the whole tensor, own part
     attention, split by heads         local
 
+In half precision, products in parts are summed in float32 and rounded once (`half_products`).
 A function returns NotImplemented where it does not know better than to gather.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
+from paceline.strategies.mesh import half_products
 from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
+from paceline.strategies.mesh.half_products import half_type
 from paceline.strategies.mesh.model_axis import laid, local_of, own_part, own_use, summed
 from paceline.strategies.mesh.sharded_parameter import is_sharded, own_heads, shard_dim, sharded, whole
 from paceline.torch_private import bindings, nn_bindings, plain_dropout, plain_dropout_
@@ -33,18 +37,46 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     mesh, dim = w.device_mesh, shard_dim(w)
     if dim == 0 and getattr(weight, "fused", False) and (bias is None or getattr(bias, "fused", False)):
         rows, own_bias = own_heads(weight, mesh), None if bias is None else own_heads(bias, mesh)
-        thirds = F.linear(own_use(whole(x), mesh), rows, own_bias).unflatten(-1, (THIRDS, -1))
+        thirds = _by_output(whole(x), rows, own_bias, mesh).unflatten(-1, (THIRDS, -1))
         return FusedHeads(laid(thirds, -1, mesh))
     if dim == 0:
         if is_sharded(bias) and shard_dim(bias) != 0:
             return NotImplemented
         own_bias = None if bias is None else _own(bias, 0, mesh)
-        return laid(F.linear(own_use(whole(x), mesh), local_of(w), own_bias), -1, mesh)
+        found: Any = laid(_by_output(whole(x), local_of(w), own_bias, mesh), -1, mesh)
+        found.is_logits = getattr(weight, "vocab", False)
+        return found
     if dim != 1:
         return NotImplemented
     own_x = local_of(x) if is_sharded(x) and shard_dim(x) == x.dim() - 1 else own_part(whole(x), x.dim() - 1, mesh)
-    y = summed(F.linear(own_x, local_of(w)), mesh)
-    return y if bias is None else y + whole(bias).to(y.dtype)  # under autocast y has a smaller type
+    return _by_input(own_x, local_of(w), None if bias is None else whole(bias), mesh)
+
+
+def _by_output(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, mesh: Any) -> torch.Tensor:
+    """This worker's outputs of a linear layer, from the whole input."""
+    half = half_type(x)
+    if half is None:
+        return F.linear(own_use(x, mesh), w, bias)
+    name = _shown_name(x.dim(), bias is not None)
+    return half_products.by_output(x.to(half), w.to(half), None if bias is None else bias.to(half), mesh, name)
+
+
+def _by_input(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, mesh: Any) -> torch.Tensor:
+    """The whole output of a linear layer, from this worker's part of the input."""
+    half, name = half_type(x), _shown_name(x.dim(), bias is not None)
+    if half is None:
+        return summed(F.linear(x, w), mesh, plus=bias, name=name)
+    part = half_products.wide(x.to(half), w.to(half))
+    return summed(part, mesh, plus=None if bias is None else bias.to(half), dtype=half, name=name)
+
+
+@cache
+def _shown_name(dims: int, has_bias: bool) -> str:
+    """The name of the gradient function of a linear layer's output."""
+    with torch.enable_grad(), torch.inference_mode(False):
+        x = torch.zeros((1,) * dims, device="cpu", requires_grad=True)
+        found = nn_bindings.linear(x, torch.zeros((1, 1), device="cpu"), x.new_zeros(1) if has_bias else None)
+    return type(found.grad_fn).__name__
 
 
 def _own(tensor: Any, dim: int, mesh: Any) -> torch.Tensor:
@@ -79,7 +111,7 @@ def embedding(
     mine = (own >= 0) & (own < local.shape[0])
     padding = None if padding_idx is None or not 0 <= padding_idx - first < local.shape[0] else padding_idx - first
     rows = F.embedding(torch.where(mine, own, 0), local, padding)
-    return summed(torch.where(mine.unsqueeze(-1), rows, 0.0), mesh)
+    return summed(torch.where(mine.unsqueeze(-1), rows, 0.0), mesh, name="EmbeddingBackward0")
 
 
 def _refuse_outside(ids: torch.Tensor, words: int) -> None:

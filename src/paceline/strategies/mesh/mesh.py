@@ -26,7 +26,7 @@ from paceline.script import chance, tree
 from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
 from paceline.script.seams.stage import Stage
-from paceline.strategies.mesh import functions
+from paceline.strategies.mesh import functions, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
 from paceline.strategies.mesh.layout import MeshLayout
@@ -42,6 +42,7 @@ from paceline.strategies.mesh.sharded_parameter import (
     split_state,
     whole,
 )
+from paceline.strategies.mesh.split_output import SplitOutput, make_plain
 from paceline.strategies.mirrored import Mirrored
 from paceline.strategies.owned.comparison import compare_arguments, compare_options
 from paceline.torch_private import is_any_true, is_compiled, plain_data, plain_grad, uncompiled
@@ -104,7 +105,7 @@ class Mesh(Mirrored):
             return
         parameters = list(names_of(module, self.layout))
         self.layout.check_names(dim for _, _, dims in parameters for dim in dims)
-        chosen: list[tuple[nn.Parameter, int, bool]] = []
+        chosen: list[tuple[nn.Parameter, int, str]] = []
         for name, parameter, dims in parameters:
             if is_sharded(parameter) or nn.parameter.is_lazy(parameter) or parameter.is_meta:
                 continue
@@ -114,10 +115,10 @@ class Mesh(Mirrored):
             if is_in_use(parameter):
                 self.stage.views.warn(f"{name} is not split: a graph or a hook of the script refers to it already.")
                 continue
-            chosen.append((parameter, dim, dims[dim] == "qkv" and dim == 0))
+            chosen.append((parameter, dim, dims[dim]))
         with torch.inference_mode(False):  # the first call may be an evaluation
-            for parameter, dim, fused in chosen:
-                shard_in_place(parameter, self._axis(parameter.device.type), dim, fused=fused)
+            for parameter, dim, name in chosen:
+                shard_in_place(parameter, self._axis(parameter.device.type), dim, name)
         if chosen and not self._told:
             self._told = True
             total, cut = (
@@ -150,7 +151,8 @@ class Mesh(Mirrored):
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters. Outputs are plain."""
+        """Rows over the axis data, as under Mirrored; inside, functions on sharded parameters. Outputs are plain, but
+        large logits of a split vocabulary stay split."""
         if self.model > 1 and not self.stage.views.batch_is_cut:
             compare_arguments((args, kwargs), self.stage.group)
         if plain not in self._calls:
@@ -166,11 +168,19 @@ class Mesh(Mirrored):
             # them are put together if there are several workers along the axis data.
             if self._same_rows is not None and tree.attributes(output) is not None:
                 return output
-            return tree.replace(
-                output, lambda leaf: whole(leaf) if isinstance(leaf, KINDS) else leaf, self._kept(output)
-            )
+            return tree.replace(output, self._outside, self._kept(output))
 
         return call
+
+    def _outside(self, leaf: Any) -> Any:
+        """What the script gets of an output: a plain tensor, or split logits if they are large."""
+        if not isinstance(leaf, KINDS):
+            return leaf
+        stage = self.stage
+        large = leaf.numel() * leaf.element_size() >= stage.run.gather_below and not stage.views.gathers
+        if large and self._same_rows is not None and getattr(leaf, "is_logits", False) and not leaf.retains_grad:
+            return SplitOutput(leaf)  # type: ignore[arg-type]
+        return whole(leaf)
 
     def _kept(self, output: Any) -> dict[int, Any]:
         """The objects in an output that are not copied."""
@@ -180,6 +190,7 @@ class Mesh(Mirrored):
         return {id(value): value for value in inner if tree.attributes(value) is not None}
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        make_plain(tensor)
         return whole(tensor.detach()) if is_sharded(tensor) else tensor
 
     def part(self, value: torch.Tensor, like: Any) -> torch.Tensor:
@@ -253,10 +264,11 @@ def _ask_for_whole_tensors() -> None:
     hidden_group.hide()
     patch(DTensor, "__torch_function__", classmethod(_asked))
     patch(DTensor, "__repr__", functions.show)
+    transforms.find()
     patch(torch.Tensor, "data", property(plain_data.__get__, functions.assign_data))
     # torch.autograd.detect_anomaly asks it of gradients.
     register_sharding(is_any_true)(lambda x: [([Replicate()], [Replicate()])])
 
 
 def _asked(cls: Any, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    return functions.answer(f, args, kwargs or {})
+    return functions.answer(f, types, args, kwargs or {})

@@ -9,11 +9,15 @@
 Each backward is written with the other crossings, so that gradients of gradients work as well. DTensor's own crossings
 (`from_local`, `redistribute`) have no gradient of their gradient. The gradient of a plain tensor is always whole.
 
+Sums of half precision are made in float32, and rounded once. A crossing is shown (`print(output)`) under the name of
+the function that made the value, or under the given `name`.
+
 Every worker of the axis calls each crossing, forward and backward, in the same order. If a peer is gone, it raises.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -22,22 +26,33 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from paceline.comm.group import Group
+from paceline.errors import ScriptError
+from paceline.script.slicing.crossings import named
 
 WHAT = "a part of a layer"
-_groups: dict[DeviceMesh, Group] = {}
+HALF = (torch.bfloat16, torch.float16)
+_groups: dict[DeviceMesh, tuple[Group, int]] = {}  # and the process that is connected
 
 
 def connect(mesh: DeviceMesh, group: Group) -> None:
     """This group carries what goes along the mesh of the axis model."""
-    _groups[mesh] = group
+    _groups[mesh] = group, os.getpid()
 
 
 def own_use(plain: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return _OwnUse.apply(plain, mesh) if plain.requires_grad and torch.is_grad_enabled() else plain
 
 
-def summed(local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    return _Summed.apply(local, mesh)
+def summed(
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    *,
+    plus: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    name: str = "",
+) -> torch.Tensor:
+    """`plus`: a plain tensor that is added once, before the sum is rounded to `dtype`."""
+    return (named(_Summed, name) if name else _shown_as(_Summed, local)).apply(local, plus, mesh, dtype or local.dtype)
 
 
 def own_part(plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
@@ -45,7 +60,23 @@ def own_part(plain: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def gathered(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
-    return _Gathered.apply(local, dim % local.dim(), mesh)
+    return _shown_as(_Gathered, local).apply(local, dim % local.dim(), mesh)
+
+
+def group_of(mesh: DeviceMesh) -> Group:
+    """What carries messages along the axis."""
+    group, process = _groups[mesh]
+    if os.getpid() != process:
+        raise ScriptError(
+            "A child process of the script (a DataLoader's process) uses a model that --strategy mesh has split over "
+            "the workers: the other workers do not take part.",
+            advice="Load in the script's own process (num_workers=0), or use --strategy mirrored.",
+        )
+    return group
+
+
+def _shown_as(crossing: Any, value: torch.Tensor) -> Any:
+    return crossing if value.grad_fn is None else named(crossing, type(value.grad_fn).__name__)
 
 
 # -- DTensors ----------------------------------------------------------------------------------------------------------
@@ -54,7 +85,7 @@ def gathered(local: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
 def local_of(dtensor: DTensor) -> torch.Tensor:
     """This worker's part, with its graph."""
     if dtensor.requires_grad and torch.is_grad_enabled():
-        found: torch.Tensor = _ToLocal.apply(dtensor)
+        found: torch.Tensor = _shown_as(_ToLocal, dtensor).apply(dtensor)
         return found
     with torch.no_grad():
         part: torch.Tensor = dtensor.to_local()
@@ -73,7 +104,7 @@ def everywhere(plain: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 
 def placed(local: torch.Tensor, mesh: DeviceMesh, placement: Placement, size: Any = None) -> DTensor:
     """The DTensor with this part. `size`: shape and stride of the whole, if they do not follow from the part."""
-    found: DTensor = _FromLocal.apply(local, mesh, placement, size)
+    found: DTensor = _shown_as(_FromLocal, local).apply(local, mesh, placement, size)
     return found
 
 
@@ -112,15 +143,21 @@ class _OwnUse(Function):
 
 class _Summed(Function):
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-        ctx.mesh = mesh
+    def forward(
+        ctx: Any, local: torch.Tensor, plus: torch.Tensor | None, mesh: DeviceMesh, dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.mesh, ctx.dtype = mesh, local.dtype
+        ctx.shape = None if plus is None else plus.shape
+        ctx.plus_dtype = None if plus is None else plus.dtype
         total = local.detach().clone(memory_format=torch.contiguous_format)
-        _groups[mesh].all_reduce(total, WHAT)
-        return total
+        total = total.float() if total.dtype in HALF else total
+        group_of(mesh).all_reduce(total, WHAT)
+        return (total if plus is None else total.add_(plus)).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return own_use(grad, ctx.mesh), None
+        plus = None if ctx.shape is None else grad.sum_to_size(ctx.shape).to(ctx.plus_dtype)
+        return own_use(grad, ctx.mesh).to(ctx.dtype), plus, None, None
 
 
 class _OwnPart(Function):
@@ -140,7 +177,7 @@ class _Gathered(Function):
     def forward(ctx: Any, local: torch.Tensor, dim: int, mesh: DeviceMesh) -> torch.Tensor:
         ctx.dim, ctx.mesh = dim, mesh
         sizes = (local.shape[dim],) * mesh.size()
-        whole = _groups[mesh].gather_rows(local.detach(), dim, sizes, WHAT)
+        whole = group_of(mesh).gather_rows(local.detach(), dim, sizes, WHAT)
         if not (local.is_floating_point() or local.is_complex()):
             ctx.mark_non_differentiable(whole)
         return whole

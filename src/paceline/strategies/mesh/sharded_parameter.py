@@ -24,7 +24,7 @@ from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
 from paceline.strategies.mesh.model_axis import own_use, placed, relaid, whole_of
 from paceline.torch_private import make_wrapper_subclass, swap_tensor_impl
 
-Answer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Answer = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class ShardedParameter(torch.Tensor):
@@ -33,12 +33,13 @@ class ShardedParameter(torch.Tensor):
 
     shard: DTensor
     fused: bool  # query, key and value of an attention, one below the other
+    vocab: bool  # one row for each word of a vocabulary: a linear layer with it gives logits
     answer: Answer
     _is_param: bool  # isinstance(…, nn.Parameter)
 
     @classmethod
     def __torch_function__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return ShardedParameter.answer(f, args, kwargs or {})
+        return ShardedParameter.answer(f, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -69,9 +70,9 @@ def _shard_of(value: Any) -> Any:
     return value.shard if isinstance(value, ShardedParameter) else value
 
 
-def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, *, fused: bool = False) -> None:
-    """This object becomes a `ShardedParameter` that is split along `dim`. Every worker calls it, with equal values;
-    nothing is sent."""
+def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, name: str = "") -> None:
+    """This object becomes a `ShardedParameter` that is split along `dim`, which has this name in the layout. Every
+    worker calls it, with equal values; nothing is sent."""
     shard = split(parameter.detach(), mesh, Shard(dim))
     grad = None if parameter.grad is None else split(parameter.grad, mesh, Shard(dim))
     made = make_wrapper_subclass(
@@ -82,7 +83,8 @@ def shard_in_place(parameter: torch.Tensor, mesh: DeviceMesh, dim: int, *, fused
         device=parameter.device,
         requires_grad=parameter.requires_grad,
     )
-    made.shard, made.fused, made._is_param = shard, fused, isinstance(parameter, nn.Parameter)
+    made.shard, made._is_param = shard, isinstance(parameter, nn.Parameter)
+    made.fused, made.vocab = name == "qkv" and dim == 0, name == "vocab" and dim == 0
     parameter.grad = None
     # As torch.utils.swap_tensors, which does not exchange tensors whose classes differ in slots.
     parameter.__class__, made.__class__ = ShardedParameter, parameter.__class__

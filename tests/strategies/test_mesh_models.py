@@ -1,0 +1,86 @@
+"""Mesh: fused layers that are taken apart in many ways, and models that a dataset calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pool import Pools
+from test_mesh import check, on_mesh, saved, train
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from paceline.comm.group import Group
+
+
+@pytest.mark.parametrize("apart", ["chunk", "split", "unflatten", "whole"])
+def test_a_fused_layer_is_taken_apart_in_many_ways(pool: Pools, apart: str) -> None:
+    check(pool, "mesh(data=1,model=2)", taken_apart, apart)
+
+
+class Apart(nn.Module):
+    def __init__(self, apart: str) -> None:
+        super().__init__()
+        self.qkv, self.out, self.apart = nn.Linear(8, 24), nn.Linear(8, 2), apart
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.qkv(x)
+        q, k, v = {
+            "chunk": lambda: y.chunk(3, -1),
+            "split": lambda: y.split(8, dim=2),
+            "unflatten": lambda: y.unflatten(-1, (3, 4, 2)).flatten(-2).unbind(-2),
+            "whole": lambda: (y[..., :8], y[..., 8:16], y[..., 16:] + y.mean()),
+        }[self.apart]()
+        return self.out(q * k.sigmoid() + v)
+
+
+def taken_apart(apart: str) -> Any:
+    torch.manual_seed(1)
+    return train(Apart(apart).double(), torch.randn(12, 3, 8, dtype=torch.float64), torch.randint(0, 2, (12, 3)))
+
+
+def test_a_dataset_may_call_a_split_model_if_every_worker_does(pool: Pools) -> None:
+    check(pool, "mesh(data=1,model=2)", samples_of_a_model, True)
+
+
+def test_a_dataset_that_is_found_to_call_a_split_model_too_late_is_refused(pool: Pools) -> None:
+    for found in pool(2, "mesh").run(refused_samples):
+        assert "A dataset uses a model whose parts are on several workers" in found
+
+
+class Mapped(Dataset[torch.Tensor]):
+    """`made` has what makes a sample, where only a call finds it."""
+
+    def __init__(self, made: Any) -> None:
+        self.made, self.rows = made, torch.arange(48, dtype=torch.float64).view(8, 6).sin()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with torch.no_grad():
+            return self.rows[index] + next(iter(self.made))(self.rows[index : index + 1])[0].sum()
+
+
+def samples_of_a_model(called: bool) -> Any:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1), list[Any]()
+    if called:
+        model(torch.zeros(2, 6, dtype=torch.float64))
+    for rows in DataLoader(Mapped({model}), 4):
+        loss = model(rows).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen += [rows.sum().item(), loss.item()]
+    return [seen, saved(model.state_dict())]
+
+
+def refused_samples(group: Group) -> str:
+    try:
+        on_mesh(group, "mesh(data=1,model=2)", samples_of_a_model, False)
+    except BaseException as error:
+        return str(error)
+    return ""
