@@ -14,6 +14,7 @@ import torch
 from paceline.launch import Output, Zygote, launch
 from paceline.record.schema import Outcome
 from paceline.settings import RunSettings
+from paceline.units import parse_size
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -226,7 +227,10 @@ def compare(found: Any, expected: Any) -> None:
 SCRIPTS = {"mlp": MLP, "gpt": GPT, "cnn": CNN, "resume": RESUME}
 
 
-def check(script: Any, zygote: Zygote, patch: pytest.MonkeyPatch, name: str, workers: int, how: str) -> None:
+def check(
+    script: Any, zygote: Zygote, patch: pytest.MonkeyPatch, name: str, workers: int, how: str, parts: int = 0
+) -> None:
+    """`parts`: of each copy of the model."""
     path = script(SCRIPTS[name])
     if name == "mlp":  # a class of the script cannot be loaded here
         path.write_text(path.read_text().replace(', "twin": model', ""))
@@ -235,7 +239,9 @@ def check(script: Any, zygote: Zygote, patch: pytest.MonkeyPatch, name: str, wor
     assert found.outcome.exit_code == 0, found.outcome.message
     assert found.out == expected.out
     compare(found.saved(), expected.saved())
-    assert any(re.match(r"Sharded: a worker keeps .* of .* of the parameters", n) for n in found.outcome.notices)
+    said = [re.match(r"Sharded: a worker keeps (.*) of (.*) of the parameters", n) for n in found.outcome.notices]
+    own, total = next([parse_size(text.replace(",", "")) for text in kept.groups()] for kept in said if kept)
+    assert own < total * 2 / (1 + (parts or workers))  # rank 0 may have one row more of each tensor
 
 
 SLOWLY = [pytest.param(*each, marks=pytest.mark.slow) for each in (("mlp", 1), ("mlp", 2), ("cnn", 2), ("resume", 2))]
@@ -255,6 +261,18 @@ def test_numbers_and_files_are_plain_pythons_on_more_workers(
     script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str, workers: int
 ) -> None:
     check(script, zygote, monkeypatch, name, workers, "sharded")
+
+
+def test_each_of_two_copies_is_sharded(script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(script, zygote, monkeypatch, "mlp", 4, "mesh(data=2,shard=2)", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(SCRIPTS))
+def test_numbers_and_files_are_plain_pythons_on_two_axes(
+    script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    check(script, zygote, monkeypatch, name, 4, "sharded(replicas=2)", 2)
 
 
 @pytest.mark.slow

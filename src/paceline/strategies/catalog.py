@@ -88,15 +88,16 @@ CATALOG = {
         StrategyEntry(
             name="mesh",
             home="mesh.mesh:Mesh",
-            summary="rows over the axis data, parts of each layer over the axis model (tensor parallelism)",
-            arguments={"data": 0, "model": 1, "layout": "", "dimensions": ""},
-            workers=lambda given: int(given["data"]) * int(given["model"]) or None,
+            summary="rows over the axis data; parts of each layer over model (tensor parallelism), or of each copy of "
+            "the parameters over shard",
+            arguments={"data": 0, "model": 1, "shard": 1, "layout": "", "dimensions": ""},
+            workers=lambda given: int(given["data"]) * int(given["model"]) * int(given["shard"]) or None,
         ),
         StrategyEntry(
             name="sharded",
             home="sharded:Sharded",
             summary="each worker keeps a part of parameters, gradients and optimizer state (FSDP2)",
-            arguments={"offload": False},
+            arguments={"offload": False, "replicas": 1},
         ),
     )
 }

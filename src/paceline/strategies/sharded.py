@@ -6,6 +6,9 @@
 Rows are split as under `Mirrored`, and numbers are the same. The model is sharded at its first call, by units that are
 found: one for each repeated block, and one for the rest. Outside of the model's calls its parameters are DTensors; what
 a script may do with them is in `shards.rules`. A parameter that FSDP2 cannot hold stays whole and is averaged.
+
+With `replicas` the workers are divided into groups, of which each keeps a copy of the model: parameters are gathered
+inside a group, and gradients are averaged over all workers. `mesh(data=2,shard=2)` is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torch import nn
 from paceline.comm.axes import Axes
 from paceline.comm.coalesced import broadcast_all
 from paceline.comm.torch_backend import torch_mesh
-from paceline.errors import ScriptError
+from paceline.errors import ScriptError, UsageError
 from paceline.imports import after_import
 from paceline.script.patches import patch
 from paceline.script.seams import hidden_group
@@ -37,15 +40,16 @@ if TYPE_CHECKING:
 
 
 class Sharded(Mirrored):
-    """FSDP2 over all workers. When a peer dies, the message that misses it raises."""
+    """FSDP2 over all workers, or over each group of them. When a peer dies, the message that misses it raises."""
 
     name = "sharded"
     whole_models = False
 
-    def __init__(self, *, offload: bool = False) -> None:
-        """`offload`: parameters, gradients and the optimizer's state are kept in host memory."""
+    def __init__(self, *, offload: bool = False, replicas: int = 1) -> None:
+        """`offload`: parameters, gradients and the optimizer's state are kept in host memory. `replicas`: copies of the
+        model; the workers are divided among them."""
         super().__init__()
-        self.offload = offload
+        self.offload, self.replicas = offload, replicas
         self._units: list[Units] = []
         self._rules: Rules | None = None
         self._mesh: Any = None
@@ -55,12 +59,26 @@ class Sharded(Mirrored):
         self._broken = ""  # the line of a backward that raised, while its gradients may be there
 
     def axes(self, workers: int) -> Axes:
-        return Axes(shard=workers)
+        if self.replicas < 1 or workers % self.replicas:
+            raise UsageError(
+                f"replicas={self.replicas} does not divide the {workers} worker(s) of the run.",
+                advice=f"Type -n with a multiple of {max(self.replicas, 1)}, or leave replicas out.",
+            )
+        return Axes(data=self.replicas, shard=workers // self.replicas)
 
     def on_stage(self, stage: Stage) -> None:
         super().on_stage(stage)
+        # The workers that hold the parts of one copy, and those that hold the same part of each copy.
+        self._parts = self._copies = stage.rows
         if stage.aside:
             return
+        if self.replicas > 1:
+            self._parts, self._copies = (
+                stage.group.along(f"sharded/{axis}", stage.axes.members(stage.group.rank, axis))
+                for axis in ("shard", "data")
+            )
+            for group in (self._parts, self._copies):
+                group.ending, group.together = stage.ending, stage.together
         if self._is_needed():
             self._accumulation.never = True  # FSDP2 reads `.grad` in backward, which would send what was kept back
         else:
@@ -118,14 +136,17 @@ class Sharded(Mirrored):
 
         device = next(module.parameters()).device.type
         if self._mesh is None or self._mesh.device_type != device:
-            self._mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, "shard")
+            names = ("data", "shard") if self.replicas > 1 else ("shard",)
+            mesh = torch_mesh.mesh(self.stage.group, self.stage.axes, device, *names)
+            self._mesh = mesh["shard"] if self.replicas > 1 else mesh
         if self._rules is None:
-            self._rules = Rules(self.stage.rows, lambda: self.stage.depth > 0, self._rebind)
+            self._rules = Rules(self._parts, self.stage.rows, lambda: self.stage.depth > 0, self._rebind)
             self._undo.append(self._rules.install())
         before = dict(module.named_parameters())
         busy = old_parameters.in_graphs()
         total = sum(p.numel() * p.element_size() for p in before.values())
-        units = Units(module, self._mesh, self.stage.rows, self._rules.whole, offload=self.offload)
+        copies = self._copies if self.replicas > 1 else None
+        units = Units(module, self._mesh, self.stage.rows, copies, self._rules.whole, offload=self.offload)
         self._units.append(units)
         now = dict(module.named_parameters())
         exchanged = [(old, now[name]) for name, old in before.items() if now[name] is not old]
@@ -163,7 +184,7 @@ class Sharded(Mirrored):
                 for name, value in state.items():
                     whole = isinstance(value, torch.Tensor) and not is_dtensor(value)
                     if whole and value.shape == parameter.shape:
-                        state[name] = cut(value, cast(Any, parameter), self.stage.rows)
+                        state[name] = cut(value, cast(Any, parameter), self._parts)
 
     def on_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if self._units and optimizer not in self._followed:  # made after the first call
@@ -219,7 +240,7 @@ class Sharded(Mirrored):
 
         for known, now in self._old:
             if (old := known()) is not None and (grad := late_gradient(old)) is not None:
-                part = cut(grad, now, self.stage.rows)
+                part = cut(grad, now, self._parts)
                 now.grad = part if now.grad is None else now.grad + part
                 release(old)
 

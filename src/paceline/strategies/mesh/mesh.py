@@ -2,6 +2,8 @@
 
     paceline run -n 4 --strategy "mesh(data=2,model=2)" train.py
 
+The axis shard, in place of model, is in `hybrid`.
+
 A layout says which dimensions of the parameters are split over the axis model: a matrix product is computed in parts,
 and summed over the axis where the split dimension is the contracted one. The layout changes time and memory, never
 results.
@@ -29,6 +31,7 @@ from paceline.script.seams.stage import Stage
 from paceline.strategies.mesh import functions, transforms
 from paceline.strategies.mesh.dimensions import bytes_of, names_of
 from paceline.strategies.mesh.fused_heads import FusedHeads
+from paceline.strategies.mesh.hybrid import ShardedMesh
 from paceline.strategies.mesh.layout import MeshLayout
 from paceline.strategies.mesh.model_axis import connect
 from paceline.strategies.mesh.same_rows import SameRows
@@ -58,9 +61,21 @@ class Mesh(Mirrored):
     name = "mesh"
     whole_models = False
 
-    def __init__(self, data: int = 0, model: int = 1, layout: str = "", dimensions: str = "") -> None:
-        """`data` and `model`: the number of workers on each axis; data=0: as many as there are. `layout`: rules
-        dimension:axis, with semicolons between them. `dimensions`: names for dimensions of parameters, as
+    def __new__(cls, data: int = 0, model: int = 1, shard: int = 1, layout: str = "", dimensions: str = "") -> Any:
+        """With the axis shard: a `ShardedMesh`."""
+        if shard == 1:
+            return super().__new__(cls)
+        if model != 1 or layout or dimensions or shard < 1:
+            raise UsageError(
+                f"mesh(model={model},shard={shard}) is not possible: a mesh has the axis model, with a layout, or the "
+                "axis shard.",
+                advice='Type: --strategy "mesh(data=2,shard=2)", or "mesh(data=2,model=2)"',
+            )
+        return ShardedMesh(data, shard)
+
+    def __init__(self, data: int = 0, model: int = 1, shard: int = 1, layout: str = "", dimensions: str = "") -> None:
+        """`data`, `model` and `shard`: the number of workers on each axis; data=0: as many as there are. `layout`:
+        rules dimension:axis, with semicolons between them. `dimensions`: names for dimensions of parameters, as
         "pattern: name, name", with semicolons between them."""
         super().__init__()
         self.data, self.model = data, model

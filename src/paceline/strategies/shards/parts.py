@@ -1,7 +1,7 @@
 """A worker's part of a sharded tensor, the whole tensor, and the ways between them.
 
-Sharded tensors are DTensors on one mesh of all workers: a parameter, its gradient, the tensors of an optimizer's state.
-Every worker calls `whole_of` in the same order; it waits for all of them.
+Sharded tensors are DTensors on one mesh, of the workers that hold their parts: a parameter, its gradient, the tensors
+of an optimizer's state. Every worker calls `whole_of` in the same order; it waits for all of them.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def cut(whole: torch.Tensor, like: DTensor, group: Group) -> DTensor:
     return sharded(own_part(whole.detach(), like, group).clone(memory_format=torch.contiguous_format), like)
 
 
-def whole_of(tensor: DTensor, group: Group, *, inside: bool = False) -> torch.Tensor:
-    """The whole tensor, as a plain one. `inside`: it is used in a sliced call, where each worker computes a part of its
-    gradient; outside, every worker computes all of it."""
+def whole_of(tensor: DTensor, group: Group, rows: Group | None = None) -> torch.Tensor:
+    """The whole tensor, as a plain one. `rows`: it is used in a sliced call of these workers, where each computes a
+    part of its gradient; outside, every worker computes all of it."""
     with NoRules():
         if tensor.requires_grad and torch.is_grad_enabled():
-            return _Whole.apply(tensor, group, inside)
+            return _Whole.apply(tensor, group, rows)
         return _put_together(tensor, group)
 
 
@@ -99,8 +99,8 @@ def _put_together(tensor: DTensor, group: Group) -> torch.Tensor:
 
 class _Whole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: DTensor, group: Group, inside: bool) -> torch.Tensor:
-        ctx.like, ctx.group, ctx.inside = tensor.detach(), group, inside
+    def forward(ctx: Any, tensor: DTensor, group: Group, rows: Group | None) -> torch.Tensor:
+        ctx.like, ctx.group, ctx.rows = tensor.detach(), group, rows
         return _put_together(tensor, group)
 
     @staticmethod
@@ -108,8 +108,8 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         like: DTensor = ctx.like
         with NoRules():
-            if ctx.inside:
-                grad = crossings.average(grad, ctx.group)
+            if ctx.rows is not None:
+                grad = crossings.average(grad, ctx.rows)
             if dim_of(like) is not None:
                 return cut(grad, like, ctx.group), None, None
             return DTensor.from_local(grad, like.device_mesh, [Replicate()], run_check=False), None, None

@@ -37,11 +37,14 @@ from paceline.torch_private import NoRules
 
 
 class Rules:
-    """The rules of one worker. `inside`: whether a sliced call is running. `rebound(parameter)`: the memory of this
+    """The rules of one worker. `group`: the workers that hold the parts of a tensor. `rows`: the workers that share the
+    rows of a sliced call. `inside`: whether a sliced call is running. `rebound(parameter)`: the memory of this
     parameter was replaced (`p.data = …`)."""
 
-    def __init__(self, group: Group, inside: Callable[[], bool], rebound: Callable[[DTensor], None]) -> None:
-        self.group, self._inside, self._rebound = group, inside, rebound
+    def __init__(
+        self, group: Group, rows: Group, inside: Callable[[], bool], rebound: Callable[[DTensor], None]
+    ) -> None:
+        self.group, self._rows, self._inside, self._rebound = group, rows, inside, rebound
         # Views of gathered copies: what the script writes into a view is written back to the parts.
         self._views: list[tuple[weakref.ref[torch.Tensor], torch.Tensor, int, DTensor]] = []
 
@@ -77,7 +80,7 @@ class Rules:
 
     def whole(self, tensor: DTensor) -> torch.Tensor:
         self.write_back()
-        return whole_of(tensor, self.group, inside=self._inside())
+        return whole_of(tensor, self.group, self._rows if self._inside() else None)
 
     def apply(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls one of torch's functions, whose arguments contain sharded tensors."""
@@ -173,7 +176,7 @@ class Rules:
     def _sum(self, tensor: DTensor) -> torch.Tensor:
         """The sum of all elements: equal on all workers, and plain."""
         total = sum_of_parts(as_local(tensor).sum(), self.group)
-        return crossings.share(total, self.group) if self._inside() else total
+        return crossings.share(total, self._rows) if self._inside() else total
 
     def _norms(self, own: list[torch.Tensor], parts: list[torch.Tensor], order: Any) -> list[torch.Tensor]:
         """Norms of whole tensors from the norms of the parts, in one message."""

@@ -42,8 +42,17 @@ class Units:
     """The units of one root module."""
 
     def __init__(
-        self, module: nn.Module, mesh: Any, group: Group, whole: Callable[[DTensor], torch.Tensor], *, offload: bool
+        self,
+        module: nn.Module,
+        mesh: Any,
+        group: Group,
+        copies: Group | None,
+        whole: Callable[[DTensor], torch.Tensor],
+        *,
+        offload: bool,
     ) -> None:
+        """`mesh`: of the workers that hold the parts of one copy. `group`: all workers. `copies`: the workers that hold
+        the same part of each copy, if there are several copies."""
         self.module, self.group, self._whole = module, group, whole
         kept = left_whole(module)
         blocks = [block for block in repeated_blocks(module) if block is not module and _is_free(block)]
@@ -60,7 +69,7 @@ class Units:
         fully_shard(module, ignored_params=kept, **settings)
         for unit in self.units:
             unit.set_custom_all_gather(_Gathering(group))
-            unit.set_custom_reduce_scatter(_Scattering(group))
+            unit.set_custom_reduce_scatter(_Scattering(group, copies))
             if not group.is_private:  # Gloo cannot average
                 unit.set_force_sum_reduction_for_comms(True)
             unit.register_forward_hook(self._after, prepend=True)
@@ -242,15 +251,25 @@ class _Gathering:
 
 
 class _Scattering(_Gathering):
-    """FSDP2's reduce-scatter."""
+    """FSDP2's reduce-scatter, and the average over the copies of the model."""
 
     what = "the gradients of a block"
+
+    def __init__(self, group: Group, copies: Group | None) -> None:
+        super().__init__(group)
+        self._copies = copies
 
     def __call__(  # type: ignore[override]
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> Any:
         with self._group.waiting(self.what, asks=True):
-            return _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            work = _reduce_scatter(
+                output_tensor, input_tensor, op=op, group=group, async_op=async_op and self._copies is None
+            )
+        if self._copies is not None:
+            self._copies.all_reduce(output_tensor, self.what)
+            output_tensor.div_(self._copies.world)
+        return work
 
 
 # -- a unit's class is made by torch: it must look like the script's own ---------------------------------------------
