@@ -98,7 +98,7 @@ class Pipeline(Mirrored):
         self._asked: Asked | None = None
         self._now: _Now | None = None
         self._has_cut = False  # a model of this script runs in stages
-        self._clock, self._used = Clock(), 1  # most micro-batches of a call
+        self.clock, self._used = Clock(), 1  # most micro-batches of a call
 
     def axes(self, workers: int) -> Axes:
         if workers == 1:  # it computes all stages
@@ -119,7 +119,7 @@ class Pipeline(Mirrored):
         self.pipe.ending, self.pipe.together = stage.ending, stage.together
         self.post = self.pipe.post("pipe")
         self._updates = Zero1.over(stage, stage.group)
-        self._micro_batches = MicroBatches(stage, self.pipe, self.chunks)
+        self._micro_batches = MicroBatches(stage, self.pipe)
         if stage.rows.world == 1:
             chance.share(stage)
         stage.subscribe(_Seams(self))
@@ -144,7 +144,7 @@ class Pipeline(Mirrored):
     @property
     def most_in_flight(self) -> int:
         """Micro-batches whose activations this worker held at once, in training steps with the loss inside."""
-        return self._clock.most_in_flight
+        return self.clock.most_in_flight
 
     def ask(self, asked: Asked | None) -> None:
         """The next call computes this loss and its gradients."""
@@ -180,7 +180,7 @@ class Pipeline(Mirrored):
 
     def _call(self, plain: Callable[..., Any], module: nn.Module, model: StagedModel, given: Any) -> Any:
         batch, cuts = rows_of(tree.leaves(given), self.stage.run.batch_dim)
-        kind = self._micro_batches.kind_of(plain, module, model, given, batch, cuts)
+        kind = self._micro_batches.kind_of(plain, module, model, given, batch, cuts, self.chunks)
         self._now = _Now(module, model, kind, cuts)
         if self._asked is not None:
             return self._train(plain, self._now, make_plain(given), batch)
@@ -303,7 +303,7 @@ class Pipeline(Mirrored):
         if before is None:
             self._tell_stages(cutting, owners)
         proven = {module.training} | (set() if before is None else before.proven)
-        schedule = Schedule(self.pipe, self.stage.rows, self.post, cutting, device, self._clock)
+        schedule = Schedule(self.pipe, self.stage.rows, self.post, cutting, device, self.clock)
         return StagedModel(schedule, parameters, numbers, proven, parts_of(module))
 
     def _tell_stages(self, cutting: Cutting, owners: dict[nn.Parameter, tuple[int, ...]]) -> None:
@@ -335,7 +335,7 @@ class Pipeline(Mirrored):
 
     def tell_bubble(self) -> None:
         """Says how long stages waited. Every worker calls it."""
-        clock = torch.tensor([self._clock.idle, self._clock.total], dtype=torch.float64, device="cpu")
+        clock = torch.tensor([self.clock.idle, self.clock.total], dtype=torch.float64, device="cpu")
         clocks = self.pipe.gather_vectors(clock, "the idle time of the stages").tolist()
         total = sum(total for _, total in clocks)
         if not total:

@@ -49,33 +49,41 @@ class Kind:
 class MicroBatches:
     """The kinds of calls of all models."""
 
-    def __init__(self, stage: Stage, group: Group, chunks: int) -> None:
+    def __init__(self, stage: Stage, group: Group) -> None:
         """`group`: the workers of this worker's pipeline."""
-        self._stage, self._group, self._chunks = stage, group, chunks
+        self._stage, self._group = stage, group
         self._kinds: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Kind]] = weakref.WeakKeyDictionary()
 
     def forget(self, module: nn.Module) -> None:
         self._kinds.pop(module, None)
 
     def kind_of(
-        self, plain: Callable[..., Any], module: nn.Module, model: StagedModel, given: Any, batch: int, cuts: list[int]
+        self,
+        plain: Callable[..., Any],
+        module: nn.Module,
+        model: StagedModel,
+        given: Any,
+        batch: int,
+        cuts: list[int],
+        chunks: int,
     ) -> Kind:
-        """How to compute this call: proven at the first two calls of its kind. Every worker calls it."""
-        if batch < 2 or (self._chunks < 2 and self._stage.rows.world == 1):
+        """How to compute this call in this many micro-batches: proven at the first two calls of its kind. Every worker
+        calls it."""
+        if batch < 2 or (chunks < 2 and self._stage.rows.world == 1):
             return Kind()
         types = tuple(map(_kind_of, tree.leaves(given)))
-        key = (module.training, self._stage.views.switches(module), tree.structure(given), tuple(cuts), types)
+        key = (module.training, self._stage.views.switches(module), tree.structure(given), tuple(cuts), types, chunks)
         kinds = self._kinds.setdefault(module, {})
         if key not in kinds or kinds[key].calls == 1:  # proven twice: the first batch may be made up
             norms = any(
                 isinstance(m, BatchNorm) and (m.training or not m.track_running_stats) for m in module.modules()
             )
-            rules, why = self._prove(plain, module, model, given, batch, cuts, norms=norms)
+            rules, why = self._prove(plain, module, model, given, batch, cuts, chunks, norms=norms)
             if norms and not why:
                 kinds[key] = Kind(calls=2, has_rows=True, has_norms=True)
                 why = "it has batch norm, which sees the whole batch"
             else:
-                kinds[key] = Kind(calls=2) if why else Kind(self._chunks, rules, 1 + (key in kinds), has_rows=True)
+                kinds[key] = Kind(calls=2) if why else Kind(chunks, rules, 1 + (key in kinds), has_rows=True)
             if why:
                 self._stage.views.warn(
                     f"The model {name_of(module)} is not cut into micro-batches, because {why}: its stages compute one "
@@ -101,13 +109,14 @@ class MicroBatches:
         given: Any,
         batch: int,
         cuts: Any,
+        chunks: int,
         *,
         norms: bool,
     ) -> tuple[tuple[DrawRule, ...], str]:
         """Runs a few rows through the pipeline at once and in micro-batches. Returns the rules of this worker's random
         draws, and why the outputs differ, if they do. With batch norm (`norms`) only at once: outputs must have
         rows."""
-        dim, draws, rows = self._stage.run.batch_dim, self._stage.views.draws, max(2, min(batch, self._chunks))
+        dim, draws, rows = self._stage.run.batch_dim, self._stage.views.draws, max(2, min(batch, chunks))
         few = min(batch, FEW * rows + 1)
         some, positions = self.few(given, few), list[Position]()
         told, why = set(draws.told), ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BACKWARD = 2.0  # times a forward
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -52,6 +54,32 @@ def training(workers: int, worker: int, turns: int, parts: int, *, few_in_flight
     return [*forth[:ahead], *(op for pair in pairs for op in pair), *back[len(forth) - ahead :]]
 
 
-def bubble(workers: int, turns: int, parts: int = 1) -> float:
-    """The share of the time in which a worker waits, if all stages take the same time."""
-    return (workers - 1) / (turns * parts + workers - 1)
+def bubble(workers: int, turns: int, parts: int = 1, *, few_in_flight: bool = True) -> float:
+    """The share of the time in which a worker waits, if all stages take the same time and messages take none: plays the
+    schedule. It is (S − 1) / (M·P + S − 1) for S workers and P parts, if the number M of micro-batches is a multiple of
+    S or P is 1. RuntimeError if all workers would wait for each other."""
+    orders = [training(workers, w, turns, parts, few_in_flight=few_in_flight) for w in range(workers)]
+    ends: dict[tuple[int, int, bool], float] = {}  # by micro-batch, stage and direction
+    clock, place = [0.0] * workers, [0] * workers
+    while sum(place) < 2 * workers * turns * parts:
+        before = sum(place)
+        for worker, order in enumerate(orders):
+            while place[worker] < len(order):
+                op = order[place[worker]]
+                stage = op.part * workers + worker
+                needed = _needed(op, stage, workers * parts - 1)
+                if needed is not None and needed not in ends:
+                    break
+                begin = max(clock[worker], 0.0 if needed is None else ends[needed])
+                clock[worker] = ends[op.turn, stage, op.is_backward] = begin + (BACKWARD if op.is_backward else 1.0)
+                place[worker] += 1
+        if sum(place) == before:
+            raise RuntimeError(f"{workers} workers with {parts} parts and {turns} micro-batches wait for each other.")
+    return 1 - (1.0 + BACKWARD) * turns * parts / max(clock)
+
+
+def _needed(op: Op, stage: int, last: int) -> tuple[int, int, bool] | None:
+    """What must have ended before this begins, on whatever worker."""
+    if op.is_backward:
+        return (op.turn, stage, False) if stage == last else (op.turn, stage + 1, True)
+    return (op.turn, stage - 1, False) if stage else None

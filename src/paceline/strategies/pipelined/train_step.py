@@ -159,7 +159,8 @@ def _finish(
 ) -> torch.Tensor:
     """Gives every worker all gradients, the loss and the random streams of the last stage."""
     schedule = model.schedule
-    found = summed(group, [grads.get(n) for n in range(len(model.parameters))], model.parameters, failure)
+    own = [grads.get(n) for n in range(len(model.parameters))]
+    found = summed(group, own, model.parameters, failure, schedule.clock)
     for parameter, grad in zip(model.parameters, found, strict=True):
         if grad is not None:
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad

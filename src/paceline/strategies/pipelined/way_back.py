@@ -6,6 +6,7 @@ starts the backward of the stages. Each stage finds the gradients of its own par
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from paceline.script import tree
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing import crossings
 from paceline.strategies.pipelined.failure import Failure
-from paceline.strategies.pipelined.schedule import Pass, Schedule
+from paceline.strategies.pipelined.schedule import Clock, Pass, Schedule
 from paceline.torch_private import keeps_graph
 
 SUM = "the gradients of the stages"
@@ -95,7 +96,7 @@ class WayBack:
         inputs = self.inputs
         joined = [None if failure else self._joined(n, [row[i] for row in of_inputs]) for i, n in enumerate(inputs)]
         likes = [*(self.leaves[n] for n in inputs), *model.parameters]
-        return summed(schedule.group, [*joined, *found], likes, failure)
+        return summed(schedule.group, [*joined, *found], likes, failure, schedule.clock)
 
     def _joined(self, number: int, column: list[torch.Tensor | None]) -> torch.Tensor | None:
         """The gradient of an argument, from its micro-batches."""
@@ -133,11 +134,14 @@ class _Pipelined(Function):
 
 
 def summed(
-    group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor], failure: Failure
+    group: Group, grads: list[torch.Tensor | None], likes: Sequence[torch.Tensor], failure: Failure, clock: Clock
 ) -> list[torch.Tensor | None]:
     """The sums over the workers; None where no worker has a gradient. If a worker has failed, all workers raise."""
     has = torch.tensor([bool(failure), *(grad is not None for grad in grads)], dtype=torch.int32, device="cpu")
+    since = time.perf_counter()
     group.all_reduce(has, SUM)
+    waited = time.perf_counter() - since  # for the stages that are not done yet
+    clock.idle, clock.total = clock.idle + waited, clock.total + waited
     if has[0]:
         failure.raise_first(group.gather_objects(failure.told, "the failure of a stage"))
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
