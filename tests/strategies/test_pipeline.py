@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 from staged import lone_group
+from staged import staged as on_stage
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.comm.axes import Axes
 from paceline.comm.group import Group
@@ -201,6 +203,41 @@ def test_two_stages_give_the_numbers_of_plain_python(pool: Any, name: str) -> No
 def test_two_replicas_of_two_stages_give_the_numbers_of_plain_python(pool: Any, name: str) -> None:
     expected = train(name)
     for found in pool(4).run(in_stages, {"stages": 2}, train, name):
+        compare(found, expected)
+
+
+def train_on_a_loader() -> list[float]:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(20, 6, dtype=torch.float64), torch.randint(3, (20,)))
+    losses = []
+    for x, y in DataLoader(data, batch_size=8):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return [*losses, *(p.norm().item() for p in model.parameters())]
+
+
+def train_on_slices(group: Group) -> list[float]:
+    with on_stage(group, Pipeline(stages=2), sliced=True):
+        return train_on_a_loader()
+
+
+def test_in_the_slice_view_each_replica_sees_its_slice(pool: Any) -> None:
+    expected = train_on_a_loader()
+    for found in pool(4).run(train_on_slices):
+        compare(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("name", ["tied", "batch norm"])
+def test_more_replicas_and_stages_give_the_numbers_of_plain_python(pool: Any, name: str, stages: int) -> None:
+    expected = train(name)
+    for found in pool(6).run(in_stages, {"stages": stages, "chunks": 2}, train, name):
         compare(found, expected)
 
 
@@ -433,12 +470,15 @@ def test_a_loss_that_is_no_mean_over_rows_is_refused(pool: Any) -> None:
         ("gpt.py", "--layers 2 --width 16 --heads 2 --tokens 8 --words 90 --train-size 200 --epochs 1 --dropout 0.1"),
     ],
 )
-def test_the_examples_print_what_plain_python_prints(zygote: Any, tmp_path: Path, example: str, arguments: str) -> None:
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_examples_print_what_plain_python_prints(
+    zygote: Any, tmp_path: Path, example: str, arguments: str, workers: int
+) -> None:
     script = str(Path(__file__).parents[2] / "examples" / example)
     done = subprocess.run([sys.executable, script, *arguments.split()], capture_output=True, text=True, check=True)
     printed: list[bytes] = []
     run = RunSettings(
-        script=script, arguments=tuple(arguments.split()), workers=2, threads=1, strategy="pipeline(stages=2)"
+        script=script, arguments=tuple(arguments.split()), workers=workers, threads=1, strategy="pipeline(stages=2)"
     )
     outcome = launch(
         run,

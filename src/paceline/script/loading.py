@@ -209,7 +209,8 @@ class Dealer:
         slices = self.stage.views.wants_slices()
         if not slices and self._must_load_whole(iterator):
             return index
-        split = Split.of(self.group, len(index))
+        # Workers with parts of the same rows, along another axis than data, get the same slice.
+        split = Split.of(self.stage.rows if slices else self.group, len(index))
         dealt = Dealt(index)
         dealt.start, dealt.stop = split.start, split.start + split.mine
         dealt.use = "slice" if slices else "share"
@@ -225,7 +226,7 @@ class Dealer:
             return batch
         if isinstance(batch, Part):
             if batch.dealt.use == "slice":
-                views.hand_out(Split.of(self.group, len(batch.dealt)))
+                views.hand_out(Split.of(self.stage.rows, len(batch.dealt)))
                 return self._pinned(iterator, batch.data)
             batch = self._pinned(iterator, self._put_together(iterator, batch))
         elif self.grows and iterator._dataset_kind == ITERABLE:
@@ -265,7 +266,7 @@ class Dealer:
     def _cut(self, batch: Any) -> Any:
         """This worker's rows of a batch that every worker loaded whole, in the slice view."""
         size = next((leaf.shape[0] for leaf in tree.leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
-        split = Split.of(self.group, size)
+        split = Split.of(self.stage.rows, size)
         self.stage.views.hand_out(split)
         borrowed = not split.mine
 

@@ -52,7 +52,7 @@ class Parting:
         if jobs is None or grows() > 1:
             return ""
         if stage.views.wants_slices():
-            return "slice"
+            return "slice" if stage.rows.world == stage.group.world else ""  # else the whole batch is made, and cut
         if not jobs.costly or self._joins is None:
             return ""
         if self._agreed is None:
@@ -74,7 +74,7 @@ class Parting:
         views = stage.views
         if use == "slice":
             rows = following()
-            views.hand_out(Split.of(stage.group, rows.size))
+            views.hand_out(Split.of(stage.rows, rows.size))
             return rows.value
         if use == "share":
             views.hand_out(None)
@@ -123,7 +123,7 @@ class Parting:
     def _cut(self, stage: Any, batch: Any) -> Any:
         """This worker's rows of a batch that every worker made whole, in the slice view."""
         size = next((leaf.shape[0] for leaf in tree.leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
-        split = Split.of(stage.group, size)
+        split = Split.of(stage.rows, size)
         stage.views.hand_out(split)
         first, last = (split.start, split.start + split.mine) if split.mine else (0, 1)  # one borrowed row
 
