@@ -1,6 +1,6 @@
 """The bubble of a pipeline of two stages: predicted, and measured against one worker.
 
-    python benchmarks/pipeline_bubble.py                 # two workers, one thread each; about 3 minutes
+    python benchmarks/pipeline_bubble.py                 # two workers, one thread each; about 4 minutes
     python benchmarks/pipeline_bubble.py --chunks 1 4 --rounds 3
 
 Trains eight equal residual blocks, so that the stages are even, with the loss inside the last stage. All schedules and
@@ -47,10 +47,10 @@ class Block(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the bubbles of a pipeline with the predicted ones.")
     parser.add_argument("--chunks", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=3, help="steps of a side in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=2, help="steps of a side in a round")
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
