@@ -30,10 +30,10 @@ def test_a_worker_in_no_collective_is_missing() -> None:
     assert ([s.rank for s in stalled.waiting], [s.rank for s in stalled.missing]) == ([0], [1])
     assert stalled.longest == 6.0
     assert blame(stalled, 12.0) == 1
-    text = report(stalled, standings, {1: '  File "train.py", line 3'}, "here", 12.0)
-    assert "worker 0 on here: waits in all_reduce for 6.0 s; step 3, after seam before_forward" in text
+    text = report(stalled, standings, {1: '  File "train.py", line 3'}, 12.0)
+    assert "worker 0 on localhost: waits in all_reduce for 6.0 s; step 3, after seam before_forward" in text
     assert "Missing: worker 1." in text
-    assert "worker 1 on here: in no collective; step 3" in text
+    assert "worker 1 on localhost: in no collective; step 3" in text
     assert 'worker 1:\n  File "train.py", line 3' in text
     assert "worker 0:\n  did not answer" in text
 
@@ -82,7 +82,7 @@ def test_workers_that_wait_in_different_collectives_parted_ways() -> None:
     ]
     stalled = Inspector(5.0, None).look(standings, 10.0)
     assert stalled is not None
-    assert "parted ways" in report(stalled, standings, {}, "here", 10.0)
+    assert "parted ways" in report(stalled, standings, {}, 10.0)
     assert blame(stalled, 10.0) == 1
 
 
@@ -96,10 +96,10 @@ def test_a_worker_that_has_ended_or_fell_silent_is_missing() -> None:
     ]
     stalled = Inspector(5.0, None).look(standings, 30.0)
     assert stalled is not None
-    text = report(stalled, standings, {}, "here", 30.0)
-    assert "worker 1 on here: its script has ended, after step 5" in text
+    text = report(stalled, standings, {}, 30.0)
+    assert "worker 1 on localhost: its script has ended, after step 5" in text
     assert "no heartbeat for 20 s" in text
-    assert "worker 3 on here: has not been heard of yet" in text
+    assert "worker 3 on localhost: has not been heard of yet" in text
     assert "not heard of since it was started 20 s ago" in text
 
 
@@ -121,9 +121,9 @@ def test_a_frozen_worker_is_called_frozen_also_where_it_last_said_that_it_waits(
     ]
     stalled = Inspector(5.0, None).look(standings, 10.0)
     assert stalled is not None
-    text = report(stalled, standings, {}, "here", 10.0)
+    text = report(stalled, standings, {}, 10.0)
     assert "Missing: worker 1." in text
-    assert "worker 1 on here: is frozen (stopped by a signal; no heartbeat for 4 s); at its last heartbeat: st" in text
+    assert "worker 1 on localhost: is frozen (stopped by a signal; no heartbeat for 4 s); at its last heartbeat: st" in text
     assert "kill -CONT 71" in text
     assert "parted ways" not in text
     assert blame(stalled, 10.0) == 1
@@ -141,7 +141,7 @@ def test_a_lone_worker_that_falls_silent_is_told_of_and_given_up(state: str, sai
         assert inspector.look([silent], 12.0) is None
         stalled = inspector.look([silent], 16.0)
         assert stalled is not None
-        assert said in report(stalled, [silent], {}, "here", 16.0)
+        assert said in report(stalled, [silent], {}, 16.0)
         assert inspector.gives_up([silent], 29.0) is None
         over = inspector.gives_up([silent], 30.0)
         assert over is not None
@@ -152,7 +152,7 @@ def test_workers_that_all_wait_in_the_same_collective_did_not_part() -> None:
     standings = [WorkerStanding(rank, beat(waiting="gather", waited=9.0), 10.0) for rank in range(2)]
     stalled = Inspector(5.0, None).look(standings, 10.0)
     assert stalled is not None
-    assert "all wait in the same collective" in report(stalled, standings, {}, "here", 10.0)
+    assert "all wait in the same collective" in report(stalled, standings, {}, 10.0)
 
 
 def test_workers_that_make_no_step_while_nobody_waits_are_told_of_once_and_never_given_up() -> None:
@@ -170,7 +170,7 @@ def test_workers_that_make_no_step_while_nobody_waits_are_told_of_once_and_never
     hear(121.0, passed=2)
     stalled = inspector.look(standings, 121.0)
     assert stalled is not None
-    text = report(stalled, standings, {0: "  here", 1: "  there"}, "here", 121.0)
+    text = report(stalled, standings, {0: "  here", 1: "  there"}, 121.0)
     assert text.startswith("No step for 61 s, and no worker waits for another.")
     assert "  there" in text
     hear(1000.0, passed=2)

@@ -15,7 +15,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import paceline
 from paceline.errors import LaunchError, PacelineError, RecordError, UsageError
@@ -25,6 +24,7 @@ from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits, texts
 from paceline.launch.failures.failure import explain
 from paceline.launch.gpu_choice import choose_gpus
+from paceline.launch.host import LocalHost
 from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
 from paceline.launch.watch import Signals, Watch
@@ -227,30 +227,30 @@ def _watched(
         channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
         (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
-        pipes: dict[int, Literal["stdout", "stderr"]] = {out: "stdout", err: "stderr"}
-        watch = Watch(
-            run,
+        here = LocalHost(
+            host.name,
+            range(run.workers),
             zygote=zygote,
             channel=channel,
-            signals=signals,
-            pipes=pipes,
-            record=record,
-            host=host.name,
-            on_event=on_event,
-            limit=limit,
+            pipes={out: "stdout", err: "stderr"},
+            warning=run.stall_warning,
+            abort=run.stall_abort,
         )
+        stack.callback(here.close)
+        watch = Watch(run, hosts=[here], signals=signals, record=record, on_event=on_event, limit=limit)
         stack.callback(watch.close)
         try:
             with contextlib.ExitStack() as rank_0s:
                 rank_0s.callback(os.close, rank_0_out)
                 rank_0s.callback(os.close, rank_0_err)
                 rank_0s.callback(links.let_go)
-                watch.until_ready()
+                watch.until(lambda: zygote.ready is not None)
                 if watch.interrupted is None and zygote.ready is not None:
                     orders = _orders(run, host, near, zygote.ready.threads, record, channel)
                     spawn = messages.Spawn(orders, os.getcwd(), scratch)
-                    pids = watch.begin(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
-                    entry.workers = [_info(order, pid) for order, pid in zip(orders, pids, strict=False)]
+                    here.prepare(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
+                    watch.begin()
+                    entry.workers = [_info(order, watch.pids[rank]) for rank, order in enumerate(orders) if watch.pids]
                     write_run(record, entry)
             watch.until_swept()
         except BaseException:

@@ -26,8 +26,8 @@ class SpawnOrder(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """Fork these workers. The message carries these descriptors: the pipes for rank 0's standard output and error,
-    then each worker's end of its link to the launcher's store."""
+    """Fork these workers, those of one host. The message carries these descriptors: the pipes for rank 0's standard
+    output and error, then each worker's end of its link to the store."""
 
     orders: list[SpawnOrder]
     folder: str  # the working directory of the script

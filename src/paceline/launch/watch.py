@@ -1,30 +1,27 @@
-"""Watches the workers of one run until all have ended: one thread, one loop, four sources.
+"""Watches the workers of one run until all have ended: one thread, one loop.
 
-The sources are the zygote (which workers were forked, which ended), the control channel (heartbeats, failures), rank
-0's pipes and the launcher's own signals. The loop always ends when the zygote reports that no process is left.
+Its sources are the hosts (which workers were forked, which ended, their heartbeats and failures, rank 0's output) and
+the launcher's own signals. The loop always ends when every host reports that no process is left.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import zmq
 
-from paceline.launch import messages, processes
-from paceline.launch.control import ControlChannel
+from paceline.launch import messages
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
 from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
-from paceline.launch.zygote.handle import Zygote
-from paceline.launch.zygote.patience import Patience
+from paceline.launch.host import FromWorker, FromZygote, Host
 from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.record.schema import FailureKind
@@ -79,24 +76,20 @@ class Watch:
         self,
         run: RunSettings,
         *,
-        zygote: Zygote,
-        channel: ControlChannel,
+        hosts: Sequence[Host],
         signals: Signals,
-        pipes: dict[int, Literal["stdout", "stderr"]],
         record: Path,
-        host: str,
         on_event: Callable[[Event], None],
         limit: float | None = None,
     ) -> None:
-        self._zygote, self._channel, self._signals = zygote, channel, signals
-        self._pipes, self._record, self._host, self._tell = pipes, record, host, on_event
-        self.standings = [stall.WorkerStanding(rank) for rank in range(run.workers)]
+        self._hosts, self._signals, self._record, self._tell = hosts, signals, record, on_event
+        self._host_of = {rank: host for host in hosts for rank in host.ranks}
+        self.standings = [stall.WorkerStanding(rank, host=self._host_of[rank].name) for rank in range(run.workers)]
         self.interrupted: int | None = None
         self.cause: Failure | None = None
         self.notices: list[str] = []
-        self.pids: list[int] = []
+        self.pids: dict[int, int] = {}  # rank → process id
         self._inspector = stall.Inspector(run.stall_warning, run.stall_abort, tells_quiet=run.staged)
-        self._patience = Patience(zygote, run.stall_warning, run.stall_abort)
         self._failures = Failures(own_group=run.launch_as is not None)
         self._lockstep = strategies.parse(run.strategy).entry.lockstep
         self._done_without: set[int] = set()  # ranks that have failed, and that the others go on without
@@ -104,9 +97,8 @@ class Watch:
         self._ended_well: set[int] = set()
         self._farewell_by: dict[int, float] = {}  # ranks that ended by themselves, whose last heartbeat may be unread
         self._kill_at: float | None = None
-        self._give_up_at: float | None = None  # when to stop waiting for the zygote
+        self._give_up_at: float | None = None  # when to stop waiting for the zygotes
         self._limit, self._begun = limit, 0.0
-        self._swept = True
         self._stalled: stall.Stalled | None = None  # a report waits for stacks until _answers_by
         self._answers_by = 0.0
         self._asked: set[int] = set()  # ranks that were asked for their stack
@@ -114,70 +106,82 @@ class Watch:
         self._progress_at = 0.0
         self._fresh = False
         self._log = open_log(record, 0)
-        self._poller = zmq.Poller()
-        for source in (zygote.fileno(), channel.socket, signals.bell, *pipes):
-            self._poller.register(source, zmq.POLLIN)
+        self._poller, self._polled = zmq.Poller(), list[Any]()
 
-    def until_ready(self) -> None:
-        """Runs until the zygote can fork, or a signal interrupts the run."""
-        while self._zygote.ready is None and self.interrupted is None:
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Runs until something is so, or a signal interrupts the run."""
+        while not is_so() and self.interrupted is None:
             self._turn()
 
-    def begin(self, spawn: messages.Spawn, descriptors: list[int]) -> list[int]:
-        """Forks the workers; returns their process ids, or none if the run was interrupted before the fork."""
-        self._zygote.send(spawn, descriptors)
-        self._swept, self._begun = False, time.monotonic()
-        self._live = set(range(len(spawn.orders)))
-        while not self.pids and not self._swept:
+    def begin(self) -> None:
+        """Forks the workers of all hosts, and waits until they run; on a host where a signal interrupted the run before
+        the fork, there is none."""
+        self._begun = time.monotonic()
+        self._live = {rank for host in self._hosts for rank in host.ranks}
+        for host in self._hosts:
+            host.spawn()
+        while any(host.ranks[0] not in self.pids and not host.swept for host in self._hosts):
             self._turn()
-        return self.pids
 
     def until_swept(self) -> None:
         """Runs until all workers and their child processes ended, and all their messages and output were read."""
-        while not self._swept or self._farewell_by or self._pipes:
+        while self._farewell_by or not all(host.is_over() for host in self._hosts):
             self._turn()
         if self._failures and self.cause is None and self.interrupted is None:
             self.cause = self._failures.cause(self._steps())
 
     def end_now(self) -> None:
         """Kills all remaining processes. For any error in the launcher itself."""
-        if self._swept:
-            return
-        self._zygote.wake()
-        self._zygote.send(messages.Signal(signal.SIGKILL))
+        left = [host for host in self._hosts if not host.swept]
+        for host in left:
+            host.signal(signal.SIGKILL)
         deadline = time.monotonic() + _SWEEPING
-        while not self._swept and time.monotonic() < deadline:
-            if select.select([self._zygote.fileno()], [], [], _TICK)[0]:
-                self._swept = isinstance(self._zygote.receive(), messages.Swept)
-        if not self._swept:
-            self._do_without_zygote()
+        while any(not host.swept for host in left) and time.monotonic() < deadline:
+            ready = self._poll()
+            for host in left:
+                for _ in host.take(ready):
+                    pass
+        self._do_without_zygotes()
 
     def close(self) -> None:
         os.close(self._log)
-        for pipe in self._pipes:
-            os.close(pipe)
+
+    @property
+    def _swept(self) -> bool:
+        return all(host.swept for host in self._hosts)
+
+    def _poll(self) -> dict[Any, int]:
+        sources = [self._signals.bell, *(source for host in self._hosts for source in host.sources())]
+        if sources != self._polled:
+            self._poller, self._polled = zmq.Poller(), sources
+            for source in dict.fromkeys(sources):
+                self._poller.register(source, zmq.POLLIN)
+        return dict(self._poller.poll(int(1000 * _TICK)))
 
     def _turn(self) -> None:
-        ready = dict(self._poller.poll(int(1000 * _TICK)))
-        if self._channel.socket in ready:
-            self._hear()
-        if self._zygote.fileno() in ready:
-            self._from_zygote(self._zygote.receive())
-        for pipe in [pipe for pipe in self._pipes if pipe in ready]:
-            self._pump(pipe)
+        ready = self._poll()
+        for host in self._hosts:
+            for happened in host.take(ready):
+                if isinstance(happened, tuple):
+                    self._hear(*happened)
+                elif isinstance(happened, Output):
+                    self._show(happened)
+                else:
+                    self._from_zygote(host, happened)
         if self._signals.bell in ready:
             os.eventfd_read(self._signals.bell)
             while self._signals.came:
                 self._interrupt(self._signals.came.pop(0))
         self._look_at_the_clock(time.monotonic())
-        if self.interrupted is None and (said := self._patience.look(time.monotonic())):
-            self._tell(Stall(said))
+        for host in self._hosts if self.interrupted is None else ():
+            if said := host.look(time.monotonic()):
+                self._tell(Stall(said))
 
-    def _from_zygote(self, message: messages.Ready | messages.Forked | messages.Ended | messages.Swept) -> None:
+    def _from_zygote(self, host: Host, message: FromZygote) -> None:
         if isinstance(message, messages.Forked):
-            self.pids = message.pids
-            for standing, pid in zip(self.standings, message.pids, strict=True):
-                standing.pid, standing.born = pid, time.monotonic()
+            for rank, pid in zip(host.ranks, message.pids, strict=True):
+                self.pids[rank] = self.standings[rank].pid = pid
+                self.standings[rank].born = time.monotonic()
         elif isinstance(message, messages.Ended):
             now = time.monotonic()
             self._live.discard(message.rank)
@@ -190,8 +194,6 @@ class Watch:
                 self._leaves(message.rank)
             if message.code != 0 and self._kill_at is None:
                 self._fail(killed_or_exited(message.rank, message.code, now))
-        elif isinstance(message, messages.Swept):
-            self._swept = True
 
     def _fail(self, failure: Failure) -> None:
         """A worker has failed: the run fails, unless its workers go at their own pace and this is not rank 0."""
@@ -217,48 +219,40 @@ class Watch:
         steps = max(beat.step if beat else 0, step.step if step else 0)
         self._failures.left[rank] = Left(steps, self._said_farewell(rank))
 
-    def _hear(self) -> None:
-        for rank, message in self._channel.receive():
-            now = time.monotonic()
-            if not 0 <= rank < len(self.standings):
-                continue
-            if isinstance(message, messages.Beat):
-                standing = self.standings[rank]
-                self._fresh = self._fresh or message.latest is not None
-                standing.hear(message, now)
-                if message.last and self._farewell_by.pop(rank, None) is not None and rank in self._ended_well:
-                    self._leaves(rank)
-            elif isinstance(message, messages.Failed):
-                if self._kill_at is None:
-                    self._fail(raised(rank, message, now))
-            elif isinstance(message, messages.Stack):
-                self._stacks[rank] = message.text
-            elif rank == 0 and message.text not in self.notices:
-                # All workers run the same lines and send the same notices: rank 0's are enough.
-                self.notices.append(message.text)
-                self._tell(Notice(message.text, message.mod))
-
-    def _pump(self, pipe: int) -> None:
-        data = os.read(pipe, 65536)
-        if not data:
-            self._poller.unregister(pipe)
-            os.close(pipe)
-            del self._pipes[pipe]
+    def _hear(self, rank: int, message: FromWorker) -> None:
+        now = time.monotonic()
+        if not 0 <= rank < len(self.standings):
             return
-        rest = data
+        if isinstance(message, messages.Beat):
+            standing = self.standings[rank]
+            self._fresh = self._fresh or message.latest is not None
+            standing.hear(message, now)
+            if message.last and self._farewell_by.pop(rank, None) is not None and rank in self._ended_well:
+                self._leaves(rank)
+        elif isinstance(message, messages.Failed):
+            if self._kill_at is None:
+                self._fail(raised(rank, message, now))
+        elif isinstance(message, messages.Stack):
+            self._stacks[rank] = message.text
+        elif rank == 0 and message.text not in self.notices:
+            # All workers run the same lines and send the same notices: rank 0's are enough.
+            self.notices.append(message.text)
+            self._tell(Notice(message.text, message.mod))
+
+    def _show(self, output: Output) -> None:
+        rest = output.data
         try:
             while rest:
                 rest = rest[os.write(self._log, rest) :]
         except OSError as error:
             raise unwritable(self._record, error) from error
-        self._tell(Output(0, self._pipes[pipe], data))
+        self._tell(output)
 
     def _interrupt(self, number: int) -> None:
         now = time.monotonic()
         self._signals.answered = True
         if self.interrupted is not None:  # a second Ctrl-C kills
-            self._zygote.wake()
-            self._zygote.send(messages.Signal(signal.SIGKILL))
+            self._signal_all(signal.SIGKILL)
             insisted = now + _SWEEPING_INSISTED
             self._give_up_at = insisted if self._give_up_at is None else min(self._give_up_at, insisted)
             return
@@ -268,16 +262,20 @@ class Watch:
             self._tell(Notice("Stopping every worker. Press Ctrl-C again to kill them."))
 
     def _stop(self, number: int, grace: float) -> None:
-        self._zygote.wake()
-        self._zygote.send(messages.Signal(number))
+        self._signal_all(number)
         self._kill_at = time.monotonic() + grace
         self._give_up_at = self._kill_at + _SWEEPING
 
-    def _do_without_zygote(self) -> None:
-        """The zygote no longer answers: kills it and all its child processes from here."""
-        self._poller.unregister(self._zygote.fileno())
-        self._zygote.destroy()
-        self._swept = True
+    def _signal_all(self, number: int) -> None:
+        for host in self._hosts:
+            if not host.swept:
+                host.signal(number)
+
+    def _do_without_zygotes(self) -> None:
+        """Zygotes no longer answer: kills them and all their child processes."""
+        for host in self._hosts:
+            if not host.swept:
+                host.destroy()
         self._live.clear()
         self._farewell_by.clear()
 
@@ -290,10 +288,10 @@ class Watch:
             self._fresh, self._progress_at = False, now + _TICK
             self._tell(Progress({s.rank: s.beat.latest for s in self.standings if s.beat and s.beat.latest}))
         if self._give_up_at is not None and not self._swept and now >= self._give_up_at:
-            self._do_without_zygote()
+            self._do_without_zygotes()
         if self._kill_at is not None:
             if self._live and now >= self._kill_at:
-                self._zygote.send(messages.Signal(signal.SIGKILL))
+                self._signal_all(signal.SIGKILL)
                 self._kill_at = now + _GRACE_FAILED
             return
         if self._failures and self._live and now >= self._failures.settled_at():
@@ -310,16 +308,16 @@ class Watch:
     def _inspect(self, now: float) -> None:
         for standing in self.standings:
             if standing.silence(now) > stall.ASK_AFTER:
-                standing.state = processes.state_of(standing.pid)
+                standing.state = self._host_of[standing.rank].state_of(standing.pid)
         found = self._inspector.look(self.standings, now)
         if found is not None:
             self._stalled, self._answers_by, self._stacks = found, now + _ANSWERS, {}
             able = [rank for rank in self._live if not self.standings[rank].is_frozen]
-            self._asked = {rank for rank in able if self._channel.ask_where(rank)}
+            self._asked = {rank for rank in able if self._host_of[rank].ask_where(rank)}
         if self._stalled is not None:
             if self._asked & self._live - self._stacks.keys() and now < self._answers_by:
                 return
-            self._tell(Stall(stall.report(self._stalled, self.standings, self._stacks, self._host, now)))
+            self._tell(Stall(stall.report(self._stalled, self.standings, self._stacks, now)))
             self._stalled = None
         over = self._inspector.gives_up(self.standings, now)
         if over is not None:

@@ -43,6 +43,7 @@ class WorkerStanding:
     born: float = 0.0  # when the worker was forked; 0: not yet
     state: str = ""  # the kernel's letter for the process state; empty: not read
     moved: float = 0.0  # when a heartbeat last showed progress
+    host: str = "localhost"
 
     def hear(self, beat: messages.Beat, now: float) -> None:
         """Stores a heartbeat."""
@@ -125,13 +126,13 @@ class Inspector:
         return Stalled(min(now - standing.moved for standing in live), [], live, quiet=True)
 
 
-def report(stalled: Stalled, standings: list[WorkerStanding], stacks: dict[int, str], host: str, now: float) -> str:
+def report(stalled: Stalled, standings: list[WorkerStanding], stacks: dict[int, str], now: float) -> str:
     """The text of the report."""
     lines = [_headline(stalled)]
-    lines += [f"  {_stand(standing, host, now)}" for standing in stalled.waiting]
+    lines += [f"  {_stand(standing, now)}" for standing in stalled.waiting]
     if stalled.missing and stalled.waiting:
         lines.append(f"Missing: {_ranks(stalled.missing)}.")
-    lines += [f"  {_stand(standing, host, now)}" for standing in stalled.missing]
+    lines += [f"  {_stand(standing, now)}" for standing in stalled.missing]
     if not stalled.missing:
         lines.append(_where_nobody_is_missing(stalled.waiting))
     frozen = [standing for standing in stalled.missing if standing.is_frozen]
@@ -203,8 +204,8 @@ def _ranks(standings: list[WorkerStanding]) -> str:
     return f"worker{'s' if len(standings) > 1 else ''} {ranks}"
 
 
-def _stand(standing: WorkerStanding, host: str, now: float) -> str:
-    name, beat = f"worker {standing.rank} on {host}", standing.beat
+def _stand(standing: WorkerStanding, now: float) -> str:
+    name, beat = f"worker {standing.rank} on {standing.host}", standing.beat
     if standing.ended:
         return f"{name}: its script has ended" + (f", after step {beat.step}" if beat else "")
     if beat is None and not standing.is_silent(now):

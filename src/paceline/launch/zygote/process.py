@@ -88,7 +88,7 @@ class Nursery:
             os.close(self._held)
         self._held = scratch.hold(spawn.scratch)
         pids = []
-        for order in spawn.orders:
+        for number, order in enumerate(spawn.orders):
             try:
                 pid = os.fork()
             except OSError as error:
@@ -101,7 +101,7 @@ class Nursery:
                     os.close(fd)
                 self._launcher.close()
                 rank, (out, err, *links) = order.settings.rank, descriptors
-                own = [links[rank], *((out, err) if rank == 0 else ())]
+                own = [links[number], *((out, err) if rank == 0 else ())]
                 for fd in descriptors:
                     if fd not in own:
                         os.close(fd)
