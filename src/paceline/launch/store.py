@@ -2,7 +2,8 @@
 
 The store has no address: the launcher makes each worker's socket before the fork, so no other process can connect.
 Workers exchange addresses, ids and descriptors (of shared memory, of processes) through the store. The worker's side is
-in comm/link/client.py.
+in comm/link/client.py. On several hosts, each host's agent serves its workers, keeps their descriptors, and passes all
+other requests on to the controller (`cluster/store.py`).
 """
 
 from __future__ import annotations
@@ -12,23 +13,79 @@ import select
 import socket
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
 from paceline.comm.link import frames
 from paceline.comm.link import messages as say
 
+Value = bytes | int | None
+
+
+class Values:
+    """The keys of a store, their values, and the descriptors that came with them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[bytes, list[int]]] = {}
+
+    def do(self, ask: say.Ask, came: list[int]) -> tuple[Value, list[int]]:
+        """Answers a request. Keeps the descriptors that came; those in the answer stay open here."""
+        if isinstance(ask, say.Set):
+            self._forget(ask.key)
+            self._values[ask.key] = ask.value, came
+            return None, []
+        if isinstance(ask, say.Get):
+            return self._values.get(ask.key, (None, []))
+        if isinstance(ask, say.Add):
+            total = int(self._values.get(ask.key, (b"0", []))[0]) + ask.amount
+            self._values[ask.key] = str(total).encode(), []
+            return total, []
+        if isinstance(ask, say.CompareSet):
+            return self._compare_set(ask), []
+        if isinstance(ask, say.Has):
+            return int(all(key in self._values for key in ask.keys)), []
+        if isinstance(ask, say.Delete):
+            return self._forget(ask.key), []
+        return sum(key.startswith(ask.prefix) for key in self._values), []
+
+    def close(self) -> None:
+        for key in list(self._values):
+            self._forget(key)
+
+    def _compare_set(self, ask: say.CompareSet) -> bytes:
+        found = self._values.get(ask.key)
+        if found is None and ask.expected:
+            return ask.expected  # like torch's stores
+        if found is None or found[0] == ask.expected:
+            self._values[ask.key] = ask.desired, []
+            return ask.desired
+        return found[0]
+
+    def _forget(self, key: str) -> int:
+        value = self._values.pop(key, None)
+        for descriptor in value[1] if value is not None else ():
+            os.close(descriptor)
+        return int(value is not None)
+
+
+class Answers(Protocol):
+    """What answers workers' requests, from one thread."""
+
+    def do(self, ask: say.Ask, came: list[int]) -> tuple[Value, list[int]]: ...
+
+    def close(self) -> None: ...
+
 
 class LinkServer:
     """Serves `workers` sockets from a separate thread, so that workers need not wait when the launcher blocks on a
     terminal that does not read. `ends[r]` is for worker r: pass it on, then close it in the launcher with `let_go`."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, answers: Answers | None = None) -> None:
         pairs = [socket.socketpair() for _ in range(workers)]
         self.ends = [its for _, its in pairs]
         self._ours = {ours.fileno(): ours for ours, _ in pairs}
-        self._values: dict[str, tuple[bytes, list[int]]] = {}
+        self._answers = Values() if answers is None else answers
         self._decoder = msgspec.msgpack.Decoder(say.Ask)
         self._over, self._end = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self.serve, name="store of the launcher", daemon=True)
@@ -64,8 +121,7 @@ class LinkServer:
         self.let_go()
         for ours in self._ours.values():
             ours.close()
-        for key in list(self._values):
-            self._forget(key)
+        self._answers.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -80,42 +136,8 @@ class LinkServer:
         """Answers one request; returns whether the worker is still there."""
         try:
             body, came = frames.receive(worker)
-            value, descriptors = self._do(self._decoder.decode(body), came)
+            value, descriptors = self._answers.do(self._decoder.decode(body), came)
             frames.send(worker, msgspec.msgpack.encode(say.Told(value)), descriptors)
         except (OSError, EOFError):
             return False
         return True
-
-    def _do(self, ask: say.Ask, came: list[int]) -> tuple[bytes | int | None, list[int]]:
-        if isinstance(ask, say.Set):
-            self._forget(ask.key)
-            self._values[ask.key] = ask.value, came
-            return None, []
-        if isinstance(ask, say.Get):
-            return self._values.get(ask.key, (None, []))
-        if isinstance(ask, say.Add):
-            total = int(self._values.get(ask.key, (b"0", []))[0]) + ask.amount
-            self._values[ask.key] = str(total).encode(), []
-            return total, []
-        if isinstance(ask, say.CompareSet):
-            return self._compare_set(ask), []
-        if isinstance(ask, say.Has):
-            return int(all(key in self._values for key in ask.keys)), []
-        if isinstance(ask, say.Delete):
-            return self._forget(ask.key), []
-        return sum(key.startswith(ask.prefix) for key in self._values), []
-
-    def _compare_set(self, ask: say.CompareSet) -> bytes:
-        found = self._values.get(ask.key)
-        if found is None and ask.expected:
-            return ask.expected  # like torch's stores
-        if found is None or found[0] == ask.expected:
-            self._values[ask.key] = ask.desired, []
-            return ask.desired
-        return found[0]
-
-    def _forget(self, key: str) -> int:
-        value = self._values.pop(key, None)
-        for descriptor in value[1] if value is not None else ():
-            os.close(descriptor)
-        return int(value is not None)
