@@ -109,6 +109,10 @@ class WorkerSettings:
     local_rank: int = 0
     local_world: int = 1
     host: str = "localhost"
+    host_rank: int = 0  # number of the host …
+    hosts: int = 1  # … among the hosts of the run
+    address: str = ""  # of this host, at which other hosts reach it; empty: found by the route to `store_host`
+    interface: str = ""  # the network interface with that address
     cores: tuple[int, ...] = ()  # affinity; empty: unchanged
     threads: int = 1
     gpus: tuple[str, ...] = ()  # names as in CUDA_VISIBLE_DEVICES, its own first
@@ -167,6 +171,23 @@ def asked_threads(environ: Mapping[str, str] | None = None) -> int | None:
     """Threads per process according to the user's OMP_NUM_THREADS; None if the variable is not set."""
     text = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(text) if text.isdigit() and int(text) > 0 else None
+
+
+def hash_seed(environ: Mapping[str, str] | None = None) -> str:
+    """The user's PYTHONHASHSEED, or else a new one: sets of texts then have the same order on every host."""
+    asked = (os.environ if environ is None else environ).get("PYTHONHASHSEED", "")
+    return asked if asked.isdigit() else str(int.from_bytes(os.urandom(4), "big"))
+
+
+def module_path(environ: Mapping[str, str] | None = None) -> str:
+    """PYTHONPATH, with absolute paths."""
+    text = (os.environ if environ is None else environ).get("PYTHONPATH", "")
+    return os.pathsep.join(os.path.abspath(part) for part in text.split(os.pathsep) if part)
+
+
+def ssh_client(environ: Mapping[str, str] | None = None) -> str:
+    """The address from which this process was started over ssh; empty if it was not."""
+    return (os.environ if environ is None else environ).get("SSH_CONNECTION", "").partition(" ")[0]
 
 
 def thread_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

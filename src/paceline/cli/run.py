@@ -19,6 +19,9 @@ from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
 from paceline.errors import UsageError
 from paceline.launch import check, launch
+from paceline.launch.cluster.controller import launch_on
+from paceline.launch.cluster.hosts import HostSpec, parse, read
+from paceline.launch.cluster.ssh import SshHosts
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import new_folder
@@ -97,6 +100,45 @@ Emulate = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="HOST:N,…",
+        help="Run on these hosts over ssh, with N workers on each: a:4,b:4.",
+        show_default="this host",
+        rich_help_panel=options.HOSTS,
+    ),
+]
+HostFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--hostfile",
+        metavar="FILE",
+        help="The same from a file, with one host on each line: a slots=4.",
+        show_default=False,
+        rich_help_panel=options.HOSTS,
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        "--interface",
+        metavar="NAME",
+        help="Network interface between the hosts.",
+        show_default="the fastest that connects all hosts",
+        rich_help_panel=options.HOSTS,
+    ),
+]
+Ssh = Annotated[
+    str,
+    typer.Option(
+        "--ssh",
+        metavar="COMMAND",
+        help="ssh with its own options, such as 'ssh -p 2222'. Keys and users belong into ~/.ssh/config.",
+        rich_help_panel=options.HOSTS,
+    ),
+]
 PresetOption = Annotated[
     str | None,
     typer.Option(
@@ -117,6 +159,7 @@ def add_to(app: typer.Typer) -> None:
             "paceline run -n 4 train.py --epochs 3",
             "paceline run -n 4 -m package.train --epochs 3",
             "paceline run -n 4 --as torchrun train_ddp.py",
+            "paceline run --hosts a:4,b:4 train.py",
         ),
         context_settings=options.SCRIPT_LAST,
     )(run)
@@ -136,6 +179,10 @@ def run(
     timeline: Timeline = None,
     noise_scale: NoiseScale = False,
     emulate: Emulate = None,
+    hosts: Hosts = None,
+    hostfile: HostFile = None,
+    interface: Interface = None,
+    ssh: Ssh = "ssh",
     record: options.RecordParent = options.RECORDS,
     tensorboard: options.TensorBoard = None,
     json: options.Json = False,
@@ -152,6 +199,9 @@ def run(
             workers = found.workers
         mods = reduce(together, mods, tuple(found.mods))
         said = f"preset of {where}: {' '.join(mods) or 'no mods, since there was nothing to gain'}"
+    cluster = listed_hosts(hosts, hostfile, workers)
+    if cluster is not None:
+        workers = sum(host.workers for host in cluster)
     settings = replace(
         asked.settings(),
         workers=options.default_workers(asked.strategy, mod or ()) if workers is None else workers,
@@ -164,7 +214,7 @@ def run(
         noise_scale=noise_scale,
     )
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
-    check(settings, discover(), oversubscribe=asked.oversubscribe)
+    check(settings, discover(), oversubscribe=asked.oversubscribe or cluster is not None)
     if timeline is not None and not timeline.absolute().parent.is_dir():
         raise UsageError(
             f"--timeline {timeline}: there is no folder {timeline.parent}.",
@@ -180,13 +230,17 @@ def run(
 
     try:
         with showing(tensorboard, session.record, live.event) as on_event:
-            outcome = launch(
-                settings,
-                zygote=session.workers(),
-                record=session.record,
-                on_event=on_event,
-                oversubscribe=asked.oversubscribe,
-            )
+            if cluster is not None:
+                backend = SshHosts(cluster, ssh)
+                outcome = launch_on(settings, backend, record=session.record, on_event=on_event, interface=interface)
+            else:
+                outcome = launch(
+                    settings,
+                    zygote=session.workers(),
+                    record=session.record,
+                    on_event=on_event,
+                    oversubscribe=asked.oversubscribe,
+                )
     finally:
         live.close()
     summary = summarize(session.record)
@@ -204,6 +258,22 @@ def run(
         told = document(summary, outcome) | {"as": settings.launch_as}
         session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
     raise typer.Exit(outcome.exit_code)
+
+
+def listed_hosts(typed: str | None, file: Path | None, workers: int | None) -> list[HostSpec] | None:
+    """The hosts that the user has named; None: this host alone."""
+    if typed is not None and file is not None:
+        raise UsageError("--hosts and --hostfile exclude each other.", advice="Leave one of the two options out.")
+    if typed is None and file is None:
+        return None
+    found = parse(typed) if typed is not None else read(file)  # type: ignore[arg-type]
+    total = sum(host.workers for host in found)
+    if workers not in (None, total):
+        raise UsageError(
+            f"-n {workers} contradicts the hosts, which have {count(total, 'worker')} in all.",
+            advice="Leave -n out.",
+        )
+    return found
 
 
 def show_summary(console: Console, summary: Summary, session: Session, *, launch_as: Launcher | None = None) -> None:

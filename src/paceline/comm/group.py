@@ -73,6 +73,7 @@ class Group:
         self._gpus: GpuChannel | Literal[False] | None = None
         self._store: Any = None
         self._address = LOOPBACK  # at which the other workers reach this host
+        self._hosts: list[str] = []  # of each worker
         if self.world > 1:
             self.pulse.enter(CONNECTING)
             self._store = connect_store(settings) if store is None else store
@@ -213,6 +214,13 @@ class Group:
         part.timeline = self.timeline
         return part
 
+    def here(self) -> Group:
+        """The group of this host's workers, in the order of their ranks. Every worker calls it."""
+        if self.is_one_host:
+            return self
+        own = self._hosts[self.rank]
+        return self.along("here", [rank for rank, host in enumerate(self._hosts) if host == own])
+
     def post(self, name: str) -> Post:
         """Point-to-point messages between the workers of this group. Every worker calls it; waits for all."""
         store = self.store(name)
@@ -223,7 +231,7 @@ class Group:
     @property
     def is_one_host(self) -> bool:
         """Whether all workers share the memory of one host."""
-        return self.world == 1 or self._is_one_host
+        return len(set(self._hosts)) < 2
 
     @property
     def is_private(self) -> bool:
@@ -260,12 +268,13 @@ class Group:
         """Shared memory on one host, a hierarchical channel on several hosts, or Gloo with `--backend gloo`."""
         store = within(self._store, "paceline")
         store.set(f"host{self.rank}", host_of_this_process())
-        hosts = [store.get(f"host{rank}").decode() for rank in range(self.world)]
-        local = self._is_one_host = len(set(hosts)) == 1
+        hosts = self._hosts = [store.get(f"host{rank}").decode() for rank in range(self.world)]
+        local = len(set(hosts)) == 1
         try:
             if local and self.backend != "gloo":
                 return MemoryChannel(store, self.rank, self.world)
-            self._address = LOOPBACK if local else address_towards(self._settings.store_host, self._settings.store_port)
+            own = self._settings.address or address_towards(self._settings.store_host, self._settings.store_port)
+            self._address = LOOPBACK if local else own
             if local or self.backend == "gloo":
                 return GlooChannel(store, self.rank, self.world, address=self._address)
             return HostsChannel(store, self.rank, hosts, address=self._address)

@@ -24,9 +24,16 @@ Happened: TypeAlias = FromZygote | Output | tuple[int, FromWorker]
 class Host(Protocol):
     """The workers of a run on one host."""
 
-    name: str
-    ranks: Sequence[int]
-    swept: bool  # no process of the run is left there
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+    @property
+    def swept(self) -> bool:
+        """Whether no process of the run is left there."""
+        ...
 
     def sources(self) -> Sequence[Any]:
         """What to poll."""

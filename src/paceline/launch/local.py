@@ -6,31 +6,26 @@ import contextlib
 import dataclasses
 import difflib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import os
-import platform
-import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import paceline
-from paceline.errors import LaunchError, PacelineError, RecordError, UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.launch import messages, placement
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits, texts
-from paceline.launch.failures.failure import explain
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
+from paceline.launch.outcome import outcome_of, recorded
 from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
 from paceline.launch.watch import Signals, Watch
 from paceline.launch.zygote.handle import Zygote
 from paceline.mods import catalog
-from paceline.record import Outcome, Run, WorkerInfo, last_step, prepare, write_run
+from paceline.record import Outcome, Run, WorkerInfo, write_run
 from paceline.settings import RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.topology import Host, discover
@@ -61,50 +56,29 @@ def launch(
     placed = choose_gpus(run.workers, host)
     if placed is not None:
         host = placed.host
-    prepare(record, share=run.share_record)
-    record = record.resolve()
-    entry = Run(
-        paceline=paceline.__version__,
-        verb=verb,
-        script=run.script,
-        arguments=list(run.arguments),
-        settings=dataclasses.asdict(run),
-        mods=list(run.mods),
-        strategy=strategies.parse(run.strategy).entry.name if run.launch_as is None else "script",
-        versions=_versions(),
-        topology=dataclasses.asdict(host) | (placed.recorded if placed else {}),
-        started=time.time(),
-    )
-    write_run(record, entry)
     dead = remove_dead()
     notices = [found.notice for found in (placed, dead) if found is not None]
     for notice in notices:
         on_event(Notice(notice))
     near = placed.near if placed else ()
-    try:
-        with Signals() as signals:
-            outcome = _watched(
-                run,
-                host,
-                entry,
-                near,
-                zygote=zygote,
-                record=record,
-                signals=signals,
-                on_event=on_event,
-                limit=limit,
-            )
-    except Exception as error:
-        short = limits.shortage(error)
-        told = LaunchError(short[0], advice=short[1]) if short is not None else error
-        if isinstance(told, PacelineError):
-            _conclude(record, entry, Outcome(exit_code=1, seconds=0.0, cause=told.message, message=str(told)))
-        if told is error:
-            raise
-        raise told from error
-    outcome.notices[:0] = notices
-    _conclude(record, entry, outcome)
-    return outcome
+
+    def watched(entry: Run, signals: Signals) -> Outcome:
+        outcome = _watched(
+            run,
+            host,
+            entry,
+            near,
+            zygote=zygote,
+            record=record.resolve(),
+            signals=signals,
+            on_event=on_event,
+            limit=limit,
+        )
+        outcome.notices[:0] = notices
+        return outcome
+
+    topology = dataclasses.asdict(host) | (placed.recorded if placed else {})
+    return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
 
 
 def _check_mods(run: RunSettings) -> None:
@@ -250,14 +224,15 @@ def _watched(
                     spawn = messages.Spawn(orders, os.getcwd(), scratch)
                     here.prepare(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
                     watch.begin()
-                    entry.workers = [_info(order, watch.pids[rank]) for rank, order in enumerate(orders) if watch.pids]
+                    pids = watch.pids
+                    entry.workers = [describe_worker(order, pids[rank]) for rank, order in enumerate(orders) if pids]
                     write_run(record, entry)
             watch.until_swept()
         except BaseException:
             with contextlib.suppress(PacelineError):
                 watch.end_now()
             raise
-    return _outcome(watch, host, record, time.monotonic() - begun)
+    return outcome_of(watch, record, time.monotonic() - begun)
 
 
 def _orders(
@@ -284,7 +259,8 @@ def _orders(
     return orders
 
 
-def _info(order: messages.SpawnOrder, pid: int) -> WorkerInfo:
+def describe_worker(order: messages.SpawnOrder, pid: int) -> WorkerInfo:
+    """A worker, as the record names it."""
     worker = order.settings
     return WorkerInfo(
         rank=worker.rank,
@@ -295,49 +271,3 @@ def _info(order: messages.SpawnOrder, pid: int) -> WorkerInfo:
         gpus=list(worker.gpus),
         environment=order.environment,
     )
-
-
-def _outcome(watch: Watch, host: Host, record: Path, seconds: float) -> Outcome:
-    beats = [standing.beat for standing in watch.standings if standing.beat is not None]
-    outcome = Outcome(
-        exit_code=0,
-        seconds=seconds,
-        steps=max([*(beat.step for beat in beats), *_recorded(record, len(watch.standings))], default=0),
-        view=next((beat.view for beat in beats if beat.view), ""),
-        notices=watch.notices,
-    )
-    if watch.interrupted is not None:
-        outcome.exit_code, outcome.interrupted = 128 + watch.interrupted, True
-        outcome.cause = outcome.message = f"Interrupted by {signal.Signals(watch.interrupted).name}."
-    elif watch.cause is not None:
-        outcome.exit_code = watch.cause.exit_code
-        outcome.failed_rank, outcome.cause = watch.cause.rank, watch.cause.cause
-        outcome.kind, outcome.error = watch.cause.kind, watch.cause.error
-        outcome.message = explain(watch.cause, host.name, record)
-    return outcome
-
-
-def _recorded(record: Path, workers: int) -> list[int]:
-    """The last step of each rank in the record: a killed worker could not send a last heartbeat."""
-    found = (last_step(record, rank) for rank in range(workers))
-    return [step.step for step in found if step is not None]
-
-
-def _conclude(record: Path, entry: Run, outcome: Outcome) -> None:
-    """Writes the outcome to the record. If that fails, the outcome becomes a failure."""
-    entry.outcome = outcome
-    shutil.rmtree(record / "scratch", ignore_errors=True)  # files of ranks above 0: see script/output/rank0.py
-    try:
-        write_run(record, entry)
-    except RecordError as error:
-        outcome.exit_code = outcome.exit_code or 1
-        outcome.message = "\n".join(filter(None, (outcome.message, str(error))))
-
-
-def _versions() -> dict[str, str]:
-    """Versions from the installed packages' metadata: importing torch for its version would take seconds."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "numpy", "msgspec", "pyzmq"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

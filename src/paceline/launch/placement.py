@@ -41,6 +41,8 @@ def environment(worker: WorkerSettings) -> dict[str, str]:
     """The variables that the launcher adds to a worker's environment, after it has dropped those of other launchers.
     The script finds its rank there only with `--as torchrun`."""
     added = {"OMP_NUM_THREADS": str(worker.threads)}
+    if worker.interface:
+        added |= {"GLOO_SOCKET_IFNAME": worker.interface, "NCCL_SOCKET_IFNAME": f"={worker.interface}"}
     if worker.run.launch_as == "torchrun":
         added |= _of_torchrun(worker)
     if worker.world > 1:
@@ -69,8 +71,8 @@ def _of_torchrun(worker: WorkerSettings) -> dict[str, str]:
         "WORLD_SIZE": str(worker.world),
         "LOCAL_RANK": str(worker.local_rank),
         "LOCAL_WORLD_SIZE": str(worker.local_world),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_RANK": str(worker.host_rank),
+        "GROUP_WORLD_SIZE": str(worker.hosts),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(worker.rank),
         "ROLE_WORLD_SIZE": str(worker.world),

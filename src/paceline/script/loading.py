@@ -197,7 +197,9 @@ class Dealer:
         self.stage, self.group = stage, stage.group
         self.grows = stage.run.batch == "scale" and self.group.world > 1
         self._fetch, self._index = fetch, index
-        self._segments = Segments(self.group)
+        # The samples of a batch are shared among the workers of a host: hosts exchange none, and each loads them all.
+        self._near = self.group.here()
+        self._segments = Segments(self._near)
 
     def deal(self, iterator: Any) -> Any:
         """The next batch's indices, with this worker's part marked."""
@@ -210,7 +212,7 @@ class Dealer:
         if not slices and self._must_load_whole(iterator):
             return index
         # Workers with parts of the same rows, along another axis than data, get the same slice.
-        split = Split.of(self.stage.rows if slices else self.group, len(index))
+        split = Split.of(self.stage.rows if slices else self._near, len(index))
         dealt = Dealt(index)
         dealt.start, dealt.stop = split.start, split.start + split.mine
         dealt.use = "slice" if slices else "share"
@@ -243,7 +245,7 @@ class Dealer:
         return self.group.world == 1 or self.stage.aside or in_thread
 
     def _put_together(self, iterator: Any, part: Part) -> Any:
-        split = Split.of(self.group, len(part.dealt))
+        split = Split.of(self._near, len(part.dealt))
         data = None if part.whole else part.data
         parts, whole = self._segments.exchange(data, part.whole, "the samples of a batch")
         if ALWAYS in whole:

@@ -17,6 +17,7 @@ from paceline.topology import discover
 SCRIPT_LAST = {"allow_interspersed_args": False}
 
 HOW = "Run options"
+HOSTS = "Several hosts"
 STALLS = "Stalled workers"
 OUTPUT = "Output"
 

@@ -1,0 +1,234 @@
+"""The agent of one host: `python -m paceline.launch.cluster.agent`, started by a backend (`ssh`, …).
+
+It reads from its standard input where the controller is, tells what it finds on its host, starts the host's workers
+when the controller says so, and passes on what happens. It ends all of them when the controller ends, or no longer
+answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from paceline.errors import PacelineError
+from paceline.launch import messages, placement
+from paceline.launch.cluster import facts, wire
+from paceline.launch.cluster.homing import Homing
+from paceline.launch.cluster.line import Line, NoController, PassedOn
+from paceline.launch.control import ControlChannel
+from paceline.launch.events import Output
+from paceline.launch.gpu_choice import choose_gpus
+from paceline.launch.host import LocalHost
+from paceline.launch.local import describe_worker
+from paceline.launch.processes import state_of
+from paceline.launch.scratch import remove_dead, scratch_folder
+from paceline.launch.store import LinkServer
+from paceline.launch.zygote.handle import Zygote
+from paceline.record import prepare
+from paceline.topology import discover
+
+LOST = 10.0  # seconds without a word from the controller
+_TICK = 0.2  # seconds
+_BRING = 1.0  # seconds between two looks at what the record has grown by
+
+
+class Over(Exception):
+    """The run has ended for this agent."""
+
+
+class Agent:
+    """One run on this host."""
+
+    def __init__(self, boot: wire.Boot, line: Line, zygote: Zygote, stdin: int) -> None:
+        self._boot, self._line, self._zygote, self._stdin = boot, line, zygote, stdin
+        self._heard, self._beat_at, self._bring_at = time.monotonic(), 0.0, 0.0
+        self._listeners = facts.Listeners(())
+        self._host: LocalHost | None = None
+        self._homing: Homing | None = None
+        self._pids: list[int] = []
+        self._orders: list[messages.SpawnOrder] = []
+        self._is_ready = False
+
+    def serve(self, stack: contextlib.ExitStack) -> None:
+        """Until the run is over. `stack` is closed afterwards."""
+        stack.callback(self._destroy)
+        while True:
+            self._turn(stack)
+
+    def _turn(self, stack: contextlib.ExitStack) -> None:
+        poller: Any = zmq.Poller()
+        own = (self._zygote.fileno(),) if self._host is None and not self._is_ready else ()
+        for source in (self._line.socket, self._stdin, *own, *(self._host.sources() if self._host else ())):
+            if source != -1:
+                poller.register(source, zmq.POLLIN)
+        ready = dict(poller.poll(int(1000 * _TICK)))
+        if self._stdin in ready and not os.read(self._stdin, 4096):
+            raise Over  # whoever has started this agent is gone
+        for message in self._line.receive() if self._line.socket in ready else ():
+            self._heard = time.monotonic()
+            self._do(message, stack)
+        if self._zygote.fileno() in ready and self._host is None:
+            self._is_ready = isinstance(self._zygote.receive(), messages.Ready)
+            self._line.send(wire.Ready())
+        if self._host is not None:
+            self._relay(self._host, ready)
+        self._look_at_the_clock()
+
+    def _do(self, message: wire.ToAgent, stack: contextlib.ExitStack) -> None:
+        if isinstance(message, wire.Listen):
+            self._listeners = facts.Listeners(message.addresses)
+            self._line.send(wire.Listening(self._listeners.ports))
+        elif isinstance(message, wire.Connect):
+            self._line.send(wire.Reached(facts.connect_all(message.places)))
+        elif isinstance(message, wire.Begin):
+            self._listeners.close()
+            self._begin(message, stack)
+        elif isinstance(message, wire.Signal):
+            if self._host is not None and not self._host.swept:
+                self._host.signal(message.number)
+        elif isinstance(message, wire.Where):
+            if self._host is not None:
+                self._host.ask_where(message.rank)
+        elif isinstance(message, wire.End):
+            raise Over
+
+    def _begin(self, begin: wire.Begin, stack: contextlib.ExitStack) -> None:
+        scratch = stack.enter_context(scratch_folder(Path(self._boot.folder)))
+        record = Path(scratch) / "record"
+        prepare(record)
+        self._homing = Homing(record)
+        channel = ControlChannel(Path(scratch))
+        stack.callback(channel.close)
+        passed_on = PassedOn(self._boot, self._line.address)
+        links = stack.enter_context(LinkServer(begin.workers, passed_on))
+        stack.callback(passed_on.stop)
+        (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
+        ranks = range(begin.first, begin.first + begin.workers)
+        self._host = LocalHost(
+            self._boot.folder, ranks, zygote=self._zygote, channel=channel, pipes={out: "stdout", err: "stderr"}
+        )
+        stack.callback(self._host.close)
+        self._orders = self._place(begin, record, channel)
+        spawn = messages.Spawn(self._orders, self._boot.folder, scratch)
+        try:
+            self._host.prepare(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
+            self._host.spawn()
+        finally:
+            links.let_go()
+            os.close(rank_0_out)
+            os.close(rank_0_err)
+
+    def _place(self, begin: wire.Begin, record: Path, channel: ControlChannel) -> list[messages.SpawnOrder]:
+        host = discover()
+        chosen = choose_gpus(begin.workers, host)
+        here = dataclasses.replace(begin.run, workers=begin.workers)
+        assert self._zygote.ready is not None
+        placed = placement.place(
+            here,
+            chosen.host if chosen else host,
+            own_threads=self._zygote.ready.threads,
+            near=chosen.near if chosen else (),
+        )
+        orders = []
+        for worker in placed:
+            settings = dataclasses.replace(
+                worker,
+                run=begin.run,
+                rank=begin.first + worker.local_rank,
+                world=begin.run.workers,
+                host_rank=begin.host,
+                hosts=begin.hosts,
+                record=str(record),
+                address=begin.address,
+                interface=begin.interface,
+                store_host=begin.master,
+                store_port=begin.master_port,
+                control=channel.address,
+                control_key=channel.key,
+                token=channel.token,
+                terminal=begin.terminal,
+            )
+            orders.append(messages.SpawnOrder(settings, placement.environment(settings)))
+        return orders
+
+    def _relay(self, host: LocalHost, ready: dict[Any, int]) -> None:
+        for happened in host.take(ready):
+            if isinstance(happened, tuple):
+                self._line.send(wire.Said(*happened))
+            elif isinstance(happened, Output):
+                self._line.send(wire.Out(happened.stream, happened.data))
+            elif isinstance(happened, messages.Forked):
+                self._pids = happened.pids
+                told = [describe_worker(order, pid) for order, pid in zip(self._orders, self._pids, strict=True)]
+                self._line.send(wire.Forked(tuple(self._pids), tuple(msgspec.to_builtins(told))))
+            elif isinstance(happened, messages.Ended):
+                self._line.send(wire.Ended(happened.rank, happened.code))
+        if host.is_over() and self._homing is not None:
+            for grown in self._homing.everything():
+                self._line.send(grown)
+            self._homing = None
+            self._line.send(wire.Swept())
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        if now - self._heard > LOST:
+            raise Over
+        if now >= self._beat_at:
+            self._beat_at = now + wire.BEAT
+            warning = self._host.look(now) if self._host is not None else ""
+            self._line.send(wire.States("".join(state_of(pid) or "-" for pid in self._pids), warning))
+        if now >= self._bring_at and self._homing is not None:
+            self._bring_at = now + _BRING
+            for grown in self._homing.grown():
+                self._line.send(grown)
+
+    def _destroy(self) -> None:
+        """Nothing of the run is left on this host, whatever has happened."""
+        self._listeners.close()
+        if self._host is not None and not self._host.swept:
+            self._host.destroy()
+        self._zygote.close()
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the controller decides; its end is seen by the end of standard input
+    boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=wire.Boot)
+    stdin = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    remove_dead()
+    found = facts.find(boot.script, boot.folder)
+    try:
+        line = Line(boot)
+    except NoController as error:
+        print(f"this host cannot reach {error}", file=sys.stderr)
+        return 3
+    line.send(wire.Hello(found))
+    with contextlib.ExitStack() as stack:
+        stack.callback(line.close)
+        try:
+            with contextlib.ExitStack() as started:
+                Agent(boot, line, Zygote.start(), stdin).serve(started)
+        except Over:
+            pass
+        except PacelineError as error:
+            line.send(wire.Trouble(error.message, error.advice))
+        except Exception as error:
+            line.send(wire.Trouble(f"{type(error).__name__}: {error}", ""))
+            raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

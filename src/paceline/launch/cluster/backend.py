@@ -1,0 +1,29 @@
+"""What a cluster backend is: how agents get to hosts. One file a backend: `ssh.py`, …"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from paceline.launch.cluster.hosts import HostSpec
+
+
+class Handle(Protocol):
+    """A started agent, as the system that has started it sees it."""
+
+    def ended(self) -> str | None:
+        """None while it runs; afterwards why it has ended, in words, if the system says so."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it, if the system can. Without its handle an agent ends by itself, and all of the run on its host."""
+        ...
+
+
+class ClusterBackend(Protocol):
+    """Starts one agent on each host of a run."""
+
+    def hosts(self) -> list[HostSpec]: ...
+
+    def start_agent(self, host: HostSpec, variables: dict[str, str], secret_on_stdin: bytes) -> Handle:
+        """Returns at once. `secret_on_stdin` must appear in no process list and no log. `variables` may."""
+        ...

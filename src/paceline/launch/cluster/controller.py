@@ -1,0 +1,132 @@
+"""`launch_on`: one run on several hosts, from the checks before it to the outcome after it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from paceline.errors import PacelineError
+from paceline.launch import placement
+from paceline.launch.cluster import facts, preflight, wire
+from paceline.launch.cluster.backend import ClusterBackend
+from paceline.launch.cluster.remote import Agents, RemoteHost
+from paceline.launch.events import Event, Notice
+from paceline.launch.outcome import outcome_of, recorded
+from paceline.launch.versions import compared
+from paceline.launch.watch import Signals, Watch
+from paceline.record import Outcome, Run, WorkerInfo, write_run
+from paceline.settings import RunSettings, hash_seed, module_path
+
+
+def launch_on(
+    run: RunSettings,
+    backend: ClusterBackend,
+    *,
+    record: Path,
+    on_event: Callable[[Event], None],
+    interface: str | None = None,
+    verb: str = "run",
+) -> Outcome:
+    """Runs the script on the workers of all hosts, `run.workers` in all, ranks host by host. As `launch`, and
+    LaunchError with all problems if some hosts cannot be used."""
+    hosts = backend.hosts()
+    assert run.workers == sum(host.workers for host in hosts)
+    topology = {"hosts": [dataclasses.asdict(host) for host in hosts]}
+
+    def watched(entry: Run, signals: Signals) -> Outcome:
+        return _watched(run, backend, entry, signals, record.resolve(), on_event, interface)
+
+    return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
+
+
+def _watched(
+    run: RunSettings,
+    backend: ClusterBackend,
+    entry: Run,
+    signals: Signals,
+    record: Path,
+    on_event: Callable[[Event], None],
+    interface: str | None,
+) -> Outcome:
+    begun = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        agents = Agents(len(backend.hosts()))
+        stack.callback(agents.close)
+        hosts = _start(run, backend, agents, record, stack)
+        notices, way = preflight.check(
+            hosts,
+            versions=compared(),
+            digest="" if run.module else facts.digest(run.script),
+            folder=os.getcwd(),
+            script=run.script,
+            interface=interface,
+            interrupted=lambda: bool(signals.came),
+        )
+        watch = Watch(run, hosts=hosts, signals=signals, record=record, on_event=on_event)
+        watch.notices += notices
+        stack.callback(watch.close)
+        for notice in notices:
+            on_event(Notice(notice))
+        try:
+            watch.until(lambda: all(host.is_ready for host in hosts))
+            if watch.interrupted is None:
+                _prepare(run, hosts, way)
+                watch.begin()
+                told = [worker for host in hosts for worker in host.workers]
+                entry.workers = msgspec.convert(told, list[WorkerInfo])
+                write_run(record, entry)
+            watch.until_swept()
+        except BaseException:
+            with contextlib.suppress(PacelineError):
+                watch.end_now()
+            raise
+        return outcome_of(watch, record, time.monotonic() - begun)
+
+
+def _start(
+    run: RunSettings, backend: ClusterBackend, agents: Agents, record: Path, stack: contextlib.ExitStack
+) -> list[RemoteHost]:
+    addresses = tuple(each.address for each in facts.interfaces())
+    variables = {"PYTHONHASHSEED": hash_seed()} | ({"PYTHONPATH": path} if (path := module_path()) else {})
+    hosts, first = [], 0
+    for number, spec in enumerate(backend.hosts()):
+        boot = wire.Boot(
+            number=number,
+            addresses=(*addresses, "127.0.0.1"),
+            port=agents.port,
+            store_port=agents.store_port,
+            key=agents.key,
+            token=agents.token,
+            script="" if run.module else run.script,
+            folder=os.getcwd(),
+        )
+        handle = backend.start_agent(spec, variables, msgspec.json.encode(boot))
+        hosts.append(RemoteHost(spec, number, first, agents=agents, handle=handle, record=record))
+        stack.callback(hosts[-1].close)
+        first += spec.workers
+    return hosts
+
+
+def _prepare(run: RunSettings, hosts: list[RemoteHost], way: preflight.Way | None) -> None:
+    (port,) = placement.free_ports(1)
+    terminal = tuple((stream, *os.get_terminal_size(stream)) for stream in (1, 2) if os.isatty(stream))
+    own = [each.address for each in way.interfaces] if way is not None else ["127.0.0.1"]
+    for host in hosts:
+        host.begin = wire.Begin(
+            run=run,
+            first=host.ranks[0],
+            workers=len(host.ranks),
+            host=host.number,
+            hosts=len(hosts),
+            address=own[host.number],
+            interface=way.interfaces[host.number].name if way is not None else "",
+            master=own[0],
+            master_port=port,
+            terminal=terminal,
+        )

@@ -1,0 +1,227 @@
+"""The controller's side of the agents: their sockets, and each host as the watch of a run sees it."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+import zmq
+
+from paceline.comm.link import messages as say
+from paceline.errors import LaunchError
+from paceline.launch import messages
+from paceline.launch.cluster import wire
+from paceline.launch.cluster.backend import Handle
+from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.events import Output
+from paceline.launch.host import Happened
+from paceline.launch.store import Values
+from paceline.record.folder import unwritable
+from paceline.record.private import make_folder, opened
+
+LOST = 10.0  # seconds without a heartbeat of an agent
+
+
+class Agents:
+    """The sockets of a run's agents: one for what happens, and one, served by a thread, for the store."""
+
+    def __init__(self, count: int) -> None:
+        public, secret = zmq.curve_keypair()
+        self.key, self.token = public.decode(), secrets.token_urlsafe(24)
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.LINGER, 0)
+        self.socket, self.port = self._listen(secret)
+        self.inboxes: list[deque[wire.FromAgent]] = [deque() for _ in range(count)]
+        self._peers: dict[int, bytes] = {}
+        self._decoder = msgspec.msgpack.Decoder(wire.Envelope)
+        store, self.store_port = self._listen(secret)
+        self._over, self._end = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve_store, args=(store,), name="store of the run", daemon=True)
+        self._thread.start()
+
+    def pump(self) -> None:
+        """Sorts all messages that have arrived into the hosts' inboxes; never waits."""
+        while True:
+            try:
+                peer, body = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                continue
+            try:
+                envelope = self._decoder.decode(body)
+            except msgspec.DecodeError:
+                continue
+            if self._is_ours(envelope.token) and 0 <= envelope.number < len(self.inboxes):
+                self._peers[envelope.number] = peer
+                self.inboxes[envelope.number].append(envelope.message)
+
+    def send(self, number: int, message: wire.ToAgent) -> None:
+        """Sends a message to an agent, if it has said something before."""
+        if (peer := self._peers.get(number)) is not None:
+            self.socket.send_multipart([peer, msgspec.msgpack.encode(message)])
+
+    def close(self) -> None:
+        os.close(self._end)
+        self._thread.join()
+        os.close(self._over)
+        self.socket.close(linger=1000)
+        self._context.term()
+
+    def _listen(self, secret: bytes) -> tuple[Any, int]:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.LARGEST)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        return socket, socket.bind_to_random_port("tcp://0.0.0.0")
+
+    def _is_ours(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def _serve_store(self, socket: Any) -> None:
+        values, decoder = Values(), msgspec.msgpack.Decoder(wire.StoreAsk)
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._over, zmq.POLLIN)
+        while self._over not in dict(poller.poll()):
+            try:
+                peer, body = socket.recv_multipart()
+                asked = decoder.decode(body)
+            except (ValueError, msgspec.DecodeError):
+                continue
+            if self._is_ours(asked.token):
+                value, _ = values.do(asked.ask, [])
+                socket.send_multipart([peer, msgspec.msgpack.encode(say.Told(value))])
+        socket.close(linger=0)
+
+
+class RemoteHost:
+    """One host of a run, which an agent looks after."""
+
+    def __init__(
+        self, spec: HostSpec, number: int, first: int, *, agents: Agents, handle: Handle, record: Path
+    ) -> None:
+        self.name, self.ranks, self.swept = spec.name, range(first, first + spec.workers), True
+        self.number, self._agents, self._handle, self._record = number, agents, handle, record
+        self.is_ready = False
+        self.workers: Sequence[dict[str, Any]] = ()  # for the record
+        self.begin: wire.Begin | None = None
+        self._heard = time.monotonic()
+        self._beat_at = 0.0
+        self._letters, self._warning = "", ""
+        self._is_lost = False
+
+    def expect(self) -> Iterator[wire.FromAgent]:
+        """What the agent has said before its workers were started; never waits. Raises LaunchError if it is gone."""
+        self._agents.pump()
+        if (now := time.monotonic()) >= self._beat_at:
+            self._beat_at = now + wire.BEAT
+            self.say(wire.Alive())
+        inbox = self._agents.inboxes[self.number]
+        while inbox:
+            self._heard = time.monotonic()
+            yield inbox.popleft()
+        self._check()
+
+    def sources(self) -> Sequence[Any]:
+        return (self._agents.socket,)
+
+    def take(self, ready: Mapping[Any, int]) -> Iterator[Happened]:
+        for message in self.expect():
+            if isinstance(message, wire.Ready):
+                self.is_ready = True
+            elif isinstance(message, wire.Forked):
+                self.workers = message.workers
+                yield messages.Forked(list(message.pids))
+            elif isinstance(message, wire.Said) and message.rank in self.ranks:
+                yield message.rank, message.message
+            elif isinstance(message, wire.Out) and 0 in self.ranks:
+                yield Output(0, message.stream, message.data)
+            elif isinstance(message, wire.Ended) and message.rank in self.ranks:
+                yield messages.Ended(message.rank, message.code)
+            elif isinstance(message, wire.Grown):
+                self._bring(message)
+            elif isinstance(message, wire.Swept):
+                self.swept = True
+                self.say(wire.End())
+                yield messages.Swept()
+            elif isinstance(message, wire.Trouble):
+                self.swept = True
+                raise LaunchError(f"On {self.name}: {message.message}", advice=message.advice)
+            elif isinstance(message, wire.States):
+                self._letters, self._warning = message.letters, message.warning
+
+    def say(self, message: wire.ToAgent) -> None:
+        self._agents.send(self.number, message)
+
+    def spawn(self) -> None:
+        assert self.begin is not None
+        self.swept = False
+        self.say(self.begin)
+
+    def signal(self, number: int) -> None:
+        self.say(wire.Signal(number))
+
+    def ask_where(self, rank: int) -> bool:
+        self.say(wire.Where(rank))
+        return True
+
+    def state_of(self, pid: int) -> str:
+        pids = [worker.get("pid") for worker in self.workers]
+        letters = dict(zip(pids, self._letters, strict=False))
+        return letters.get(pid, "").strip("-")
+
+    def look(self, now: float) -> str:
+        warning, self._warning = self._warning, ""
+        return f"On {self.name}: {warning}" if warning else ""
+
+    def is_over(self) -> bool:
+        return self.swept
+
+    def destroy(self) -> None:
+        self._handle.kill()
+        self.swept = True
+
+    def close(self) -> None:
+        """Ends the agent, and with it all of the run on its host."""
+        self.say(wire.End())
+        self._handle.kill()
+
+    def _check(self) -> None:
+        """Raises LaunchError once if the host is lost."""
+        if self._is_lost or (self.begin is not None and self.swept):
+            return
+        why = self._handle.ended()
+        if why is None and time.monotonic() - self._heard > LOST and self.begin is not None:
+            why = f"it has not answered for {LOST:.0f} s"
+        if why is not None:
+            self._is_lost = self.swept = True
+            raise LaunchError(
+                f"The host {self.name}, with {_ranks(self.ranks)}, is lost: {why}.",
+                advice="Look whether the host runs and can be reached, then start the run again.",
+            )
+
+    def _bring(self, grown: wire.Grown) -> None:
+        """A part of the record comes home."""
+        path = PurePosixPath(grown.name)
+        if path.is_absolute() or ".." in path.parts or path.name == "run.json":
+            return
+        try:
+            make_folder((self._record / path).parent)
+            with opened(self._record / path, append=True) as file:
+                file.write(grown.data)
+        except OSError as error:
+            raise unwritable(self._record, error) from error
+
+
+def _ranks(ranks: range) -> str:
+    return f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {ranks[0]} to {ranks[-1]}"

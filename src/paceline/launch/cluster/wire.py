@@ -1,0 +1,199 @@
+"""The messages between the controller of a run and its agents, one on each host.
+
+They travel over ZeroMQ, encrypted with keys made for the run; every message from an agent carries the run's token. They
+are msgpack: decoding yields data and never runs code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from paceline.comm.link import messages as store
+from paceline.launch import messages
+from paceline.settings import RunSettings
+
+LARGEST = 64 << 20  # most bytes of a message
+BEAT = 0.5  # seconds between heartbeats, in both directions
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent reads from its standard input: where the controller is, and how to prove that it belongs to it."""
+
+    number: int  # of the host
+    addresses: tuple[str, ...]  # of the controller
+    port: int
+    store_port: int
+    key: str  # the controller's public key
+    token: str
+    script: str  # a path, to be compared; empty: a module
+    folder: str  # the working directory of the script
+
+
+# --- agent → controller
+
+
+class Interface(NamedTuple):
+    """A network interface that is up. `speed` is in Mbit/s, 0 if the kernel does not know it."""
+
+    name: str
+    address: str
+    network: str  # such as 10.0.0.0/24
+    speed: int
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent finds on its host before anything is started."""
+
+    host: str
+    versions: dict[str, str]
+    at: float  # its clock
+    digest: str  # of the script; empty: there is none at this path
+    has_folder: bool
+    interfaces: tuple[Interface, ...]
+    cores: int
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """The first message of an agent."""
+
+    facts: Facts
+
+
+class Listening(msgspec.Struct, tag=True, frozen=True):
+    """The ports at which the agent listens, for a trial of the network: one for each of its interfaces."""
+
+    ports: tuple[int, ...]
+
+
+class Reached(msgspec.Struct, tag=True, frozen=True):
+    """Of the places that an agent was to connect to, why it could not; empty where it could."""
+
+    failures: tuple[str, ...]
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The host's zygote can fork."""
+
+
+class Forked(msgspec.Struct, tag=True, frozen=True):
+    """The host's workers run. `workers` describes them for the record."""
+
+    pids: tuple[int, ...]
+    workers: tuple[dict[str, object], ...]
+
+
+class Said(msgspec.Struct, tag=True, frozen=True):
+    """A message of a worker."""
+
+    rank: int
+    message: messages.Beat | messages.Said | messages.Failed | messages.Stack
+
+
+class Out(msgspec.Struct, tag=True, frozen=True):
+    """Rank 0's output."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+
+
+class Ended(msgspec.Struct, tag=True, frozen=True):
+    rank: int
+    code: int
+
+
+class Grown(msgspec.Struct, tag=True, frozen=True):
+    """New bytes at the end of a file of the record."""
+
+    name: str
+    data: bytes
+
+
+class Swept(msgspec.Struct, tag=True, frozen=True):
+    """No process of the run is left on the host, and its part of the record has been sent."""
+
+
+class Trouble(msgspec.Struct, tag=True, frozen=True):
+    """The agent cannot go on. `advice` may be empty."""
+
+    message: str
+    advice: str
+
+
+class States(msgspec.Struct, tag=True, frozen=True):
+    """A heartbeat, with the kernel's letter for the state of each worker's process."""
+
+    letters: str = ""
+    warning: str = ""  # about the host itself
+
+
+FromAgent = (
+    Hello | Listening | Reached | Ready | Forked | Said | Out | Ended | Grown | Swept | Trouble | States
+)  # fmt: skip
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """Around every message from an agent."""
+
+    token: str
+    number: int  # of the host
+    message: FromAgent
+
+
+class StoreAsk(msgspec.Struct, frozen=True):
+    """A worker's request to the store of the run, passed on by its agent."""
+
+    token: str
+    ask: store.Ask
+
+
+# --- controller → agent
+
+
+class Listen(msgspec.Struct, tag=True, frozen=True):
+    """Listen at these addresses of yours, for a trial of the network."""
+
+    addresses: tuple[str, ...]
+
+
+class Connect(msgspec.Struct, tag=True, frozen=True):
+    """Try to connect to these places, from these addresses of yours."""
+
+    places: tuple[tuple[str, str, int], ...]  # own address, address, port
+
+
+class Begin(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Start the host's workers."""
+
+    run: RunSettings
+    first: int  # rank of the host's first worker
+    workers: int  # on this host
+    host: int  # number of this host …
+    hosts: int  # … among so many
+    address: str  # of this host, at which the other hosts reach it
+    interface: str
+    master: str  # address of the first host
+    master_port: int
+    terminal: tuple[tuple[int, int, int], ...] = ()
+
+
+class Signal(msgspec.Struct, tag=True, frozen=True):
+    number: int
+
+
+class Where(msgspec.Struct, tag=True, frozen=True):
+    """Ask a worker for its stack."""
+
+    rank: int
+
+
+class Alive(msgspec.Struct, tag=True, frozen=True):
+    """A heartbeat of the controller."""
+
+
+class End(msgspec.Struct, tag=True, frozen=True):
+    """The run is over: end yourself."""
+
+
+ToAgent = Listen | Connect | Begin | Signal | Where | Alive | End
