@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,13 @@ class Agent:
         self._homing: Homing | None = None
         self._pids: list[int] = []
         self._orders: list[messages.SpawnOrder] = []
-        self._is_ready = False
+        self._is_ready = zygote.ready is not None
 
     def serve(self, stack: contextlib.ExitStack) -> None:
         """Until the run is over. `stack` is closed afterwards."""
         stack.callback(self._destroy)
+        if self._is_ready:
+            self._line.send(wire.Ready())
         while True:
             self._turn(stack)
 
@@ -114,7 +117,7 @@ class Agent:
         (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
         ranks = range(begin.first, begin.first + begin.workers)
         self._host = LocalHost(
-            self._boot.folder, ranks, zygote=self._zygote, channel=channel, pipes={out: "stdout", err: "stderr"}
+            self._line.address, ranks, zygote=self._zygote, channel=channel, pipes={out: "stdout", err: "stderr"}
         )
         stack.callback(self._host.close)
         self._orders = self._place(begin, record, channel)
@@ -196,7 +199,6 @@ class Agent:
         self._listeners.close()
         if self._host is not None and not self._host.swept:
             self._host.destroy()
-        self._zygote.close()
 
 
 def main() -> int:
@@ -208,6 +210,11 @@ def main() -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     remove_dead()
+    return attend(boot, stdin, Zygote.start)
+
+
+def attend(boot: wire.Boot, stdin: int, start: Callable[[], contextlib.AbstractContextManager[Zygote]]) -> int:
+    """Looks after this host until the run is over there. Returns the exit code."""
     found = facts.find(boot.script, boot.folder)
     try:
         line = Line(boot)
@@ -218,8 +225,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)
         try:
-            with contextlib.ExitStack() as started:
-                Agent(boot, line, Zygote.start(), stdin).serve(started)
+            with start() as zygote, contextlib.ExitStack() as started:
+                Agent(boot, line, zygote, stdin).serve(started)
         except Over:
             pass
         except PacelineError as error:

@@ -14,8 +14,9 @@ class Handle(Protocol):
         """None while it runs; afterwards why it has ended, in words, if the system says so."""
         ...
 
-    def kill(self) -> None:
-        """Ends it, if the system can. Without its handle an agent ends by itself, and all of the run on its host."""
+    def kill(self, patience: float = 5.0) -> None:
+        """Lets it end, and ends it after so many seconds, if the system can. An agent that loses its controller ends
+        by itself, and all of the run on its host with it."""
         ...
 
 

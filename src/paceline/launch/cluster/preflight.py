@@ -14,7 +14,7 @@ from typing import TypeVar
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import TRIAL
-from paceline.launch.cluster.remote import RemoteHost
+from paceline.launch.cluster.remote import HostLostError, RemoteHost
 
 HELLO = 16.0  # seconds for an agent to say its first word
 CLOCKS = 5.0  # seconds by which clocks may differ
@@ -200,9 +200,9 @@ def _from_all(
                     elif isinstance(message, wire.Ready):
                         host.is_ready = True
                     elif isinstance(message, wire.Trouble):
-                        raise LaunchError(message.message)
-            except LaunchError as error:
-                problems.add(host, error.message)
+                        raise HostLostError(host.name, host.ranks, message.message)
+            except HostLostError as error:
+                problems.add(host, error.why)
                 left.remove(host)
                 continue
             if host.number in found:

@@ -30,6 +30,18 @@ from paceline.record.private import make_folder, opened
 LOST = 10.0  # seconds without a heartbeat of an agent
 
 
+class HostLostError(LaunchError):
+    """A host of the run is gone, with all of its workers. `why` is a clause."""
+
+    def __init__(self, name: str, ranks: range, why: str) -> None:
+        who = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {ranks[0]} to {ranks[-1]}"
+        super().__init__(
+            f"The host {name}, with {who}, is lost: {why}.",
+            advice="Look whether the host runs and can be reached, then start the run again.",
+        )
+        self.why = why
+
+
 class Agents:
     """The sockets of a run's agents: one for what happens, and one, served by a thread, for the store."""
 
@@ -188,13 +200,13 @@ class RemoteHost:
         return self.swept
 
     def destroy(self) -> None:
-        self._handle.kill()
+        self._handle.kill(0.0)
         self.swept = True
 
     def close(self) -> None:
         """Ends the agent, and with it all of the run on its host."""
         self.say(wire.End())
-        self._handle.kill()
+        self._handle.kill(0.0 if self._is_lost else 5.0)
 
     def _check(self) -> None:
         """Raises LaunchError once if the host is lost."""
@@ -205,10 +217,7 @@ class RemoteHost:
             why = f"it has not answered for {LOST:.0f} s"
         if why is not None:
             self._is_lost = self.swept = True
-            raise LaunchError(
-                f"The host {self.name}, with {_ranks(self.ranks)}, is lost: {why}.",
-                advice="Look whether the host runs and can be reached, then start the run again.",
-            )
+            raise HostLostError(self.name, self.ranks, why.rstrip("."))
 
     def _bring(self, grown: wire.Grown) -> None:
         """A part of the record comes home."""
@@ -221,7 +230,3 @@ class RemoteHost:
                 file.write(grown.data)
         except OSError as error:
             raise unwritable(self._record, error) from error
-
-
-def _ranks(ranks: range) -> str:
-    return f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {ranks[0]} to {ranks[-1]}"

@@ -71,7 +71,7 @@ class SshAgent:
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else f"it ended with code {self._process.returncode if self._process else 1}"
 
-    def kill(self) -> None:
+    def kill(self, patience: float = 5.0) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
             try:
@@ -79,7 +79,7 @@ class SshAgent:
             except BrokenPipeError:
                 pass
             try:
-                self._process.wait(timeout=5)
+                self._process.wait(timeout=patience)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

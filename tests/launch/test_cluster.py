@@ -1,0 +1,173 @@
+"""Parts of a run on several hosts, each by itself: lists of hosts, the store between agents, the record's way home."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.comm.link import messages as say
+from paceline.errors import UsageError
+from paceline.launch.cluster import wire
+from paceline.launch.cluster.facts import Listeners, connect_all, interfaces
+from paceline.launch.cluster.homing import Homing
+from paceline.launch.cluster.hosts import HostSpec, parse, read
+from paceline.launch.cluster.line import Line, NoController, PassedOn
+from paceline.launch.cluster.remote import Agents, HostLostError, RemoteHost
+
+
+def test_hosts_as_they_are_typed(tmp_path: Path) -> None:
+    assert parse("a:4, user@b.example:2,c") == [HostSpec("a", 4), HostSpec("user@b.example", 2), HostSpec("c", 1)]
+    assert parse("[fe80::1]:3") == [HostSpec("fe80::1", 3)]
+    (tmp_path / "hosts").write_text("# two racks\na slots=4\nb 2  # slow\nc:8 max_slots=9\n\nd\n")
+    assert read(tmp_path / "hosts") == [HostSpec("a", 4), HostSpec("b", 2), HostSpec("c", 8), HostSpec("d", 1)]
+
+
+@pytest.mark.parametrize("typed", ["", ",", "a:", "a:b", "a:4:4", "a b", "a:2,a:2", "a:0"])
+def test_a_wrong_list_of_hosts_is_refused(typed: str) -> None:
+    with pytest.raises(UsageError, match="--hosts"):
+        parse(typed)
+
+
+@given(st.lists(st.tuples(st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True), st.integers(1, 99)), min_size=1))
+def test_any_list_is_read_back(listed: list[tuple[str, int]]) -> None:
+    hosts = [HostSpec(name, workers) for name, workers in dict(listed).items()]
+    assert parse(",".join(map(str, hosts))) == hosts
+
+
+def test_a_port_that_answers_and_one_that_does_not() -> None:
+    listeners = Listeners(["127.0.0.1"])
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        places = [("127.0.0.1", "127.0.0.1", port) for port in (listeners.ports[0], closed.getsockname()[1])]
+        reached = connect_all(places, 5.0)
+    listeners.close()
+    assert reached == ("", "Connection refused")
+    assert all(not each.address.startswith("127.") for each in interfaces())
+
+
+class Never:
+    """A handle on an agent that this process plays."""
+
+    why: str | None = None
+
+    def ended(self) -> str | None:
+        return self.why
+
+    def kill(self, patience: float = 0.0) -> None:
+        pass
+
+
+@pytest.fixture
+def agents() -> Iterator[Agents]:
+    found = Agents(1)
+    yield found
+    found.close()
+
+
+def boot_of(agents: Agents, token: str | None = None) -> wire.Boot:
+    return wire.Boot(
+        number=0,
+        addresses=("127.0.0.1",),
+        port=agents.port,
+        store_port=agents.store_port,
+        key=agents.key,
+        token=token or agents.token,
+        script="",
+        folder="/",
+    )
+
+
+def until(host: RemoteHost, kind: type) -> object:
+    while True:
+        for message in host.expect():
+            if isinstance(message, kind):
+                return message
+
+
+def test_what_an_agent_says_arrives_and_what_a_stranger_says_does_not(agents: Agents, tmp_path: Path) -> None:
+    host = RemoteHost(HostSpec("a", 2), 0, 0, agents=agents, handle=Never(), record=tmp_path)
+    stranger, line = Line(boot_of(agents, "guessed")), Line(boot_of(agents))
+    stranger.send(wire.Trouble("let me in", ""))
+    line.send(wire.Ready())
+    assert until(host, wire.FromAgent) == wire.Ready()
+    host.say(wire.Where(1))
+    while not (heard := [message for message in line.receive() if not isinstance(message, wire.Alive)]):
+        line.socket.poll(100)
+    assert heard == [wire.Where(1)]
+    for each in (stranger, line):
+        each.close()
+
+
+def test_a_controller_that_cannot_be_reached_is_told_of(agents: Agents) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = wire.Boot(
+            number=0,
+            addresses=("127.0.0.1",),
+            port=closed.getsockname()[1],
+            store_port=1,
+            key=agents.key,
+            token="",
+            script="",
+            folder="/",
+        )
+        with pytest.raises(NoController, match="Connection refused"):
+            Line(nobody)
+
+
+def test_an_agent_that_ends_is_a_lost_host(agents: Agents, tmp_path: Path) -> None:
+    handle = Never()
+    host = RemoteHost(HostSpec("a", 2), 0, 2, agents=agents, handle=handle, record=tmp_path)
+    handle.why = "Connection closed."
+    with pytest.raises(HostLostError, match="The host a, with workers 2 to 3, is lost: Connection closed"):
+        list(host.expect())
+
+
+def test_values_go_to_the_controller_and_descriptors_stay_on_the_host(agents: Agents) -> None:
+    one, two = (PassedOn(boot_of(agents), "127.0.0.1") for _ in range(2))
+    try:
+        assert one.do(say.Set("key", b"value"), []) == (None, [])
+        assert two.do(say.Get("key"), []) == (b"value", [])
+        assert [each.do(say.Add("count", 2), [])[0] for each in (one, two)] == [2, 4]
+        reads, writes = os.pipe()
+        one.do(say.Set("pipe", b""), [writes])
+        assert one.do(say.Get("pipe"), []) == (b"", [writes])
+        assert two.do(say.Get("pipe"), []) == (None, [])
+        assert two.do(say.Has(["key", "count"]), []) == (1, [])
+        os.close(reads)
+    finally:
+        for each in (one, two):
+            each.close()
+
+
+def test_the_record_comes_home_and_nothing_else_is_written(agents: Agents, tmp_path: Path) -> None:
+    away, home = tmp_path / "away", tmp_path / "home"
+    for folder in (away / "scratch", home):
+        folder.mkdir(parents=True, mode=0o700)
+    host = RemoteHost(HostSpec("a", 1), 0, 0, agents=agents, handle=Never(), record=home)
+    homing, line = Homing(away), Line(boot_of(agents))
+    steps = away / "steps.rank0.jsonl"
+    for text in ("one\n", "two\n"):
+        with steps.open("a") as file:
+            file.write(text)
+        for grown in homing.grown():
+            line.send(grown)
+    (away / "trace.rank0.json.gz").write_bytes(os.urandom(3 << 20))
+    (away / "scratch" / "file").write_text("left behind")
+    for grown in (*homing.everything(), wire.Grown("../outside", b"x"), wire.Grown("run.json", b"x")):
+        line.send(grown)
+    line.send(wire.Swept())
+    host.begin, host.swept = None, False
+    while not host.swept:
+        list(host.take({}))
+    assert sorted(path.name for path in home.rglob("*")) == ["steps.rank0.jsonl", "trace.rank0.json.gz"]
+    assert (home / "steps.rank0.jsonl").read_text() == "one\ntwo\n"
+    assert (home / "trace.rank0.json.gz").read_bytes() == (away / "trace.rank0.json.gz").read_bytes()
+    assert not (tmp_path / "outside").exists()
+    line.close()

@@ -1,0 +1,97 @@
+"""A run through an agent: everything but the way to another host, which test_ssh_hosts.py takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from launched import Launched
+
+from paceline.launch import Zygote
+from paceline.launch.cluster import agent, wire
+from paceline.launch.cluster.controller import launch_on
+from paceline.launch.cluster.hosts import HostSpec
+from paceline.record import read_run, read_steps
+from paceline.settings import RunSettings
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = model(torch.randn(8, 3, dtype=torch.float64)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.12f}")
+if "fail" in sys.argv:
+    raise ValueError("a bad number")
+"""
+
+
+class InThreads:
+    """A backend whose agents are threads of this process, with the tests' zygote."""
+
+    def __init__(self, zygote: Zygote, workers: int) -> None:
+        self._zygote, self._workers = zygote, workers
+
+    def hosts(self) -> list[HostSpec]:
+        return [HostSpec("here", self._workers)]
+
+    def start_agent(self, host: HostSpec, variables: dict[str, str], secret_on_stdin: bytes) -> InThread:
+        assert variables["PYTHONHASHSEED"].isdigit()
+        return InThread(msgspec.json.decode(secret_on_stdin, type=wire.Boot), self._zygote)
+
+
+class InThread:
+    def __init__(self, boot: wire.Boot, zygote: Zygote) -> None:
+        self._reads, self._writes = os.pipe()
+        work = lambda: agent.attend(boot, self._reads, lambda: contextlib.nullcontext(zygote))  # noqa: E731
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+
+    def ended(self) -> str | None:
+        return None if self._thread.is_alive() else "its thread has ended"
+
+    def kill(self, patience: float = 5.0) -> None:
+        os.close(self._writes)
+        self._thread.join()
+        os.close(self._reads)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def played(zygote: Zygote, folder: Path, *arguments: str, workers: int) -> Launched:
+    launched = Launched(folder / "record")
+    run = RunSettings(script="train.py", arguments=arguments, workers=workers)
+    launched.outcome = launch_on(
+        run, InThreads(zygote, workers), record=launched.record, on_event=launched.events.append
+    )
+    return launched
+
+
+def test_an_agent_runs_its_workers_and_sends_the_record_home(zygote: Zygote, folder: Path) -> None:
+    launched = played(zygote, folder, workers=2)
+    assert launched.outcome.exit_code == 0, launched.outcome.message
+    assert launched.output().split() == launched.log(1).split()
+    assert len(launched.output().split()) == 4
+    assert [len(read_steps(launched.record, rank)) for rank in range(2)] == [4, 4]
+    assert [worker.rank for worker in read_run(launched.record).workers] == [0, 1]
+
+
+def test_a_failure_comes_home_with_its_lines(zygote: Zygote, folder: Path) -> None:
+    launched = played(zygote, folder, "fail", workers=1)
+    assert launched.outcome.exit_code == 1
+    assert "ValueError: a bad number" in launched.outcome.message
+    assert "on here failed" in launched.outcome.message
