@@ -93,21 +93,28 @@ class WithLoss(nn.Module):
         return LOSSES[self.name](self.model(ids), targets)
 
 
-def on_mesh(group: Group, script: Callable[..., Any], *args: Any) -> Any:
-    with staged(group, strategy=catalog.load(STRATEGY), gather_below=0):
+def on_mesh(group: Group, strategy: str, script: Callable[..., Any], *args: Any) -> Any:
+    with staged(group, strategy=catalog.load(strategy), gather_below=0):
         return script(*args)
 
 
-def check_split(pools: Pools, script: Callable[..., Any], *args: Any) -> None:
+def check_split(pools: Pools, script: Callable[..., Any], *args: Any, workers: int = 2) -> None:
+    """On two workers of the axis model, and `workers` in all."""
     torch.manual_seed(0)
     expected = script(*args)
-    for found in pools(2, "mesh").run(on_mesh, script, *args):
+    for found in pools(workers, "mesh").run(on_mesh, f"mesh(data={workers // 2},model=2)", script, *args):
         compare(found, expected)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_of_split_logits_are_those_of_one_process(pool: Pools, loss: str) -> None:
     check_split(pool, train, loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses_of_split_logits_are_those_of_one_process_on_two_axes(pool: Pools, loss: str) -> None:
+    check_split(pool, train, loss, workers=4)
 
 
 @pytest.mark.parametrize("loss", ["mean", "smoothing, weights"])
@@ -131,27 +138,29 @@ def test_losses_of_split_logits_have_gradients_of_gradients(pool: Pools) -> None
     check_split(pool, slopes)
 
 
-def test_logits_are_never_gathered_for_a_loss(pool: Pools) -> None:
-    for kind, shape, gathered in pool(2, "mesh").run(messages):
+@pytest.mark.parametrize("data", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_logits_are_never_gathered_for_a_loss(pool: Pools, data: int) -> None:
+    for kind, shape, gathered in pool(2 * data, "mesh").run(messages, f"mesh(data={data},model=2)"):
         assert kind is SplitOutput
-        assert shape == (6, 5, WORDS // 2)
+        assert shape == (6 // data, 5, WORDS // 2)
         assert gathered <= 6 * 5  # numbers a worker sends at once: one for each row
 
 
-def messages(group: Group) -> Any:
-    with staged(group, strategy=catalog.load(STRATEGY), gather_below=0):
+def messages(group: Group, strategy: str) -> Any:
+    with staged(group, strategy=catalog.load(strategy), gather_below=0):
         model = SmallGPT(tied=True, fused=False)
         ids = torch.randint(0, WORDS, (6, 6))
         sizes, plain = [], Group.gather_rows
 
         def gather_rows(self: Group, rows: torch.Tensor, *rest: Any) -> Any:
-            sizes.append(rows.numel())
+            sizes.append(rows.numel() if rows.is_floating_point() else 0)
             return plain(self, rows, *rest)
 
         logits: Any = model(ids[:, :-1])
         Group.gather_rows = gather_rows  # type: ignore[method-assign]
         try:
-            kind, shape = type(logits), tuple(logits.part.to_local().shape)
+            own = getattr(logits, "local", logits)  # of the rows on this worker
+            kind, shape = type(own), tuple(own.part.to_local().shape)
             (logits.argmax(-1) == ids[:, 1:]).sum().item()
             F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
         finally:
@@ -160,7 +169,7 @@ def messages(group: Group) -> Any:
 
 
 def test_a_target_that_is_no_class_is_refused_as_in_one_process(pool: Pools) -> None:
-    assert pool(2, "mesh").run(on_mesh, outside) == ["Target 10 is out of bounds."] * 2
+    assert pool(2, "mesh").run(on_mesh, STRATEGY, outside) == ["Target 10 is out of bounds."] * 2
 
 
 def outside() -> str:

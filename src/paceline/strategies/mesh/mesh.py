@@ -192,8 +192,9 @@ class Mesh(Mirrored):
         if not isinstance(leaf, KINDS):
             return leaf
         stage = self.stage
-        large = leaf.numel() * leaf.element_size() >= stage.run.gather_below and not stage.views.gathers
-        if large and self._same_rows is not None and getattr(leaf, "is_logits", False) and not leaf.retains_grad:
+        size = leaf.numel() * leaf.element_size() * stage.rows.world
+        large = size >= stage.run.gather_below and not stage.views.gathers
+        if large and getattr(leaf, "is_logits", False) and not leaf.retains_grad:
             return SplitOutput(leaf)  # type: ignore[arg-type]
         return whole(leaf)
 

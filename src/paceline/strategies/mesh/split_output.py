@@ -29,6 +29,7 @@ FACTS = {
     *("element_size", "__len__", "__hash__", "get_device"),
 }
 ASKED = {"shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_meta", "is_sparse", "is_quantized", "itemsize"}
+ASKED |= {"retains_grad", "is_nested", "names"}
 VIEWS = {"view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "transpose", "detach", "__getitem__"}
 NEW = {"float", "double", "mul", "div", "__mul__", "__rmul__", "__truediv__", "true_divide", "clone"}
 LOSSES = {"cross_entropy", "nll_loss", "log_softmax", "argmax"}
@@ -68,6 +69,8 @@ class SplitOutput(torch.Tensor):
             with no_torch_function():
                 return f(*args, **kwargs)
         me = args[0] if args else kwargs.get("input")
+        if name == "untyped_storage":
+            return me.part.to_local().untyped_storage()
         others = [leaf for leaf in tree.leaves((args[1:], kwargs)) if isinstance(leaf, torch.Tensor)]
         if isinstance(me, SplitOutput) and not any(isinstance(leaf, SplitOutput) and leaf is not me for leaf in others):
             found = _in_parts(f, name, me, args, kwargs, others)
