@@ -342,9 +342,11 @@ class Pipeline(Mirrored):
             return
         predicted = orders.bubble(self.stages, self._used, self.parts)
         each = ", ".join(f"stage {n} {idle / (total or 1):.0%}" for n, (idle, total) in enumerate(clocks))
+        parts = f" of {self.parts} parts" if self.parts > 1 else ""
+        waited = sum(idle for idle, _ in clocks) / total
         self.stage.pulse.notice(
-            f"Pipeline bubble with {self.stages} stages and {self._used} micro-batches: {predicted:.0%} predicted for "
-            f"even stages, {sum(idle for idle, _ in clocks) / total:.0%} of the time in the model measured ({each})."
+            f"Pipeline bubble with {self.stages} stages{parts} and {self._used} micro-batches: {predicted:.0%} "
+            f"predicted for even stages, {waited:.0%} of the time in the model measured ({each})."
         )
 
 
