@@ -69,11 +69,13 @@ class MicroBatches:
     ) -> Kind:
         """How to compute this call in this many micro-batches: proven at the first two calls of its kind. Every worker
         calls it."""
-        if batch < 2 or (chunks < 2 and self._stage.rows.world == 1):
+        if chunks < 2 and self._stage.rows.world == 1:
             return Kind()
         types = tuple(map(_kind_of, tree.leaves(given)))
         key = (module.training, self._stage.views.switches(module), tree.structure(given), tuple(cuts), types, chunks)
         kinds = self._kinds.setdefault(module, {})
+        if batch < 2:  # proves nothing
+            return kinds.get(key, Kind())
         if key not in kinds or kinds[key].calls == 1:  # proven twice: the first batch may be made up
             norms = any(
                 isinstance(m, BatchNorm) and (m.training or not m.track_running_stats) for m in module.modules()
