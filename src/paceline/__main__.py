@@ -23,7 +23,7 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
     if verb == "profile" and "--trace" in rest:
         # `--trace` reads files and needs no zygote. If it is an option of the script, the zygote only starts later.
         return False
-    if any(word.partition("=")[0] in ("--hosts", "--hostfile") for word in rest):
+    if any(word.partition("=")[0] in ("--hosts", "--hostfile", "--rendezvous") for word in rest):
         return False  # each host's agent starts its own
     return bool(rest) or verb in ("bandwidth", "demo")  # every other verb needs a script
 

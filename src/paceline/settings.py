@@ -190,6 +190,11 @@ def ssh_client(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get("SSH_CONNECTION", "").partition(" ")[0]
 
 
+def take_secret() -> str | None:
+    """PACELINE_SECRET, which is removed from the environment: no worker inherits the secret of a rendezvous."""
+    return os.environ.pop("PACELINE_SECRET", None)
+
+
 def thread_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment variables that set how many threads a process computes with."""
     env = os.environ if environ is None else environ

@@ -12,16 +12,15 @@ from rich.console import Console
 
 from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
-from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
+from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
 from paceline.errors import UsageError
 from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on
-from paceline.launch.cluster.hosts import HostSpec, parse, read
-from paceline.launch.cluster.ssh import SshHosts
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
 from paceline.record import new_folder
@@ -100,45 +99,6 @@ Emulate = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
-Hosts = Annotated[
-    str | None,
-    typer.Option(
-        "--hosts",
-        metavar="HOST:N,…",
-        help="Run on these hosts over ssh, with N workers on each: a:4,b:4.",
-        show_default="this host",
-        rich_help_panel=options.HOSTS,
-    ),
-]
-HostFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--hostfile",
-        metavar="FILE",
-        help="The same from a file, with one host on each line: a slots=4.",
-        show_default=False,
-        rich_help_panel=options.HOSTS,
-    ),
-]
-Interface = Annotated[
-    str | None,
-    typer.Option(
-        "--interface",
-        metavar="NAME",
-        help="Network interface between the hosts.",
-        show_default="the fastest that connects all hosts",
-        rich_help_panel=options.HOSTS,
-    ),
-]
-Ssh = Annotated[
-    str,
-    typer.Option(
-        "--ssh",
-        metavar="COMMAND",
-        help="ssh with its own options, such as 'ssh -p 2222'. Keys and users belong into ~/.ssh/config.",
-        rich_help_panel=options.HOSTS,
-    ),
-]
 PresetOption = Annotated[
     str | None,
     typer.Option(
@@ -160,6 +120,7 @@ def add_to(app: typer.Typer) -> None:
             "paceline run -n 4 -m package.train --epochs 3",
             "paceline run -n 4 --as torchrun train_ddp.py",
             "paceline run --hosts a:4,b:4 train.py",
+            "paceline run --rendezvous a:29500 --nodes 2 -n 8 --secret FILE train.py",
         ),
         context_settings=options.SCRIPT_LAST,
     )(run)
@@ -168,7 +129,7 @@ def add_to(app: typer.Typer) -> None:
 @runs_scripts
 def run(
     context: typer.Context,
-    asked: ScriptOptionsWithLauncher,
+    asked: RunOptions,
     workers: options.Workers = None,
     batch: BatchOption = "keep",
     steps: Steps = None,
@@ -179,10 +140,6 @@ def run(
     timeline: Timeline = None,
     noise_scale: NoiseScale = False,
     emulate: Emulate = None,
-    hosts: Hosts = None,
-    hostfile: HostFile = None,
-    interface: Interface = None,
-    ssh: Ssh = "ssh",
     record: options.RecordParent = options.RECORDS,
     tensorboard: options.TensorBoard = None,
     json: options.Json = False,
@@ -199,12 +156,8 @@ def run(
             workers = found.workers
         mods = reduce(together, mods, tuple(found.mods))
         said = f"preset of {where}: {' '.join(mods) or 'no mods, since there was nothing to gain'}"
-    cluster = listed_hosts(hosts, hostfile, workers)
-    if cluster is not None:
-        workers = sum(host.workers for host in cluster)
     settings = replace(
         asked.settings(),
-        workers=options.default_workers(asked.strategy, mod or ()) if workers is None else workers,
         batch=batch,
         steps=steps,
         mods=tuple(str(asked) for asked in catalog.parse(mods)),
@@ -213,67 +166,58 @@ def run(
         timeline=timeline is not None,
         noise_scale=noise_scale,
     )
-    # Checked before the record's folder is made, so that a user's mistake leaves no record.
-    check(settings, discover(), oversubscribe=asked.oversubscribe or cluster is not None)
-    if timeline is not None and not timeline.absolute().parent.is_dir():
-        raise UsageError(
-            f"--timeline {timeline}: there is no folder {timeline.parent}.",
-            advice=f"Type: mkdir -p {timeline.parent}",
-        )
-    if tensorboard is not None:
-        prove_board(tensorboard)
-    session.record = new_folder(record, asked.script, share=asked.share_record)
-    console = stderr()
-    if said and not quiet:
-        console.print(f"paceline: {said}", soft_wrap=True)
-    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
+    with cluster_of(asked, settings, workers, options.default_workers(asked.strategy, mod or ()), quiet) as cluster:
+        if cluster is not None:
+            workers = sum(host.workers for host in cluster.hosts())
+        elif workers is None:
+            workers = options.default_workers(asked.strategy, mod or ())
+        settings = replace(settings, workers=workers)
+        # Checked before the record's folder is made, so that a user's mistake leaves no record.
+        check(settings, discover(), oversubscribe=asked.oversubscribe or cluster is not None)
+        if timeline is not None and not timeline.absolute().parent.is_dir():
+            raise UsageError(
+                f"--timeline {timeline}: there is no folder {timeline.parent}.",
+                advice=f"Type: mkdir -p {timeline.parent}",
+            )
+        if tensorboard is not None:
+            prove_board(tensorboard)
+        session.record = new_folder(record, asked.script, share=asked.share_record)
+        console = stderr()
+        if said and not quiet:
+            console.print(f"paceline: {said}", soft_wrap=True)
+        live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
 
-    try:
-        with showing(tensorboard, session.record, live.event) as on_event:
-            if cluster is not None:
-                backend = SshHosts(cluster, ssh)
-                outcome = launch_on(settings, backend, record=session.record, on_event=on_event, interface=interface)
-            else:
-                outcome = launch(
-                    settings,
-                    zygote=session.workers(),
-                    record=session.record,
-                    on_event=on_event,
-                    oversubscribe=asked.oversubscribe,
-                )
-    finally:
-        live.close()
-    summary = summarize(session.record)
-    if timeline is not None:
-        spans = write_trace(session.record, timeline)
-        console.print(f"timeline: {timeline} ({spans} spans; open it in ui.perfetto.dev)", soft_wrap=True)
-    if outcome.message:
-        console.print(outcome.message, style="red", soft_wrap=True)
-    noise = find_noise(session.record) if noise_scale else None
-    if not quiet:
-        show_summary(console, summary, session, launch_as=settings.launch_as)
-        if noise_scale and summary.steps:
-            show_noise(console, noise, summary.samples / summary.steps)
-    if json:
-        told = document(summary, outcome) | {"as": settings.launch_as}
-        session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
-    raise typer.Exit(outcome.exit_code)
-
-
-def listed_hosts(typed: str | None, file: Path | None, workers: int | None) -> list[HostSpec] | None:
-    """The hosts that the user has named; None: this host alone."""
-    if typed is not None and file is not None:
-        raise UsageError("--hosts and --hostfile exclude each other.", advice="Leave one of the two options out.")
-    if typed is None and file is None:
-        return None
-    found = parse(typed) if typed is not None else read(file)  # type: ignore[arg-type]
-    total = sum(host.workers for host in found)
-    if workers not in (None, total):
-        raise UsageError(
-            f"-n {workers} contradicts the hosts, which have {count(total, 'worker')} in all.",
-            advice="Leave -n out.",
-        )
-    return found
+        try:
+            with showing(tensorboard, session.record, live.event) as on_event:
+                if cluster is not None:
+                    record, interface = session.record, asked.interface
+                    outcome = launch_on(settings, cluster, record=record, on_event=on_event, interface=interface)
+                else:
+                    outcome = launch(
+                        settings,
+                        zygote=session.workers(),
+                        record=session.record,
+                        on_event=on_event,
+                        oversubscribe=asked.oversubscribe,
+                    )
+        finally:
+            live.close()
+        summary = summarize(session.record)
+        if timeline is not None:
+            spans = write_trace(session.record, timeline)
+            console.print(f"timeline: {timeline} ({spans} spans; open it in ui.perfetto.dev)", soft_wrap=True)
+        if outcome.message:
+            console.print(outcome.message, style="red", soft_wrap=True)
+        noise = find_noise(session.record) if noise_scale else None
+        if not quiet:
+            show_summary(console, summary, session, launch_as=settings.launch_as)
+            if noise_scale and summary.steps:
+                show_noise(console, noise, summary.samples / summary.steps)
+        if json:
+            hosts = 1 if cluster is None else len(cluster.hosts())
+            told = document(summary, outcome) | {"hosts": hosts, "as": settings.launch_as}
+            session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
+        raise typer.Exit(outcome.exit_code)
 
 
 def show_summary(console: Console, summary: Summary, session: Session, *, launch_as: Launcher | None = None) -> None:
@@ -320,7 +264,6 @@ def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
     slowest = summary.slowest
     told: dict[str, Any] = {
         "workers": summary.workers,
-        "hosts": 1,
         "view": summary.view,
         "strategy": summary.strategy,
         "mods": summary.mods,

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PeerLostError
+from paceline.settings import of_this_process
 
 PAGE = 4096
 
@@ -99,10 +100,12 @@ class Peers:
 
 def host_of_this_process() -> str:
     """A host id that is equal for two processes that can share memory: same kernel, same process namespace. The network
-    namespace is part of the id, because a separate network namespace is meant as a separate host."""
+    namespace is part of the id, because a separate network namespace is meant as a separate host; so is the number of
+    the host in the run, because two agents on one machine (two nodes of a Slurm that is tried out) pass descriptors on
+    only among their own workers."""
 
     def inode(name: str) -> Any:
         return os.stat(f"/proc/self/ns/{name}").st_ino
 
     with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()}/{inode('pid')}/{inode('net')}"
+        return f"{file.read().strip()}/{inode('pid')}/{inode('net')}/{of_this_process().host_rank}"

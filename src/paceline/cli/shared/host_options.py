@@ -1,0 +1,243 @@
+"""The options of a run on several hosts, and the backend that they ask for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.shared.options import HOSTS
+from paceline.cli.shared.script_options import ScriptOptionsWithLauncher
+from paceline.cli.shared.terminal import stderr
+from paceline.errors import PacelineError, UsageError
+from paceline.launch import check
+from paceline.launch.cluster import rendezvous
+from paceline.launch.cluster.asked import Asked, parse_place
+from paceline.launch.cluster.backend import ClusterBackend
+from paceline.launch.cluster.hosts import HostSpec, parse, read
+from paceline.launch.cluster.member import Member
+from paceline.launch.cluster.secret import derive, read_secret
+from paceline.launch.cluster.ssh import SshHosts
+from paceline.launch.interrupts import exit_code_of
+from paceline.settings import RunSettings
+from paceline.topology import discover
+from paceline.units import count
+
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="HOST:N,…",
+        help="Run on these hosts over ssh, with N workers on each: a:4,b:4.",
+        show_default="this host",
+        rich_help_panel=HOSTS,
+    ),
+]
+HostFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--hostfile",
+        metavar="FILE",
+        help="The same from a file, with one host on each line: a slots=4.",
+        show_default=False,
+        rich_help_panel=HOSTS,
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        "--interface",
+        metavar="NAME",
+        help="Network interface between the hosts.",
+        show_default="the fastest that connects all hosts",
+        rich_help_panel=HOSTS,
+    ),
+]
+Ssh = Annotated[
+    str,
+    typer.Option(
+        "--ssh",
+        metavar="COMMAND",
+        help="ssh with its own options, such as 'ssh -p 2222'. Keys and users belong into ~/.ssh/config.",
+        rich_help_panel=HOSTS,
+    ),
+]
+Rendezvous = Annotated[
+    str | None,
+    typer.Option(
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="Run on several hosts without ssh: type the same command on each. HOST is one of them, PORT a free port "
+        "there.",
+        show_default=False,
+        rich_help_panel=HOSTS,
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        metavar="N",
+        min=1,
+        help="Number of hosts at the rendezvous. -n is the number of workers on all of them together.",
+        show_default=False,
+        rich_help_panel=HOSTS,
+    ),
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(
+        "--node-rank",
+        metavar="K",
+        min=0,
+        help="This host's number at the rendezvous; host 0 must be HOST.",
+        show_default="in order of arrival",
+        rich_help_panel=HOSTS,
+    ),
+]
+Secret = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret",
+        metavar="FILE",
+        help="File with the secret that the hosts of a rendezvous share.",
+        show_default="the variable PACELINE_SECRET",
+        rich_help_panel=HOSTS,
+    ),
+]
+Wait = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        metavar="SECONDS",
+        min=1,
+        help="Waiting time for the other hosts of a rendezvous.",
+        rich_help_panel=HOSTS,
+    ),
+]
+
+MAY_DIFFER = ("workers", "seed", "share_record")  # between the commands of a rendezvous: the controller's counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(ScriptOptionsWithLauncher):
+    """The options of `paceline run` that other verbs do not have, as typed."""
+
+    hosts: Hosts = None
+    hostfile: HostFile = None
+    interface: Interface = None
+    ssh: Ssh = "ssh"
+    rendezvous: Rendezvous = None
+    nodes: Nodes = None
+    node_rank: NodeRank = None
+    secret: Secret = None
+    wait: Wait = 600.0
+
+
+@contextlib.contextmanager
+def cluster_of(
+    asked: RunOptions, settings: RunSettings, workers: int | None, own: int, quiet: bool
+) -> Iterator[ClusterBackend | None]:
+    """The hosts that the user has asked for; None: this host alone. `workers` is the number that was typed, `own` this
+    host's if none was. A process that another one controls ends here, with the exit code of the run."""
+    if asked.rendezvous is not None:
+        with _met(asked, settings, workers, own, quiet) as meeting:
+            yield meeting
+        return
+    _refuse_stray(asked)
+    listed = listed_hosts(asked.hosts, asked.hostfile, workers)
+    yield None if listed is None else SshHosts(listed, asked.ssh)
+
+
+@contextlib.contextmanager
+def _met(
+    asked: RunOptions, settings: RunSettings, workers: int | None, own: int, quiet: bool
+) -> Iterator[ClusterBackend]:
+    meeting = rendezvous.meet(_rendezvous(asked, settings, workers, own), _teller(quiet))
+    if isinstance(meeting, Member):
+        raise typer.Exit(meeting.serve())
+    try:
+        yield meeting
+    except typer.Exit as end:
+        meeting.finish(end.exit_code)
+        raise
+    except KeyboardInterrupt as error:
+        meeting.finish(exit_code_of(error), "it was interrupted.")
+        raise
+    except PacelineError as error:
+        meeting.finish(1, error.message)
+        raise
+    except BaseException:
+        meeting.finish(1)
+        raise
+
+
+def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, own: int) -> Asked:
+    assert asked.rendezvous is not None
+    other = next((name for name in ("hosts", "hostfile") if getattr(asked, name) is not None), None)
+    if other is not None:
+        raise UsageError(f"--rendezvous and --{other} exclude each other.", advice="Leave one of the two options out.")
+    host, port = parse_place(asked.rendezvous)
+    if asked.nodes is None:
+        raise UsageError("--rendezvous needs the number of hosts.", advice="Type: --nodes N")
+    if asked.node_rank is not None and asked.node_rank >= asked.nodes:
+        raise UsageError(
+            f"--node-rank {asked.node_rank}: --nodes {asked.nodes} has the numbers 0 to {asked.nodes - 1}.",
+            advice=f"Type a number from 0 to {asked.nodes - 1}.",
+        )
+    if workers is not None:
+        if workers < asked.nodes:
+            raise UsageError(
+                f"-n {workers} is too few for {count(asked.nodes, 'host')}: -n is the number of workers on all hosts.",
+                advice=f"Type: -n {asked.nodes} or more",
+            )
+        check(
+            replace(settings, workers=workers), discover(), oversubscribe=True
+        )  # a mistake is told of before others come
+    same = {field.name: str(getattr(settings, field.name)) for field in fields(settings)}
+    return Asked(
+        host=host,
+        port=port,
+        nodes=asked.nodes,
+        keys=derive(read_secret(asked.secret)),
+        node=asked.node_rank,
+        workers=workers,
+        own=own,
+        same={name: text for name, text in same.items() if name not in MAY_DIFFER}
+        | {"--nodes": str(asked.nodes), "-n": str(workers)},
+        wait=asked.wait,
+    )
+
+
+def _teller(quiet: bool) -> Callable[[str], None]:
+    console = stderr()
+    return lambda text: None if quiet else console.print(f"paceline: {text}", soft_wrap=True, highlight=False)
+
+
+def _refuse_stray(asked: RunOptions) -> None:
+    for name in ("nodes", "node_rank", "secret"):
+        if getattr(asked, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is an option of a rendezvous, and there is no --rendezvous.",
+                advice="Type --rendezvous HOST:PORT, or leave the option out.",
+            )
+
+
+def listed_hosts(typed: str | None, file: Path | None, workers: int | None) -> list[HostSpec] | None:
+    """The hosts that the user has named; None: this host alone."""
+    if typed is not None and file is not None:
+        raise UsageError("--hosts and --hostfile exclude each other.", advice="Leave one of the two options out.")
+    if typed is None and file is None:
+        return None
+    found = parse(typed) if typed is not None else read(file)  # type: ignore[arg-type]
+    total = sum(host.workers for host in found)
+    if workers not in (None, total):
+        raise UsageError(
+            f"-n {workers} contradicts the hosts, which have {count(total, 'worker')} in all.",
+            advice="Leave -n out.",
+        )
+    return found
