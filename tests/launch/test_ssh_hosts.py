@@ -125,6 +125,21 @@ def test_the_same_numbers_and_a_whole_record(hosts: Hosts, folder: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "each"),
+    [("zero1", 2), ("sharded", 1), ("mesh(data=2,model=2)", 2), ("mesh(data=1,model=2)", 1), ("pipeline(stages=2)", 1)],
+)
+def test_the_same_numbers_under_other_strategies(hosts: Hosts, folder: Path, strategy: str, each: int) -> None:
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout.split()
+    spec = ",".join(f"{name}:{each}" for name in hosts.names[:2])
+    found = done(hosts, "--strategy", strategy, "train.py", spec=spec)
+    assert found.returncode == 0, found.stderr
+    numbers = [float(word.strip("[],")) for word in found.stdout.split() if word != "True"]
+    assert numbers == pytest.approx([float(word.strip("[],")) for word in plain if word != "True"], rel=1e-9)
+    nothing_is_left(hosts)
+
+
+@pytest.mark.slow
 def test_the_same_numbers_on_three_hosts_with_two_workers_each(hosts: Hosts, folder: Path) -> None:
     plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True).stdout.split()
     found = done(hosts, "train.py", spec=hosts.spec(2))
