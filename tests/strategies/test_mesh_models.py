@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pool import Pools
 from test_mesh import check, on_mesh, saved, train
 from torch import nn
+from torch.utils import checkpoint as recomputed
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.comm.group import Group
@@ -84,3 +86,38 @@ def refused_samples(group: Group) -> str:
     except BaseException as error:
         return str(error)
     return ""
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_checkpointed_activations(pool: Pools, inside: bool) -> None:
+    check(pool, "mesh(data=1,model=2)", checkpointed, inside)
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its layers in backward, and the loss too if it is `inside`."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.word, self.up, self.down = nn.Embedding(8, 4), nn.Linear(4, 12), nn.Linear(12, 4)
+        self.head, self.inside = nn.Linear(4, 8), inside
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = recomputed.checkpoint(
+            lambda x: self.down(self.up(x).tanh()), self.word(ids), use_reentrant=False
+        )
+        if self.inside:
+            return recomputed.checkpoint(lambda x: F.cross_entropy(self.head(x), targets), x, use_reentrant=False)
+        return F.cross_entropy(self.head(x), targets)
+
+
+def checkpointed(inside: bool) -> Any:
+    torch.manual_seed(1)
+    model = Checkpointed(inside).double()
+    optimizer, ids, seen = torch.optim.SGD(model.parameters(), lr=0.1), torch.arange(8), list[float]()
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(ids, ids.flip(0))
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return [seen, saved(model.state_dict())]

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from paceline.script.slicing.crossings import named
 from paceline.strategies.mesh.model_axis import HALF, group_of, laid, local_of, own_part, own_use, summed
 from paceline.strategies.mesh.sharded_parameter import is_sharded, shard_dim
+from paceline.strategies.mesh.shown_names import name_of
 from paceline.torch_private import nn_bindings
 
 WHAT = "the logits of a split vocabulary"
@@ -222,15 +223,19 @@ def _shown(value: torch.Tensor, name: str) -> torch.Tensor:
 
 @cache
 def _name(dims: int, reduction: str, weighted: bool, kind: str, smoothing: float) -> str:
-    with torch.enable_grad(), torch.inference_mode(False):
+    def probe() -> torch.Tensor:
         x = torch.zeros((1,) * dims, device="cpu", requires_grad=True)
         weight = torch.ones(1, device="cpu") if weighted else None
-        target = x.detach() if kind == "probabilities" else x.detach().long().flatten()[0].expand((1,) * (dims - 1))
-        if kind == "nll":
-            found = nn_bindings.nll_loss_nd(x, target, weight, REDUCTIONS[reduction], -100)
-        else:
-            found = nn_bindings.cross_entropy_loss(x, target, weight, REDUCTIONS[reduction], -100, smoothing)
-    return type(found.grad_fn).__name__
+        classes = torch.zeros((1,) * (dims - 1), dtype=torch.long, device="cpu")
+        target = x.detach() if kind == "probabilities" else classes
+        found: torch.Tensor = (
+            nn_bindings.nll_loss_nd(x, target, weight, REDUCTIONS[reduction], -100)
+            if kind == "nll"
+            else nn_bindings.cross_entropy_loss(x, target, weight, REDUCTIONS[reduction], -100, smoothing)
+        )
+        return found
+
+    return name_of(probe)
 
 
 KNOWN: dict[Any, Callable[..., Any]] = {

@@ -27,6 +27,7 @@ from paceline.strategies.mesh.fused_heads import THIRDS, FusedHeads
 from paceline.strategies.mesh.half_products import half_type
 from paceline.strategies.mesh.model_axis import laid, local_of, own_part, own_use, summed
 from paceline.strategies.mesh.sharded_parameter import is_sharded, own_heads, shard_dim, sharded, whole
+from paceline.strategies.mesh.shown_names import name_of
 from paceline.torch_private import bindings, nn_bindings, plain_dropout, plain_dropout_
 
 
@@ -73,10 +74,15 @@ def _by_input(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, mesh:
 @cache
 def _shown_name(dims: int, has_bias: bool) -> str:
     """The name of the gradient function of a linear layer's output."""
-    with torch.enable_grad(), torch.inference_mode(False):
+
+    def probe() -> torch.Tensor:
         x = torch.zeros((1,) * dims, device="cpu", requires_grad=True)
-        found = nn_bindings.linear(x, torch.zeros((1, 1), device="cpu"), x.new_zeros(1) if has_bias else None)
-    return type(found.grad_fn).__name__
+        found: torch.Tensor = nn_bindings.linear(
+            x, torch.zeros((1, 1), device="cpu"), torch.zeros(1, device="cpu") if has_bias else None
+        )
+        return found
+
+    return name_of(probe)
 
 
 def _own(tensor: Any, dim: int, mesh: Any) -> torch.Tensor:
