@@ -42,6 +42,7 @@ class Typist:
         return int(answer)
 
     def close(self) -> None:
+        print(file=self._server.stdin, flush=True)
         self._server.stdin.close()
         self._server.wait(60)
         self._server.stdout.close()

@@ -19,6 +19,8 @@ import torch._dynamo  # every optimizer imports it: once here, not once a script
 def serve() -> dict:
     """Returns only in a fork, with what it has to run."""
     for line in sys.stdin:
+        if not line.strip():  # the end: a fork of the other side may keep the pipe open for long
+            break
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:

@@ -89,6 +89,7 @@ class PlainPython:
         return self._played[script.name]
 
     def close(self) -> None:
+        print(file=self._server.stdin, flush=True)
         self._server.stdin.close()
         self._server.wait(60)
         self._server.stdout.close()
