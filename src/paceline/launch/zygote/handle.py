@@ -6,6 +6,7 @@ of a series of trials. `zygote/process.py` is the zygote's own side.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -98,6 +99,8 @@ class Zygote:
 
     def close(self) -> None:
         """Ends the zygote and its process tree in bounded time, whether the zygote answers or not."""
+        with contextlib.suppress(OSError):  # the zygote is gone
+            self._connection.shutdown(socket.SHUT_RDWR)  # a fork of this process may keep its copy open
         self._connection.close()
         if self.ready is None:
             # The zygote has no workers yet, and reads no message before torch is imported.
