@@ -17,14 +17,18 @@ STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo
 
 
 def _starts_workers(arguments: Sequence[str]) -> bool:
+    from paceline.settings import is_one_of_several
+
     verb, *rest = arguments or [""]
     if rest[:1] == ["--help"] or verb not in STARTS_WORKERS:
         return False
     if verb == "profile" and "--trace" in rest:
         # `--trace` reads files and needs no zygote. If it is an option of the script, the zygote only starts later.
         return False
-    if any(word.partition("=")[0] in ("--hosts", "--hostfile", "--rendezvous") for word in rest):
+    if any(word.partition("=")[0] in ("--hosts", "--hostfile", "--rendezvous", "--on") for word in rest):
         return False  # each host's agent starts its own
+    if verb == "run" and is_one_of_several():
+        return False
     return bool(rest) or verb in ("bandwidth", "demo")  # every other verb needs a script
 
 

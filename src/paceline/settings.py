@@ -40,6 +40,25 @@ LAUNCHER_VARIABLES = (
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
 )
+# The same of Slurm and of MPI. A worker does not get them either: its script is a single process.
+SCHEDULER_VARIABLES = (
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_FD",
+    "PMIX_RANK",
+    "PMIX_NAMESPACE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +207,48 @@ def module_path(environ: Mapping[str, str] | None = None) -> str:
 def ssh_client(environ: Mapping[str, str] | None = None) -> str:
     """The address from which this process was started over ssh; empty if it was not."""
     return (os.environ if environ is None else environ).get("SSH_CONNECTION", "").partition(" ")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmAllocation:
+    """The nodes that Slurm has given to this job, as its variables tell."""
+
+    job: str
+    nodes: int
+    nodelist: str  # in Slurm's short form
+    tasks: str  # per node, in Slurm's short form: 4(x2),3
+    gpus: int  # on this node; 0 also if this process is on none of the nodes
+    node: str  # on which this process runs; empty: none of them, as under salloc
+
+
+def slurm_allocation(environ: Mapping[str, str] | None = None) -> SlurmAllocation | None:
+    """None outside an allocation."""
+    env = os.environ if environ is None else environ
+    if not env.get("SLURM_JOB_ID") or not env.get("SLURM_JOB_NODELIST"):
+        return None
+    gpus = env.get("SLURM_GPUS_ON_NODE", "") or env.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+    return SlurmAllocation(
+        job=env["SLURM_JOB_ID"],
+        nodes=int(env.get("SLURM_JOB_NUM_NODES", "1")),
+        nodelist=env["SLURM_JOB_NODELIST"],
+        tasks=env.get("SLURM_TASKS_PER_NODE", "1"),
+        gpus=int(gpus) if gpus.isdigit() else 0,
+        node=env.get("SLURMD_NODENAME", ""),
+    )
+
+
+def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a scheduler or MPI has given this process a part of something larger: agents may have to do the work."""
+    allocation = slurm_allocation(environ)
+    return allocation is not None and (allocation.nodes > 1 or not allocation.node)
+
+
+def without_slurm_options(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without the variables by which a job's options become those of its steps: a step for an agent
+    has options of its own."""
+    env = os.environ if environ is None else environ
+    kept = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME")
+    return {name: value for name, value in env.items() if name in kept or not name.startswith("SLURM_")}
 
 
 def take_secret() -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline import __version__
 
-VERBS = ("run", "profile", "scale", "sweep", "tune", "converge", "topo", "bandwidth", "doctor", "demo")
+VERBS = ("run", "submit", "profile", "scale", "sweep", "tune", "converge", "topo", "bandwidth", "doctor", "demo")
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS)])

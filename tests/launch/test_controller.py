@@ -38,6 +38,8 @@ if "fail" in sys.argv:
 class InThreads:
     """A backend whose agents are threads of this process, with the tests' zygote."""
 
+    patience = 60.0
+
     def __init__(self, zygote: Zygote, workers: int) -> None:
         self._zygote, self._workers = zygote, workers
 

@@ -22,6 +22,7 @@ from paceline.cli import (
     profile,
     run,
     scale,
+    submit,
     sweep,
     topo,
     tune,
@@ -69,6 +70,7 @@ def paceline(
 
 demo.add_to(app)
 run.add_to(app)
+submit.add_to(app)
 profile.add_to(app)
 scale.add_to(app)
 sweep.add_to(app)

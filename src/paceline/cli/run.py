@@ -166,11 +166,8 @@ def run(
         timeline=timeline is not None,
         noise_scale=noise_scale,
     )
-    with cluster_of(asked, settings, workers, options.default_workers(asked.strategy, mod or ()), quiet) as cluster:
-        if cluster is not None:
-            workers = sum(host.workers for host in cluster.hosts())
-        elif workers is None:
-            workers = options.default_workers(asked.strategy, mod or ())
+    own = options.default_workers(asked.strategy, mod or ())
+    with cluster_of(asked, settings, workers, own, quiet) as (cluster, workers):
         settings = replace(settings, workers=workers)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         check(settings, discover(), oversubscribe=asked.oversubscribe or cluster is not None)

@@ -24,6 +24,16 @@ def is_frozen(state: str) -> bool:
     return state in _FROZEN
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def below(pid: int) -> list[int]:
     """The ids of all living descendants of a process."""
     children: dict[int, list[int]] = {}

@@ -38,18 +38,20 @@ _FAREWELL = 1.0  # seconds to wait for the last heartbeat of a worker that ended
 
 
 class Signals:
-    """Queues SIGINT and SIGTERM for the loop while it runs. Outside the main thread Python cannot set signal handlers,
+    """Queues SIGINT and SIGTERM for the loop while it runs, and SIGUSR1, by which schedulers announce that time is
+    running out, in `warned`. Outside the main thread Python cannot set signal handlers,
     so no signal arrives."""
 
     def __init__(self) -> None:
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.came: list[int] = []
+        self.warned: list[int] = []
         self.answered = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 # nohup or a shell's background job ignores the signal on purpose: it stays ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._take)
@@ -65,7 +67,7 @@ class Signals:
             os.kill(os.getpid(), self.came[0])
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self.came.append(number)
+        (self.warned if number == signal.SIGUSR1 else self.came).append(number)
         os.eventfd_write(self.bell, 1)
 
 
@@ -170,6 +172,9 @@ class Watch:
                     self._from_zygote(host, happened)
         if self._signals.bell in ready:
             os.eventfd_read(self._signals.bell)
+            while self._signals.warned:
+                self._signal_all(self._signals.warned.pop(0))
+                self._tell(Notice("SIGUSR1 was passed on to the workers whose script handles it."))
             while self._signals.came:
                 self._interrupt(self._signals.came.pop(0))
         self._look_at_the_clock(time.monotonic())

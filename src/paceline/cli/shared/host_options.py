@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -21,9 +21,10 @@ from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.member import Member
 from paceline.launch.cluster.secret import derive, read_secret
+from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.launch.cluster.ssh import SshHosts
 from paceline.launch.interrupts import exit_code_of
-from paceline.settings import RunSettings
+from paceline.settings import RunSettings, slurm_allocation
 from paceline.topology import discover
 from paceline.units import count
 
@@ -119,6 +120,15 @@ Wait = Annotated[
         rich_help_panel=HOSTS,
     ),
 ]
+On = Annotated[
+    Literal["local", "slurm"] | None,
+    typer.Option(
+        "--on",
+        help="Where the workers run.",
+        show_default="the Slurm allocation around this command, else this host",
+        rich_help_panel=HOSTS,
+    ),
+]
 
 MAY_DIFFER = ("workers", "seed", "share_record")  # between the commands of a rendezvous: the controller's counts
 
@@ -136,21 +146,44 @@ class RunOptions(ScriptOptionsWithLauncher):
     node_rank: NodeRank = None
     secret: Secret = None
     wait: Wait = 600.0
+    on: On = None
 
 
 @contextlib.contextmanager
 def cluster_of(
     asked: RunOptions, settings: RunSettings, workers: int | None, own: int, quiet: bool
-) -> Iterator[ClusterBackend | None]:
-    """The hosts that the user has asked for; None: this host alone. `workers` is the number that was typed, `own` this
-    host's if none was. A process that another one controls ends here, with the exit code of the run."""
+) -> Iterator[tuple[ClusterBackend | None, int]]:
+    """The hosts that the user has asked for, None: this host alone; and the number of workers. `workers` is the number
+    that was typed, `own` this host's if none was. A process that another one controls ends
+    here, with the exit code of the run."""
     if asked.rendezvous is not None:
         with _met(asked, settings, workers, own, quiet) as meeting:
-            yield meeting
+            yield meeting, total(meeting)
         return
     _refuse_stray(asked)
     listed = listed_hosts(asked.hosts, asked.hostfile, workers)
-    yield None if listed is None else SshHosts(listed, asked.ssh)
+    allocation = slurm_allocation()
+    if listed is not None:
+        backend: ClusterBackend = SshHosts(listed, asked.ssh)
+        yield backend, total(backend)
+    elif asked.on == "slurm" and allocation is None:
+        raise UsageError(
+            "--on slurm: this command does not run in a Slurm allocation.",
+            advice="Type `salloc --nodes 2` first, or submit a job: paceline submit --slurm --nodes 2 train.py",
+        )
+    elif allocation is not None and asked.on != "local":
+        if is_here(allocation):
+            yield None, max(own, *workers_of(allocation)) if workers is None else workers
+        else:
+            backend = allocated(allocation, workers)
+            yield backend, total(backend)
+    else:
+        yield None, own if workers is None else workers
+
+
+def total(backend: ClusterBackend) -> int:
+    """The number of workers on all hosts."""
+    return sum(host.workers for host in backend.hosts())
 
 
 @contextlib.contextmanager
@@ -234,10 +267,10 @@ def listed_hosts(typed: str | None, file: Path | None, workers: int | None) -> l
     if typed is None and file is None:
         return None
     found = parse(typed) if typed is not None else read(file)  # type: ignore[arg-type]
-    total = sum(host.workers for host in found)
-    if workers not in (None, total):
+    typed_in_all = sum(host.workers for host in found)
+    if workers not in (None, typed_in_all):
         raise UsageError(
-            f"-n {workers} contradicts the hosts, which have {count(total, 'worker')} in all.",
+            f"-n {workers} contradicts the hosts, which have {count(typed_in_all, 'worker')} in all.",
             advice="Leave -n out.",
         )
     return found

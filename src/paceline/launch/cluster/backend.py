@@ -6,6 +6,8 @@ from typing import Protocol
 
 from paceline.launch.cluster.hosts import HostSpec
 
+PATIENCE = 16.0  # seconds in which an agent that can be started has started
+
 
 class Handle(Protocol):
     """A started agent, as the system that has started it sees it."""
@@ -22,6 +24,11 @@ class Handle(Protocol):
 
 class ClusterBackend(Protocol):
     """Starts one agent on each host of a run."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds for an agent to say its first word."""
+        ...
 
     def hosts(self) -> list[HostSpec]: ...
 

@@ -66,6 +66,7 @@ def _watched(
             folder=os.getcwd(),
             script=run.script,
             interface=interface,
+            patience=backend.patience,
             interrupted=lambda: bool(signals.came),
         )
         watch = Watch(run, hosts=hosts, signals=signals, record=record, on_event=on_event)

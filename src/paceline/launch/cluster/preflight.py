@@ -16,7 +16,6 @@ from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import TRIAL
 from paceline.launch.cluster.remote import HostLostError, RemoteHost
 
-HELLO = 16.0  # seconds for an agent to say its first word
 CLOCKS = 5.0  # seconds by which clocks may differ
 _PAUSE = 0.02
 
@@ -63,12 +62,13 @@ def check(
     folder: str,
     script: str,
     interface: str | None,
+    patience: float,
     interrupted: Callable[[], bool],
 ) -> tuple[list[str], Way | None]:
     """Notices about the hosts, and the way between them; None if there is one host, or if a signal came. Raises
     LaunchError, with all problems, if some host cannot be used."""
     problems = Problems(hosts)
-    told = _from_all(hosts, wire.Hello, HELLO, problems, interrupted)
+    told = _from_all(hosts, wire.Hello, patience, problems, interrupted)
     if interrupted():
         return [], None
     notices: list[str] = []

@@ -24,6 +24,7 @@ import zmq
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster import rendezvous_wire as wire
 from paceline.launch.cluster.asked import Asked
+from paceline.launch.cluster.backend import PATIENCE
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.member import Member
 from paceline.launch.cluster.process import ProcessAgent, agent_command
@@ -87,6 +88,8 @@ class _Guest:
 
 class Meeting:
     """The controller's side: a ClusterBackend. A thread owns the socket; it answers, and sends heartbeats."""
+
+    patience = PATIENCE
 
     def __init__(self, asked: Asked, context: Any, listener: Any, tell: Callable[[str], None]) -> None:
         self._asked, self._context, self._listener, self._tell = asked, context, listener, tell

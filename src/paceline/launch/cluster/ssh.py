@@ -6,7 +6,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from paceline.launch.cluster.backend import PATIENCE
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.process import ProcessAgent, agent_command
 
@@ -23,6 +25,7 @@ class SshHosts:
     listed: Sequence[HostSpec]
     ssh: str = "ssh"
     python: str = sys.executable
+    patience: ClassVar[float] = PATIENCE
 
     def hosts(self) -> list[HostSpec]:
         return list(self.listed)

@@ -28,7 +28,7 @@ from paceline.launch.worker import offspring
 from paceline.launch.worker.worker_main import perform
 from paceline.record.folder import open_log
 from paceline.script import memory_limit
-from paceline.settings import LAUNCHER_VARIABLES, WorkerSettings, use
+from paceline.settings import LAUNCHER_VARIABLES, SCHEDULER_VARIABLES, WorkerSettings, use
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -116,7 +116,10 @@ def _leave_the_zygote(parent: int) -> None:
 
 
 def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
-    for name in LAUNCHER_VARIABLES:  # of the shell that Paceline was started from, such as a torchrun worker's
+    for name in (
+        *LAUNCHER_VARIABLES,
+        *SCHEDULER_VARIABLES,
+    ):  # of the shell that Paceline was started from, such as a torchrun worker's
         os.environ.pop(name, None)
     os.environ.update(environment)
     if settings.cores:

@@ -23,7 +23,7 @@ import time  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
 
-from paceline.launch import messages, scratch  # noqa: E402
+from paceline.launch import messages, processes, scratch  # noqa: E402
 
 if TYPE_CHECKING:
     from paceline.launch.zygote.torch_check import TorchCheck
@@ -128,6 +128,8 @@ class Nursery:
         for pid in self._workers:
             # As in a terminal, Ctrl-C reaches a worker's child processes too, and so does SIGKILL. Any other signal
             # goes to the worker alone, as with `kill`.
+            if number == signal.SIGUSR1 and not processes.handles(pid, number):
+                continue  # a script that does not know the signal would be killed by it
             send = os.killpg if number in (signal.SIGINT, signal.SIGKILL) else os.kill
             _quietly(send, pid, number)
             if number != signal.SIGKILL:

@@ -1,0 +1,159 @@
+"""`paceline submit`: writes a job for a scheduler, and submits it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.shared import options
+from paceline.cli.shared.example_first import verb
+from paceline.cli.shared.session import Session
+from paceline.errors import LaunchError, UsageError
+from paceline.launch.cluster.batch_script import Job, batch_script
+
+SLURM = "Slurm"
+
+Slurm = Annotated[bool, typer.Option("--slurm", help="Submit a batch job to Slurm.", rich_help_panel=SLURM)]
+Nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of hosts.")]
+PerNode = Annotated[int, typer.Option("--workers-per-node", metavar="N", min=1, help="Number of workers on each host.")]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        "--gpus-per-node", metavar="N", min=0, help="Number of GPUs on each host.", show_default="no GPUs are asked for"
+    ),
+]
+RunOptions = Annotated[
+    str,
+    typer.Option(
+        "--run-options",
+        metavar="TEXT",
+        help="Options of `paceline run`: '--strategy zero1 --mod bf16'.",
+        show_default=False,
+    ),
+]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the job.", show_default="the script's")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job, and submit nothing.")]
+Time = Annotated[
+    str,
+    typer.Option("--time", metavar="TIME", help="Time limit: 2:00:00.", show_default=False, rich_help_panel=SLURM),
+]
+Partition = Annotated[
+    str,
+    typer.Option("--partition", metavar="NAME", help="Partition.", show_default=False, rich_help_panel=SLURM),
+]
+Warning = Annotated[
+    int,
+    typer.Option(
+        "--warn-before",
+        metavar="SECONDS",
+        min=1,
+        help="Time between SIGUSR1, which is passed on to the script, and the time limit.",
+        rich_help_panel=SLURM,
+    ),
+]
+Sbatch = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sbatch",
+        metavar="OPTION",
+        help="Another option of sbatch: --sbatch=--account=physics. May be repeated.",
+        show_default=False,
+        rich_help_panel=SLURM,
+    ),
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the verb."""
+    app.command(
+        "submit",
+        cls=verb("paceline submit --slurm --nodes 2 --workers-per-node 4 --time 2:00:00 train.py --epochs 3"),
+        context_settings=options.SCRIPT_LAST,
+    )(submit)
+
+
+def submit(
+    context: typer.Context,
+    script: options.Script,
+    arguments: options.Arguments = None,
+    module: options.Module = False,
+    nodes: Nodes = 1,
+    workers_per_node: PerNode = 1,
+    gpus_per_node: Gpus = 0,
+    run_options: RunOptions = "",
+    name: Name = "",
+    dry_run: DryRun = False,
+    slurm: Slurm = False,
+    time: Time = "",
+    partition: Partition = "",
+    warn_before: Warning = 120,
+    sbatch: Sbatch = None,
+    json: options.Json = False,
+) -> None:
+    """Writes a job for a scheduler, and submits it."""
+    session = Session.of(context, json=json)
+    if not slurm:
+        raise UsageError("paceline submit needs a scheduler.", advice="Type: paceline submit --slurm train.py")
+    if not module and not Path(script).is_file():
+        raise UsageError(
+            f"The script {script!r} cannot be run: there is no such file (searched from {os.getcwd()}).",
+            advice="Type the path of a Python file, or a module's name after -m.",
+        )
+    run = [*split(run_options), *(["-m"] if module else []), script, *options.own_arguments(arguments)]
+    job = Job(
+        name=name or name_of(script),
+        command=[sys.executable, "-m", "paceline", "run", *run],
+        folder=os.getcwd(),
+        nodes=nodes,
+        workers_per_node=workers_per_node,
+        gpus_per_node=gpus_per_node,
+        time=time,
+        partition=partition,
+        warning=warn_before,
+        more=sbatch or (),
+    )
+    text = batch_script(job)
+    said = "" if dry_run else submitted(["sbatch"], text)
+    if json:
+        session.print_document({"job": text, "submitted": not dry_run, "said": said})
+    else:
+        print(text if dry_run else said, end="")
+
+
+def split(typed: str) -> list[str]:
+    """The words of --run-options."""
+    try:
+        return shlex.split(typed)
+    except ValueError as error:
+        raise UsageError(f"--run-options {typed}: {error}.", advice="Close every quote.") from None
+
+
+def name_of(script: str) -> str:
+    """A name for a job that every scheduler takes: small letters, digits and dashes."""
+    stem = script.rpartition("/")[2].removesuffix(".py").rpartition(".")[2].lower()
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:40] or "paceline"
+
+
+def submitted(command: Sequence[str], text: str) -> str:
+    """Gives the text to a scheduler's program; returns what the program says."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise LaunchError(
+            f"{command[0]} is not installed here, so the job was not submitted.",
+            advice="Type the command where jobs are submitted, or print the job: --dry-run",
+        ) from None
+    if done.returncode:
+        raise LaunchError(
+            f"{command[0]} refused the job: {done.stderr.strip() or done.returncode}",
+            advice="Look at the job: --dry-run",
+        )
+    return done.stdout

@@ -1,0 +1,94 @@
+"""Runs and jobs on a real Slurm of two nodes on this machine. Skipped, with the reason, where it cannot be started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import slurm_cluster
+from slurm_cluster import NoSlurm, Slurm
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(slurm_cluster.why_not()), reason=slurm_cluster.why_not() or "there is Slurm"),
+    pytest.mark.timeout(300),
+]
+
+SCRIPT = """
+import os, signal, sys, time, torch
+from torch import nn
+told = []
+if "long" in sys.argv:
+    signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
+torch.manual_seed(0)
+model = nn.Linear(3, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+again = os.path.exists("saved")
+for step in range(100_000 if "long" in sys.argv and not again else 4):
+    loss = model(torch.randn(8, 3, dtype=torch.float64)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.12f}", flush=True)
+    if "long" in sys.argv and not again:
+        open("running", "w").close()
+        time.sleep(0.05)
+        if told:
+            open("saved", "w").close()
+            sys.exit(75)
+assert not any(name in os.environ for name in ("SLURM_PROCID", "SLURM_NTASKS"))
+if "fail" in sys.argv:
+    sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    try:
+        with slurm_cluster.slurm(tmp_path_factory.mktemp("slurm"), 2) as found:
+            found.environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
+            yield found
+    except NoSlurm as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def paceline(slurm: Slurm) -> tuple[str, ...]:
+    (slurm.folder / "train.py").write_text(SCRIPT)
+    return sys.executable, "-m", "paceline"
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    by = time.monotonic() + 100
+    while not is_so():
+        assert time.monotonic() < by
+        time.sleep(0.1)
+
+
+def test_in_an_allocation_no_flag_is_needed(slurm: Slurm, paceline: tuple[str, ...]) -> None:
+    plain = subprocess.run([sys.executable, "train.py"], cwd=slurm.folder, capture_output=True, text=True, check=True)
+    run = (*paceline, "run", "--quiet", "train.py")
+    said = slurm.typed("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", *run)
+    assert said == plain.stdout
+    done = subprocess.run(
+        ["salloc", "--quiet", "--nodes=2", *run, "fail"], env=slurm.environment, cwd=slurm.folder, capture_output=True
+    )
+    assert done.returncode == 7
+
+
+def test_a_job_is_submitted_and_requeued_when_it_has_saved(slurm: Slurm, paceline: tuple[str, ...]) -> None:
+    said = slurm.typed(
+        *paceline, "submit", "--slurm", "--nodes", "2", "--run-options=--quiet", "--time", "60", "train.py", "long"
+    )
+    job = said.split()[-1]
+    until((slurm.folder / "running").exists)
+    slurm.typed("scancel", "--signal=USR1", "--batch", job)
+    until(lambda: "Restarts=1" in slurm.typed("scontrol", "show", "job", job))
+    assert (slurm.folder / "saved").exists()
+    slurm.typed("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm holds a requeued job for two minutes
+    until(lambda: "JobState=COMPLETED" in slurm.typed("scontrol", "show", "job", job))
+    assert "back into the queue after SIGUSR1 (exit code 75)" in (slurm.folder / f"slurm-{job}.out").read_text()

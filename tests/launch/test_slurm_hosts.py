@@ -1,0 +1,143 @@
+"""What Paceline makes of a Slurm allocation, and of a job for one. A real Slurm is in tests/acceptance."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import LaunchError, UsageError
+from paceline.launch import processes
+from paceline.launch.cluster.batch_script import Job, batch_script
+from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.slurm import allocated, is_here, workers_of
+from paceline.settings import is_one_of_several, slurm_allocation, without_slurm_options
+
+INSIDE = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_TASKS_PER_NODE": "2(x2),1",
+    "SLURM_CONF": "/etc/slurm.conf",
+}
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A scontrol that knows the nodes, and an srun that notes how it was called."""
+    texts = {
+        "scontrol": "printf 'n1\\nn2\\nn3\\n'",
+        "srun": f'printf "%s\\n" "$@" > {tmp_path}/typed; cat > {tmp_path}/stdin',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path
+
+
+def test_an_allocation_has_as_many_workers_as_tasks_or_gpus(programs: Path) -> None:
+    assert slurm_allocation({}) is None
+    assert not is_one_of_several({})
+    found = slurm_allocation(INSIDE)
+    assert found is not None
+    assert is_one_of_several(INSIDE)
+    assert workers_of(found) == [2, 2, 1]
+    assert allocated(found, None).hosts() == [HostSpec("n1", 2), HostSpec("n2", 2), HostSpec("n3", 1)]
+    assert [host.workers for host in allocated(found, 7).hosts()] == [3, 2, 2]
+    with pytest.raises(UsageError, match="-n 2 is too few for the 3 nodes of job 7"):
+        allocated(found, 2)
+    with_gpus = slurm_allocation(INSIDE | {"SLURM_GPUS_ON_NODE": "4"})
+    assert with_gpus is not None
+    assert workers_of(with_gpus) == [4, 4, 4]
+
+
+def test_a_job_of_one_node_needs_no_agents_there() -> None:
+    one = INSIDE | {"SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "4"}
+    away, there = slurm_allocation(one), slurm_allocation(one | {"SLURMD_NODENAME": "n1"})
+    assert away is not None
+    assert there is not None
+    assert (is_here(away), is_here(there)) == (False, True)
+    assert workers_of(there) == [4]
+
+
+def test_an_agent_is_a_step_and_its_secret_comes_on_standard_input(programs: Path) -> None:
+    found = slurm_allocation(INSIDE)
+    assert found is not None
+    agent = allocated(found, 3).start_agent(HostSpec("n2", 1), {"PYTHONHASHSEED": "5"}, b"the secret")
+    agent.kill(20.0)
+    words = (programs / "typed").read_text().split()
+    assert {"--overlap", "--jobid=7", "--nodelist=n2", "PYTHONHASHSEED=5"} <= set(words)
+    assert (programs / "stdin").read_text() == "the secret\n"
+    assert not any("the secret" in word for word in words)
+    kept = without_slurm_options(INSIDE | {"HOME": "/"})
+    assert kept == {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf", "HOME": "/"}
+
+
+def test_a_slurm_that_does_not_answer_is_told_of(programs: Path) -> None:
+    (programs / "scontrol").write_text("#!/bin/sh\necho no such nodes >&2; exit 1\n")
+    found = slurm_allocation(INSIDE)
+    assert found is not None
+    with pytest.raises(LaunchError, match="no such nodes"):
+        allocated(found, None)
+
+
+@pytest.mark.parametrize(
+    ("on_signal", "code", "requeued"), [("exit 75", 75, True), ("exit 0", 0, False), (":", 3, True)]
+)
+def test_the_batch_script_passes_the_signal_on_and_requeues(
+    programs: Path, on_signal: str, code: int, requeued: bool
+) -> None:
+    """The run is played by a shell; its `exit 3` comes only after the signal."""
+    (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {programs}/requeued\n')
+    played = f"trap '{on_signal}; told=1' USR1; echo ready; while [ -z \"$told\" ]; do sleep 0.01; done; exit 3"
+    job = Job(name="x", command=["sh", "-c", played], folder="/")
+    process = subprocess.Popen(["bash", "-c", batch_script(job)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGUSR1)
+    process.communicate(timeout=50)
+    assert process.returncode == code
+    assert (programs / "requeued").exists() == requeued
+
+
+def test_the_batch_script_has_what_was_asked() -> None:
+    job = Job(
+        name="train",
+        command=["python", "-m", "paceline", "run", "a b.py"],
+        folder="/some where",
+        nodes=2,
+        workers_per_node=4,
+        gpus_per_node=4,
+        time="1:00",
+        partition="big",
+        more=["--account=x"],
+    )
+    text = batch_script(job)
+    for option in (
+        "nodes=2",
+        "ntasks-per-node=4",
+        "gpus-per-node=4",
+        "time=1:00",
+        "partition=big",
+        "account=x",
+        "requeue",
+    ):
+        assert f"#SBATCH --{option}\n" in text
+    assert "cd '/some where' || exit\npython -m paceline run 'a b.py' &\n" in text
+
+
+def test_whether_a_process_handles_a_signal() -> None:
+    code = "import signal; signal.signal(signal.SIGUSR1, print); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert processes.handles(process.pid, signal.SIGUSR1)
+        assert not processes.handles(process.pid, signal.SIGUSR2)
+        process.kill()
+    assert not processes.handles(process.pid, signal.SIGUSR1)
