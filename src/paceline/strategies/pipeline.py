@@ -172,7 +172,9 @@ class Pipeline(Mirrored):
             return self.stage.views.call(plain, module, args, kwargs)
         refuse_hooks(module)
         try:
-            return self._call(plain, module, model, given)
+            output = self._call(plain, module, model, given)
+            refuse_hooks(module)  # that the call itself has set
+            return output
         except CannotCut as why:
             raise refusal(module, self.stages * self.parts, str(why)) from None
         finally:

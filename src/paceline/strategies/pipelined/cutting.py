@@ -143,8 +143,15 @@ def refusal(module: nn.Module, stages: int, why: str) -> ScriptError:
 
 
 def refuse_hooks(module: nn.Module) -> None:
-    """Hooks see what one worker computes only, and would tell the script something else on each worker."""
+    """Hooks see what one worker computes only, and would tell the script something else on each worker. Nor can a
+    module be compiled after the model was cut: the compiler would look into the stages."""
     for path, inner in module.named_modules():
+        if is_compiled(inner):
+            raise ScriptError(
+                f"The model {name_of(module)} was compiled after its first call, in which it was cut into the stages "
+                "of a pipeline.",
+                advice="Choose another strategy: --strategy mirrored",
+            )
         for name in HOOKS:
             for hook in getattr(inner, name, {}).values():
                 if not type(hook).__module__.startswith("torch.nn.utils"):
