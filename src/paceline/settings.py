@@ -237,9 +237,44 @@ def slurm_allocation(environ: Mapping[str, str] | None = None) -> SlurmAllocatio
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiProcess:
+    """This process among those that mpirun, mpiexec or srun has started. `job` is the same on all of one host."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    job: str
+
+
+def mpi_process(environ: Mapping[str, str] | None = None) -> MpiProcess | None:
+    """None if this process was started alone."""
+    env = os.environ if environ is None else environ
+    names = {
+        "OMPI_COMM_WORLD_": ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"),  # Open MPI
+        "": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI: Hydra
+        "SLURM_": ("PROCID", "STEP_NUM_TASKS", "LOCALID", "STEP_TASKS_PER_NODE"),  # srun, with PMIx or without
+    }
+    for prefix, parts in names.items():
+        texts = [env.get(prefix + part, "") for part in parts]
+        if prefix == "SLURM_" and env.get("SLURM_STEP_NUM_NODES", "1") != "1":
+            texts[3] = "1"  # nodes may differ: only that the processes are on several hosts is needed
+        if all(text.isdigit() for text in texts):
+            rank, size, local_rank, local_size = map(int, texts)
+            # Hydra gives no name to a job: its proxy is the parent of all processes of a host.
+            step = f"{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', '')}" if prefix == "SLURM_" else ""
+            job = step or env.get("PMIX_NAMESPACE") or f"parent {os.getppid()}"
+            found = MpiProcess(rank=rank, size=size, local_rank=local_rank, local_size=local_size, job=job)
+            return found if size > 1 else None
+    return None
+
+
 def is_one_of_several(environ: Mapping[str, str] | None = None) -> bool:
     """Whether a scheduler or MPI has given this process a part of something larger: agents may have to do the work."""
     allocation = slurm_allocation(environ)
+    if mpi_process(environ) is not None:
+        return True
     return allocation is not None and (allocation.nodes > 1 or not allocation.node)
 
 

@@ -15,16 +15,18 @@ from paceline.cli.shared.script_options import ScriptOptionsWithLauncher
 from paceline.cli.shared.terminal import stderr
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import check
-from paceline.launch.cluster import rendezvous
+from paceline.launch.cluster import mpi
 from paceline.launch.cluster.asked import Asked, parse_place
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.member import Member
+from paceline.launch.cluster.rendezvous import Meeting, meet
 from paceline.launch.cluster.secret import derive, read_secret
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.launch.cluster.ssh import SshHosts
 from paceline.launch.interrupts import exit_code_of
-from paceline.settings import RunSettings, slurm_allocation
+from paceline.launch.placement import free_ports
+from paceline.settings import MpiProcess, RunSettings, mpi_process, slurm_allocation
 from paceline.topology import discover
 from paceline.units import count
 
@@ -121,11 +123,11 @@ Wait = Annotated[
     ),
 ]
 On = Annotated[
-    Literal["local", "slurm"] | None,
+    Literal["local", "slurm", "mpi"] | None,
     typer.Option(
         "--on",
         help="Where the workers run.",
-        show_default="the Slurm allocation around this command, else this host",
+        show_default="mpirun or the Slurm allocation around this command, else this host",
         rich_help_panel=HOSTS,
     ),
 ]
@@ -156,29 +158,70 @@ def cluster_of(
     """The hosts that the user has asked for, None: this host alone; and the number of workers. `workers` is the number
     that was typed, `own` this host's if none was. A process that another one controls ends
     here, with the exit code of the run."""
-    if asked.rendezvous is not None:
-        with _met(asked, settings, workers, own, quiet) as meeting:
+    process = mpi_process() if asked.on in (None, "mpi") and asked.hosts is None and asked.hostfile is None else None
+    if process is not None:
+        with _under_mpi(asked, settings, workers, quiet, process) as found:
+            yield found
+    elif asked.rendezvous is not None:
+        with _met(_rendezvous(asked, settings, workers, own), quiet) as meeting:
             yield meeting, total(meeting)
-        return
-    _refuse_stray(asked)
+    else:
+        _refuse_stray(asked)
+        yield _placed(asked, workers, own)
+
+
+def _placed(asked: RunOptions, workers: int | None, own: int) -> tuple[ClusterBackend | None, int]:
+    """Hosts that this process starts agents on by itself."""
     listed = listed_hosts(asked.hosts, asked.hostfile, workers)
     allocation = slurm_allocation()
     if listed is not None:
-        backend: ClusterBackend = SshHosts(listed, asked.ssh)
-        yield backend, total(backend)
-    elif asked.on == "slurm" and allocation is None:
+        return (backend := SshHosts(listed, asked.ssh)), total(backend)
+    if asked.on == "mpi" or (asked.on == "slurm" and allocation is None):
+        start = "mpirun -np 4 paceline run train.py" if asked.on == "mpi" else "salloc --nodes 2"
         raise UsageError(
-            "--on slurm: this command does not run in a Slurm allocation.",
-            advice="Type `salloc --nodes 2` first, or submit a job: paceline submit --slurm --nodes 2 train.py",
+            f"--on {asked.on}: nothing of it is in the environment of this command.", advice=f"Type: {start}"
         )
-    elif allocation is not None and asked.on != "local":
-        if is_here(allocation):
-            yield None, max(own, *workers_of(allocation)) if workers is None else workers
+    if allocation is None or asked.on == "local":
+        return None, own if workers is None else workers
+    if is_here(allocation):
+        return None, max(own, *workers_of(allocation)) if workers is None else workers
+    return (nodes := allocated(allocation, workers)), total(nodes)
+
+
+@contextlib.contextmanager
+def _under_mpi(
+    asked: RunOptions, settings: RunSettings, workers: int | None, quiet: bool, process: MpiProcess
+) -> Iterator[tuple[ClusterBackend | None, int]]:
+    """Rank 0, and the first process of every other host, go on; all others end here."""
+    if workers not in (None, process.size):
+        raise UsageError(
+            f"-n {workers} contradicts mpirun, which has started {count(process.size, 'process')}.",
+            advice="Leave -n out.",
+        )
+    several = process.local_size < process.size
+    told = mpi.Told(process, *free_ports(1)) if several and asked.rendezvous is None else None
+    if process.local_rank != 0:
+        raise typer.Exit(mpi.follow(process, asked.wait))
+    followers = mpi.Followers(process)
+    with ending(followers.finish):
+        if told is not None:
+            meant = Asked(
+                host="" if process.rank == 0 else told.reachable(asked.wait),
+                port=told.port,
+                nodes=told.nodes,
+                keys=derive(told.secret),
+                node=told.node,
+                own=process.local_size,
+                same=_same(settings),
+                wait=asked.wait,
+            )
+        elif asked.rendezvous is not None:
+            meant = _rendezvous(asked, settings, None, process.local_size)
         else:
-            backend = allocated(allocation, workers)
-            yield backend, total(backend)
-    else:
-        yield None, own if workers is None else workers
+            yield None, process.size
+            return
+        with _met(meant, quiet) as meeting:
+            yield meeting, total(meeting)
 
 
 def total(backend: ClusterBackend) -> int:
@@ -187,26 +230,32 @@ def total(backend: ClusterBackend) -> int:
 
 
 @contextlib.contextmanager
-def _met(
-    asked: RunOptions, settings: RunSettings, workers: int | None, own: int, quiet: bool
-) -> Iterator[ClusterBackend]:
-    meeting = rendezvous.meet(_rendezvous(asked, settings, workers, own), _teller(quiet))
+def _met(meant: Asked, quiet: bool) -> Iterator[Meeting]:
+    meeting = meet(meant, _teller(quiet))
     if isinstance(meeting, Member):
         raise typer.Exit(meeting.serve())
-    try:
+    with ending(meeting.finish):
         yield meeting
+
+
+@contextlib.contextmanager
+def ending(finish: Callable[[int, str], None]) -> Iterator[None]:
+    """Passes the exit code of this command on, however it ends."""
+    try:
+        yield
     except typer.Exit as end:
-        meeting.finish(end.exit_code)
+        finish(end.exit_code, "")
         raise
     except KeyboardInterrupt as error:
-        meeting.finish(exit_code_of(error), "it was interrupted.")
+        finish(exit_code_of(error), "it was interrupted.")
         raise
     except PacelineError as error:
-        meeting.finish(1, error.message)
+        finish(2 if isinstance(error, UsageError) else 1, error.message)
         raise
     except BaseException:
-        meeting.finish(1)
+        finish(1, "")
         raise
+    finish(0, "")
 
 
 def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, own: int) -> Asked:
@@ -231,7 +280,6 @@ def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, o
         check(
             replace(settings, workers=workers), discover(), oversubscribe=True
         )  # a mistake is told of before others come
-    same = {field.name: str(getattr(settings, field.name)) for field in fields(settings)}
     return Asked(
         host=host,
         port=port,
@@ -240,10 +288,15 @@ def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, o
         node=asked.node_rank,
         workers=workers,
         own=own,
-        same={name: text for name, text in same.items() if name not in MAY_DIFFER}
-        | {"--nodes": str(asked.nodes), "-n": str(workers)},
+        same=_same(settings) | {"--nodes": str(asked.nodes), "-n": str(workers)},
         wait=asked.wait,
     )
+
+
+def _same(settings: RunSettings) -> dict[str, str]:
+    return {
+        field.name: str(getattr(settings, field.name)) for field in fields(settings) if field.name not in MAY_DIFFER
+    }
 
 
 def _teller(quiet: bool) -> Callable[[str], None]:
