@@ -10,9 +10,9 @@ step, and each worker's peak memory (VmHWM, from the third step on) above that b
 ratios are medians over rounds (smallest – largest). Aims: memory ≤ 1.1 × DDP's, steps ≥ 1.0 × DDP's speed.
 
 Figures, four workers on two cores: memory 1.095 (1.069 – 1.124) × DDP's, speed 0.991 (0.886 – 1.001) × DDP's. Since
-then a worker keeps freed memory for its next step, 48 MiB at most: memory 1.123 (1.119 – 1.127). Half as much would
-bring it to 1.02, and cost a small CNN 5 % of its time. DDP prints the loss of rank 0's slice, `paceline run` that of
-the batch.
+then a worker keeps freed memory for its next step, up to 1 % of the host's for all workers: memory 1.123 (1.119 –
+1.127) here, where that is 59 MiB a worker, and 1.476 (1.356 – 1.596) on a host with 128 GiB. With 24 MiB it would be
+1.02, and a small CNN would take 5 % longer. DDP prints the loss of rank 0's slice, `paceline run` that of the batch.
 """
 
 from __future__ import annotations

@@ -88,11 +88,11 @@ def losses(typist: Typist, folder: Path, where: Any, *arguments: Any) -> list[tu
         pytest.param("adam", "pipeline", marks=pytest.mark.slow),
     ],
 )
-def test_a_run_continues_on_1_then_2_then_3_workers(typist: Typist, tmp_path: Path, how: str, source: str) -> None:
+def test_a_run_continues_on_3_then_2_workers(typist: Typist, tmp_path: Path, how: str, source: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     expected = losses(typist, tmp_path, 1, "whole", 20, how, source)
     found = []
-    for workers, stop in ((1, 5), (2, 13), (3, 20)):  # in the first, second and third epoch of 9 batches
+    for workers, stop in ((3, 5), (2, 20)):  # in the first and the third epoch of 9 batches
         found += losses(typist, tmp_path, workers, "ck", stop, how, source)
     assert [line[:2] for line in found] == [line[:2] for line in expected]
     assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-10)

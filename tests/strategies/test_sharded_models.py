@@ -263,6 +263,7 @@ def test_numbers_and_files_are_plain_pythons_on_more_workers(
     check(script, zygote, monkeypatch, name, workers, "sharded")
 
 
+@pytest.mark.slow
 def test_each_of_two_copies_is_sharded(script: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
     check(script, zygote, monkeypatch, "mlp", 4, "mesh(data=2,shard=2)", 2)
 

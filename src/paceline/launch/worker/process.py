@@ -33,7 +33,6 @@ from paceline.settings import LAUNCHER_VARIABLES, SCHEDULER_VARIABLES, WorkerSet
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD = 32 << 20  # the most that glibc itself sets in a process that frees large blocks
-_KEPT = 48 << 20  # bytes
 
 
 def default_threads() -> int:
@@ -136,9 +135,8 @@ def _take_share(settings: WorkerSettings, environment: dict[str, str]) -> None:
 def _keep_freed_memory(workers: int) -> None:
     """glibc returns freed memory to the system when a step's activations are freed, and the next step pays for every
     page again: about a fifth of the time of a small CNN's step, and more in some runs than in others. From now on the
-    process keeps freed blocks below 32 MiB for its next step, 48 MiB in all: more gains nothing, and counts as memory
-    of the worker. All workers together keep at most 1 % of the host's memory. What the user has set in the environment
-    stays."""
+    process keeps freed blocks below 32 MiB for its next step; all workers together up to 1 % of the host's memory, and
+    each up to 1 GiB. What the user has set in the environment stays."""
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     try:
@@ -148,7 +146,7 @@ def _keep_freed_memory(workers: int) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # Setting either threshold switches off glibc's own adjustment of both.
     mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
-    mallopt(_M_TRIM_THRESHOLD, min(memory // 100 // workers, _KEPT))
+    mallopt(_M_TRIM_THRESHOLD, min(memory // 100 // workers, 1 << 30))
 
 
 def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
