@@ -42,10 +42,34 @@ def test_the_script_is_given_to_sbatch(paceline_, here):
     assert json.loads(out)["said"] == "Submitted #!/bin/bash\n"
 
 
+def test_a_dry_run_prints_the_objects_of_kubernetes(paceline_):
+    line = ["--kubernetes", "--image", "r/i:1", "--nodes", "3", "--gpus-per-node", "4", "--workdir", "/w", "--dry-run"]
+    code, out, err = paceline_("submit", *line, "train.py", "--name=yes", "no")
+    assert (code, err) == (0, "")
+    assert [line for line in out.splitlines() if line.startswith("kind")] == [
+        "kind: Secret",
+        "kind: Service",
+        "kind: Job",
+    ]
+    assert '      - "train-0.train:29500"\n' in out.replace("          - ", "      - ")
+    assert '- "--name=yes"' in out
+    assert '- "no"' in out
+    assert '"nvidia.com/gpu": 4' in out or "nvidia.com/gpu: 4" in out
+
+
+def test_the_objects_are_given_to_kubectl(paceline_, here):
+    (here / "kubectl").write_text('#!/bin/sh\nread first; echo "$* $first"\n')
+    (here / "kubectl").chmod(0o700)
+    code, out, _ = paceline_("submit", "--kubernetes", "--image", "i", "train.py")
+    assert (code, out) == (0, "create -f - apiVersion: v1\n")
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (["Train_It.py"], "needs a scheduler"),
+        (["Train_It.py"], "needs one scheduler"),
+        (["--slurm", "--kubernetes", "Train_It.py"], "needs one scheduler"),
+        (["--kubernetes", "Train_It.py"], "--image"),
         (["--slurm", "Train.py"], "there is no such file"),
         (["--slurm", "--run-options", "'", "Train_It.py"], "--run-options"),
     ],

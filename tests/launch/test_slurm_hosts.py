@@ -13,8 +13,8 @@ import pytest
 
 from paceline.errors import LaunchError, UsageError
 from paceline.launch import processes
-from paceline.launch.cluster.batch_script import Job, batch_script
 from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
 from paceline.settings import is_one_of_several, slurm_allocation, without_slurm_options
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
 from paceline.errors import LaunchError, UsageError
-from paceline.launch.cluster.batch_script import Job, batch_script
+from paceline.launch.cluster.jobs.batch_script import Job, batch_script
+from paceline.launch.cluster.jobs.manifest import KubernetesJob, documents, text_of
 
-SLURM = "Slurm"
+SLURM, KUBERNETES = "Slurm", "Kubernetes"
 
 Slurm = Annotated[bool, typer.Option("--slurm", help="Submit a batch job to Slurm.", rich_help_panel=SLURM)]
 Nodes = Annotated[int, typer.Option("--nodes", metavar="N", min=1, help="Number of hosts.")]
@@ -69,13 +71,49 @@ Sbatch = Annotated[
         rich_help_panel=SLURM,
     ),
 ]
+Kubernetes = Annotated[
+    bool, typer.Option("--kubernetes", help="Create an Indexed Job in Kubernetes.", rich_help_panel=KUBERNETES)
+]
+Kubeflow = Annotated[
+    bool,
+    typer.Option("--kubeflow", help="With --kubernetes: a PyTorchJob of Kubeflow instead.", rich_help_panel=KUBERNETES),
+]
+Image = Annotated[
+    str,
+    typer.Option(
+        "--image",
+        metavar="IMAGE",
+        help="Container image with Paceline, torch and the script.",
+        show_default=False,
+        rich_help_panel=KUBERNETES,
+    ),
+]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace", metavar="NAME", help="Namespace.", show_default="kubectl's", rich_help_panel=KUBERNETES
+    ),
+]
+Workdir = Annotated[
+    str,
+    typer.Option(
+        "--workdir",
+        metavar="DIR",
+        help="Folder in the image where the script is run.",
+        show_default="the image's own",
+        rich_help_panel=KUBERNETES,
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
     """Registers the verb."""
     app.command(
         "submit",
-        cls=verb("paceline submit --slurm --nodes 2 --workers-per-node 4 --time 2:00:00 train.py --epochs 3"),
+        cls=verb(
+            "paceline submit --slurm --nodes 2 --workers-per-node 4 --time 2:00:00 train.py --epochs 3",
+            "paceline submit --kubernetes --image registry/train:1 --nodes 2 --gpus-per-node 8 train.py",
+        ),
         context_settings=options.SCRIPT_LAST,
     )(submit)
 
@@ -96,18 +134,46 @@ def submit(
     partition: Partition = "",
     warn_before: Warning = 120,
     sbatch: Sbatch = None,
+    kubernetes: Kubernetes = False,
+    kubeflow: Kubeflow = False,
+    image: Image = "",
+    namespace: Namespace = "",
+    workdir: Workdir = "",
     json: options.Json = False,
 ) -> None:
     """Writes a job for a scheduler, and submits it."""
     session = Session.of(context, json=json)
+    if slurm == (kubernetes or kubeflow):
+        raise UsageError(
+            "paceline submit needs one scheduler: --slurm or --kubernetes.",
+            advice="Type: paceline submit --slurm train.py",
+        )
+    run = [*split(run_options), *(["-m"] if module else []), script, *options.own_arguments(arguments)]
     if not slurm:
-        raise UsageError("paceline submit needs a scheduler.", advice="Type: paceline submit --slurm train.py")
+        if not image:
+            raise UsageError(
+                "paceline submit --kubernetes needs a container image.", advice="Type: --image registry/train:1"
+            )
+        # The script is in the image, so it is not looked for here.
+        pods = KubernetesJob(
+            name=name or name_of(script),
+            image=image,
+            run=run,
+            nodes=nodes,
+            workers_per_node=max(workers_per_node, gpus_per_node),
+            secret=secrets.token_urlsafe(32),
+            gpus_per_node=gpus_per_node,
+            namespace=namespace,
+            folder=workdir,
+            kubeflow=kubeflow,
+        )
+        _submit(session, text_of(documents(pods)), ["kubectl", "create", "-f", "-"], dry_run=dry_run, json=json)
+        return
     if not module and not Path(script).is_file():
         raise UsageError(
             f"The script {script!r} cannot be run: there is no such file (searched from {os.getcwd()}).",
             advice="Type the path of a Python file, or a module's name after -m.",
         )
-    run = [*split(run_options), *(["-m"] if module else []), script, *options.own_arguments(arguments)]
     job = Job(
         name=name or name_of(script),
         command=[sys.executable, "-m", "paceline", "run", *run],
@@ -120,8 +186,11 @@ def submit(
         warning=warn_before,
         more=sbatch or (),
     )
-    text = batch_script(job)
-    said = "" if dry_run else submitted(["sbatch"], text)
+    _submit(session, batch_script(job), ["sbatch"], dry_run=dry_run, json=json)
+
+
+def _submit(session: Session, text: str, command: Sequence[str], *, dry_run: bool, json: bool) -> None:
+    said = "" if dry_run else submitted(command, text)
     if json:
         session.print_document({"job": text, "submitted": not dry_run, "said": said})
     else:

@@ -1,0 +1,1 @@
+"""Jobs for schedulers, as text: one file a scheduler."""
