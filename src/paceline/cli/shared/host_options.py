@@ -20,6 +20,7 @@ from paceline.launch.cluster.asked import Asked, parse_place
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, parse, read
 from paceline.launch.cluster.member import Member
+from paceline.launch.cluster.ray_cluster import RayHosts
 from paceline.launch.cluster.rendezvous import Meeting, meet
 from paceline.launch.cluster.secret import derive, read_secret
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
@@ -123,7 +124,7 @@ Wait = Annotated[
     ),
 ]
 On = Annotated[
-    Literal["local", "slurm", "mpi"] | None,
+    Literal["local", "slurm", "mpi", "ray"] | None,
     typer.Option(
         "--on",
         help="Where the workers run.",
@@ -165,6 +166,10 @@ def cluster_of(
     elif asked.rendezvous is not None:
         with _met(_rendezvous(asked, settings, workers, own), quiet) as meeting:
             yield meeting, total(meeting)
+    elif asked.on == "ray":
+        _refuse_stray(asked)
+        with contextlib.closing(RayHosts(own if workers is None else workers)) as cluster:
+            yield cluster, total(cluster)
     else:
         _refuse_stray(asked)
         yield _placed(asked, workers, own)
