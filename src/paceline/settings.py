@@ -14,7 +14,7 @@ from typing import Literal
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
-Launcher = Literal["torchrun"]
+Launcher = Literal["torchrun", "tensorflow", "jax"]
 
 # The variables by which launchers tell a process that it is one of several: torchrun's, TensorFlow's and JAX's. A
 # script that finds one of them takes its distributed branch.
@@ -138,6 +138,7 @@ class WorkerSettings:
     store_host: str = "127.0.0.1"  # of torch's own store: under another launcher, or if the script creates one
     store_port: int = 0
     agent_store: bool = False  # another launcher's agent serves the store
+    peers: tuple[str, ...] = ()  # address and port of each worker, for TensorFlow
     control: str = ""  # address of the launcher's control channel; empty: none
     control_key: str = ""  # the launcher's public CURVE key
     token: str = ""  # proves that a message belongs to this run

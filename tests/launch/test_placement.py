@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -66,6 +67,20 @@ def test_as_torchrun_the_variables_are_torchruns() -> None:
     assert placed.gpus == ("1", "0")
     more = added.keys() - {"OMP_NUM_THREADS", "KMP_BLOCKTIME", "CUDA_VISIBLE_DEVICES"}
     assert more <= set(LAUNCHER_VARIABLES), "all of them are dropped where they are inherited"
+
+
+def test_as_tensorflow_and_as_jax_each_worker_knows_its_peers_and_sees_its_own_gpu() -> None:
+    placed = place(run(2, launch_as="tensorflow"), host(4, gpus=2), own_threads=4)[1]
+    added = environment(dataclasses.replace(placed, peers=("127.0.0.1:1", "127.0.0.1:2")))
+    told = json.loads(added["TF_CONFIG"])
+    assert told == {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}
+    assert added["CUDA_VISIBLE_DEVICES"] == "1"
+    placed = place(run(2, launch_as="jax"), host(4, gpus=2), own_threads=4)[1]
+    added = environment(dataclasses.replace(placed, store_port=1234))
+    assert added["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
+    assert (added["JAX_NUM_PROCESSES"], added["JAX_PROCESS_ID"], added["CUDA_VISIBLE_DEVICES"]) == ("2", "1", "1")
+    assert (added["OMPI_COMM_WORLD_SIZE"], added["OMPI_COMM_WORLD_RANK"]) == ("2", "1"), "JAX reads these"
+    assert "RANK" not in added
 
 
 def test_more_workers_than_cores_go_round() -> None:

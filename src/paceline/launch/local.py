@@ -243,13 +243,14 @@ def _orders(
     record: Path,
     channel: ControlChannel,
 ) -> list[messages.SpawnOrder]:
-    (port,) = placement.free_ports(1)
+    port, *ports = placement.free_ports(1 + run.workers * (run.launch_as == "tensorflow"))
     orders = []
     for worker in placement.place(run, host, own_threads=own_threads, near=near):
         settings = dataclasses.replace(
             worker,
             record=str(record),
             store_port=port,
+            peers=tuple(f"127.0.0.1:{each}" for each in ports),
             control=channel.address,
             control_key=channel.key,
             token=channel.token,

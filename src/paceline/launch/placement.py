@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def environment(worker: WorkerSettings) -> dict[str, str]:
         added |= {"GLOO_SOCKET_IFNAME": worker.interface, "NCCL_SOCKET_IFNAME": f"={worker.interface}"}
     if worker.run.launch_as == "torchrun":
         added |= _of_torchrun(worker)
+    elif worker.run.launch_as == "tensorflow":
+        task = {"cluster": {"worker": worker.peers}, "task": {"type": "worker", "index": worker.rank}}
+        added["TF_CONFIG"] = json.dumps(task)
+    elif worker.run.launch_as == "jax":
+        added |= _of_jax(worker)
     if worker.world > 1:
         # Intel's OpenMP spins for 200 ms after each parallel region, which takes CPU time from other workers on the
         # core. OMP_PLACES and KMP_AFFINITY are not set: they bind the main thread, hence every loader process, to one
@@ -53,14 +59,32 @@ def environment(worker: WorkerSettings) -> dict[str, str]:
     if worker.run.profile is not None:
         added["KINETO_LOG_LEVEL"] = "99"  # by default torch's profiler prints its start and stop on the terminal
     if worker.gpus:
-        # A script that distributes itself chooses its GPU by LOCAL_RANK, from a list that is the same on all workers.
-        seen = _rotated(worker.gpus, -worker.local_rank) if worker.run.launch_as else worker.gpus
+        seen = worker.gpus
+        if worker.run.launch_as == "torchrun":  # the script chooses by LOCAL_RANK, from the same list on all workers
+            seen = _rotated(worker.gpus, -worker.local_rank)
+        elif worker.run.launch_as is not None:  # TensorFlow and JAX take all that they see
+            seen = worker.gpus[:1]
         added["CUDA_VISIBLE_DEVICES"] = ",".join(seen)
     if worker.run.backend == "nccl" and len(worker.gpus) < worker.local_world:
         # NCCL refuses workers of one host that share a GPU. As hosts of their own they talk over sockets: slow, but
         # with the same calls as between many GPUs.
         added["NCCL_HOSTID"] = f"paceline-{worker.rank}"
     return added
+
+
+def _of_jax(worker: WorkerSettings) -> dict[str, str]:
+    """JAX has variables of its own for the coordinator only; its rank and their number it takes from Open MPI's."""
+    place = f"{worker.store_host}:{worker.store_port}"
+    return {
+        "JAX_COORDINATOR_ADDRESS": place,
+        "JAX_LOCAL_DEVICE_IDS": "0",  # of those that the worker sees
+        "JAX_NUM_PROCESSES": str(worker.world),
+        "JAX_PROCESS_ID": str(worker.rank),
+        "OMPI_MCA_orte_hnp_uri": f"0.0;tcp://{place}",
+        "OMPI_COMM_WORLD_SIZE": str(worker.world),
+        "OMPI_COMM_WORLD_RANK": str(worker.rank),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(worker.local_rank),
+    }
 
 
 def _of_torchrun(worker: WorkerSettings) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.launch import placement
 from paceline.launch.cluster import facts, preflight, wire
 from paceline.launch.cluster.backend import ClusterBackend
@@ -35,6 +35,11 @@ def launch_on(
 ) -> Outcome:
     """Runs the script on the workers of all hosts, `run.workers` in all, ranks host by host. As `launch`, and
     LaunchError with all problems if some hosts cannot be used."""
+    if run.launch_as == "tensorflow":
+        raise UsageError(
+            "--as tensorflow runs on one host: TF_CONFIG names a port of each worker, which only that host knows.",
+            advice="Leave the options about hosts out.",
+        )
     hosts = backend.hosts()
     assert run.workers == sum(host.workers for host in hosts)
     topology = {"hosts": [dataclasses.asdict(host) for host in hosts]}

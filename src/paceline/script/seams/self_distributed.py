@@ -95,7 +95,7 @@ class _Joined:
     def on_end(self) -> None:
         run, world = self.stage.run, self.stage.group.world
         by_api = api.current() is not self.stage  # paceline.Mirrored().distribute(…) brought its own stage
-        if not self.joined and not by_api and world > 1:
+        if run.launch_as == "torchrun" and not self.joined and not by_api and world > 1:
             self.stage.pulse.notice(ALONE.format(launcher=run.launch_as, world=world))
 
 
