@@ -8,6 +8,11 @@ model takes to train on the same rows, which is measured first. Both sides train
 batches of 256 per update (`--batch`). `mirrored` divides each batch among the workers, and all wait for the slow one.
 `server` is `--strategy "server(staleness=inf,deal=free)"`. Samples per second are those of all workers between the
 first and the last step of rank 0; test accuracy is that of the last epoch. Sides alternate.
+
+Figures, real Fashion-MNIST, 2 epochs, 2 cores, one round: server 1,554 samples/s, mirrored 567: 2.74 × as fast (aim 2).
+Test accuracy 0.803 and 0.872: 6.9 points less (aim: within 1 point). The learning rate of an update is divided by its
+staleness, so that momentum 0.9 does not diverge, and the first epochs learn more slowly; less momentum at the full rate
+was not tried.
 """
 
 from __future__ import annotations
