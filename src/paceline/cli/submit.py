@@ -37,7 +37,7 @@ RunOptions = Annotated[
     typer.Option(
         "--run-options",
         metavar="TEXT",
-        help="Options of `paceline run`: '--strategy zero1 --mod bf16'.",
+        help="Options of `paceline run`: '--strategy zero1 --mod precision=bf16'.",
         show_default=False,
     ),
 ]

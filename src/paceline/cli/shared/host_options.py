@@ -182,10 +182,12 @@ def _placed(asked: RunOptions, workers: int | None, own: int) -> tuple[ClusterBa
     if listed is not None:
         return (backend := SshHosts(listed, asked.ssh)), total(backend)
     if asked.on == "mpi" or (asked.on == "slurm" and allocation is None):
-        start = "mpirun -np 4 paceline run train.py" if asked.on == "mpi" else "salloc --nodes 2"
-        raise UsageError(
-            f"--on {asked.on}: nothing of it is in the environment of this command.", advice=f"Type: {start}"
+        found, start = (
+            ("was not started by mpirun", "mpirun -np 4 paceline run train.py")
+            if asked.on == "mpi"
+            else ("does not run in a Slurm allocation", "salloc --nodes 2")
         )
+        raise UsageError(f"--on {asked.on}: this command {found}.", advice=f"Type: {start}")
     if allocation is None or asked.on == "local":
         return None, own if workers is None else workers
     if is_here(allocation):

@@ -39,9 +39,8 @@ def read(path: Path) -> list[HostSpec]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"--hostfile {path} cannot be read: {error}.", advice="Type the path of a text file."
-        ) from None
+        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise UsageError(f"--hostfile {path} cannot be read: {why}.", advice="Type the path of a text file.") from None
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not (words := line.partition("#")[0].strip()):
