@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import UsageError
 from paceline.launch import messages, placement
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Event, Notice
@@ -211,27 +211,23 @@ def _watched(
             abort=run.stall_abort,
         )
         stack.callback(here.close)
-        watch = Watch(run, hosts=[here], signals=signals, record=record, on_event=on_event, limit=limit)
-        stack.callback(watch.close)
-        try:
-            with contextlib.ExitStack() as rank_0s:
-                rank_0s.callback(os.close, rank_0_out)
-                rank_0s.callback(os.close, rank_0_err)
-                rank_0s.callback(links.let_go)
-                watch.until(lambda: zygote.ready is not None)
-                if watch.interrupted is None and zygote.ready is not None:
-                    orders = _orders(run, host, near, zygote.ready.threads, record, channel)
-                    spawn = messages.Spawn(orders, os.getcwd(), scratch)
-                    here.prepare(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
-                    watch.begin()
-                    pids = watch.pids
-                    entry.workers = [describe_worker(order, pids[rank]) for rank, order in enumerate(orders) if pids]
-                    write_run(record, entry)
-            watch.until_swept()
-        except BaseException:
-            with contextlib.suppress(PacelineError):
-                watch.end_now()
-            raise
+        watch = stack.enter_context(
+            Watch(run, hosts=[here], signals=signals, record=record, on_event=on_event, limit=limit)
+        )
+        with contextlib.ExitStack() as rank_0s:
+            rank_0s.callback(os.close, rank_0_out)
+            rank_0s.callback(os.close, rank_0_err)
+            rank_0s.callback(links.let_go)
+            watch.until(lambda: zygote.ready is not None)
+            if watch.interrupted is None and zygote.ready is not None:
+                orders = _orders(run, host, near, zygote.ready.threads, record, channel)
+                spawn = messages.Spawn(orders, os.getcwd(), scratch)
+                here.prepare(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
+                watch.begin()
+                pids = watch.pids
+                entry.workers = [describe_worker(order, pids[rank]) for rank, order in enumerate(orders) if pids]
+                write_run(record, entry)
+        watch.until_swept()
     return outcome_of(watch, record, time.monotonic() - begun)
 
 

@@ -6,6 +6,7 @@ the launcher's own signals. The loop always ends when every host reports that no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import zmq
 
+from paceline.errors import PacelineError
 from paceline.launch import messages
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
@@ -72,7 +74,8 @@ class Signals:
 
 
 class Watch:
-    """The state of one run while it runs and, after `until_swept`, how the run ended."""
+    """The state of one run while it runs and, after `until_swept`, how the run ended. Used in a `with` block: when the
+    block fails, all remaining processes are killed."""
 
     def __init__(
         self,
@@ -145,7 +148,15 @@ class Watch:
                     pass
         self._do_without_zygotes()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            with contextlib.suppress(PacelineError):
+                self.end_now()
         os.close(self._log)
 
     @property

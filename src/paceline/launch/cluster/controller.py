@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import UsageError
 from paceline.launch import placement
 from paceline.launch.cluster import facts, preflight, wire
 from paceline.launch.cluster.backend import ClusterBackend
@@ -74,24 +74,18 @@ def _watched(
             patience=backend.patience,
             interrupted=lambda: bool(signals.came),
         )
-        watch = Watch(run, hosts=hosts, signals=signals, record=record, on_event=on_event)
+        watch = stack.enter_context(Watch(run, hosts=hosts, signals=signals, record=record, on_event=on_event))
         watch.notices += notices
-        stack.callback(watch.close)
         for notice in notices:
             on_event(Notice(notice))
-        try:
-            watch.until(lambda: all(host.is_ready for host in hosts))
-            if watch.interrupted is None:
-                _prepare(run, hosts, way)
-                watch.begin()
-                told = [worker for host in hosts for worker in host.workers]
-                entry.workers = msgspec.convert(told, list[WorkerInfo])
-                write_run(record, entry)
-            watch.until_swept()
-        except BaseException:
-            with contextlib.suppress(PacelineError):
-                watch.end_now()
-            raise
+        watch.until(lambda: all(host.is_ready for host in hosts))
+        if watch.interrupted is None:
+            _prepare(run, hosts, way)
+            watch.begin()
+            told = [worker for host in hosts for worker in host.workers]
+            entry.workers = msgspec.convert(told, list[WorkerInfo])
+            write_run(record, entry)
+        watch.until_swept()
         return outcome_of(watch, record, time.monotonic() - begun)
 
 
