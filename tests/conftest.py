@@ -43,7 +43,7 @@ settings.load_profile("default")
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests are spread over cores (`-n`): those on the pool of workers stay in one process, and so do the
     acceptance tests and those of the launcher, so that each pool and zygote is made once. All others run beside them,
-    file by file."""
+    file by file, and tests on a GPU one by one: they start all that they need."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRoom(LoadScopeScheduling):
@@ -57,6 +57,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _together(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     room = file.split("/")[1]
+    if file.endswith("_gpu.py"):
+        return nodeid
     return "workers" if room in WITH_WORKERS else room if room in WITH_ZYGOTES else file
 
 

@@ -16,6 +16,7 @@ import os
 import pickle
 import shutil
 import sqlite3
+import subprocess
 import tarfile
 import tempfile
 import threading
@@ -253,6 +254,16 @@ def named_temporary_file() -> Any:
         file.write("u")
         file.seek(0)
         return text_of("data/t.txt"), sorted(os.listdir("data")), file.read()
+
+
+@scenario
+def temporary_file_for_a_child() -> Any:
+    """As compilers are called: Triton's PTX assembler."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx", delete=False) as file:
+        file.write("u")
+    seen = subprocess.run(["cat", file.name], capture_output=True, text=True, check=True).stdout
+    os.remove(file.name)
+    return seen, os.path.exists(file.name)
 
 
 @scenario

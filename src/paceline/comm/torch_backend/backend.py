@@ -150,9 +150,7 @@ class Backend(_ProcessGroup):
 
         return self._begin("all_gather", run, outputs, opts)
 
-    def allgather_coalesced(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """`outputs[r]` receives the tensors of worker r."""
         return self.allgather([list(output) for output in zip(*outputs, strict=True)], inputs, opts)
 
@@ -161,7 +159,9 @@ class Backend(_ProcessGroup):
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if inputs[0].is_cuda:
-            return self._nccl().allgather_into_tensor_coalesced(outputs, inputs, opts)
+            # NCCL's group has no call for several tensors. They share a stream: who waits for the last waits for all.
+            gather = self._nccl()._allgather_base
+            return [gather(*pair, opts) for pair in zip(outputs, inputs, strict=True)][-1]
         for output, tensor in zip(outputs, inputs, strict=True):
             self._check_whole("all_gather_into_tensor", output, tensor)
 
@@ -192,7 +192,8 @@ class Backend(_ProcessGroup):
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if outputs[0].is_cuda:
-            return self._nccl().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+            scatter = self._nccl()._reduce_scatter_base
+            return [scatter(*pair, opts) for pair in zip(outputs, inputs, strict=True)][-1]
         for output, tensor in zip(outputs, inputs, strict=True):
             self._check_whole("reduce_scatter_tensor", tensor, output)
         by = self._reduction(opts, outputs[0].dtype)
@@ -214,7 +215,6 @@ class Backend(_ProcessGroup):
     ) -> Any:
         if tensor.is_cuda:
             return self._nccl().alltoall_base(output, tensor, output_splits, splits, opts)
-
         parts, into_parts = self._splits(tensor, splits), self._splits(output, output_splits)
 
         def run() -> None:
@@ -346,7 +346,7 @@ class Backend(_ProcessGroup):
         return self._desc
 
     def abort(self) -> None:
-        """Called when the group is aborted: its threads end. Its memory is freed with the last reference."""
+        """Its threads end. Its memory is freed with the last reference."""
         self.shutdown()
 
     def shutdown(self) -> None:

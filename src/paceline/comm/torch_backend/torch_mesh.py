@@ -54,11 +54,13 @@ def mesh(group: Group, axes: Axes, device: str, *names: str) -> DeviceMesh:
 
 
 def refuse_shared_gpu(group: Group) -> None:
-    """`UsageError` if workers share a GPU: NCCL connects only workers that have a GPU each."""
-    if group.world > 1 and count_gpus() < group.local_world:
+    """`UsageError` if workers share a GPU, unless NCCL was asked for: it then connects them over sockets, which is far
+    slower than what the strategy is chosen for."""
+    if group.world > 1 and count_gpus() < group.local_world and group.backend != "nccl":
         raise UsageError(
             f"{group.local_world} workers share {count_gpus()} GPU(s): this strategy needs a GPU for each worker.",
-            advice=f"Type -n {max(1, count_gpus())}, or --strategy mirrored, which also works on a shared GPU.",
+            advice=f"Type -n {max(1, count_gpus())}, or --strategy mirrored, which also works on a shared GPU, or "
+            "--backend nccl to try the strategy all the same.",
         )
 
 

@@ -43,6 +43,7 @@ class Voice:
         self._not_ours = [*SYSTEM, os.path.join(scratch, ""), os.path.join(os.path.expanduser("~/.cache"), "")]
         self._temporary = os.path.join(tempfile.gettempdir(), "")
         self._making_private = False
+        self._private: set[str] = set()  # temporary files of this process
 
     def install(self) -> None:
         """Patches open, save, rename, … for the rest of this process."""
@@ -73,6 +74,8 @@ class Voice:
             setattr(os, name, self._links(getattr(os, name), new))
         shutil.rmtree = self._removes_trees(shutil.rmtree)  # type: ignore[assignment]
         tempfile.mkdtemp = self._makes_private(tempfile.mkdtemp)
+        temporary: Any = tempfile
+        temporary._mkstemp_inner = self._makes_private_file(temporary._mkstemp_inner)  # of all that make such files
         connect: Any = self._connects(sqlite3.connect)
         sqlite3.connect = sqlite3.dbapi2.connect = connect
         writers.install(self._place, os.path.join(self.overlay.root, "wandb"))
@@ -84,7 +87,7 @@ class Voice:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False
         full = os.path.abspath(os.fsdecode(path))
-        if os.path.join(full, "").startswith(tuple(self._not_ours)):
+        if full in self._private or os.path.join(full, "").startswith(tuple(self._not_ours)):
             return False
         return not (full.startswith(self._temporary) and full[len(self._temporary) :].startswith(CACHES))
 
@@ -204,3 +207,21 @@ class Voice:
             return folder
 
         return mkdtemp
+
+    def _makes_private_file(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A file with a random name among the temporary ones is private, too: a compiler that reads it is another
+        process. In a folder of the script's (a file that is renamed when it is whole) it would be seen by rank 0."""
+
+        @functools.wraps(plain)
+        def mkstemp(dir: Any, *args: Any, **kwargs: Any) -> Any:
+            if not os.path.join(os.path.abspath(os.fsdecode(dir)), "").startswith(self._temporary):
+                return plain(dir, *args, **kwargs)
+            self._making_private = True
+            try:
+                descriptor, path = plain(dir, *args, **kwargs)
+            finally:
+                self._making_private = False
+            self._private.add(os.path.abspath(os.fsdecode(path)))
+            return descriptor, path
+
+        return mkstemp

@@ -42,5 +42,6 @@ def hooked(module: nn.Module) -> NotSplitError | None:
 
 
 def is_the_scripts(hook: Any) -> bool:
-    """Whether a script or a library has set the hook, and not torch itself."""
-    return not str(getattr(hook, "__module__", None) or type(hook).__module__).startswith("torch.")
+    """Whether a script or a library has set the hook, and neither torch nor we. Under a torch function mode (a default
+    device) torch calls `register_hook` a second time, with the hook that we made of the script's."""
+    return not str(getattr(hook, "__module__", None) or type(hook).__module__).startswith(("torch.", "paceline."))

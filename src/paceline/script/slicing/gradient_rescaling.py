@@ -26,6 +26,7 @@ from torch.autograd import Function
 from paceline.script.patches import all_of, patch
 from paceline.script.rows.tensor import Rows, make_plain
 from paceline.script.slicing import crossings
+from paceline.script.slicing.backward_hooks import is_the_scripts
 from paceline.script.slicing.crossings import Split
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def find(stage: Stage) -> Callable[[], None]:
     @functools.wraps(register)
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         split = stage.views.split_of_call
-        if split is None or self.is_leaf:
+        if split is None or self.is_leaf or not is_the_scripts(hook):
             return register(self, hook)
         return register(self, _rescaled_hook(stage, self, hook, split))
 
