@@ -106,6 +106,7 @@ class RunSettings:
     seed: int = 0  # seed of torch's, numpy's and Python's random streams; a script's own seed overrides it
     seed_shift: int = 0  # added to `seed`, and to every seed that the script sets
     memory_limit: int = 0  # bytes that a worker may allocate; 0: no limit
+    elastic: int | None = None  # the run goes on without workers that are killed, as long as so many are left
     stall_warning: float = 60.0  # seconds
     stall_abort: float | None = None  # seconds
     staged: bool = True  # False: a measuring program, not a training script; it runs without a stage

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from paceline.comm.buckets import Buckets
-from paceline.comm.group import Group, Pending
+from paceline.comm.channels import Pending
+from paceline.comm.group import Group
 from paceline.errors import ScriptError
 
 Grads = list[torch.Tensor | None]

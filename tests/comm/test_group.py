@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from pool import alone
 
-from paceline.comm.group import Group, as_bytes
+from paceline.comm.group import Group
+from paceline.comm.memory.flats import as_bytes
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.errors import PartedError, PeerLostError

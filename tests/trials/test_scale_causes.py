@@ -27,7 +27,7 @@ from paceline.settings import of_this_process
 cause, trouble = sys.argv[1], {TROUBLE}
 
 if cause == "communication":
-    from paceline.comm.group import Pending
+    from paceline.comm.channels import Pending
 
     def finish(self, what, plain=Pending.finish):
         wait = self._wait

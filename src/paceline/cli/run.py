@@ -53,6 +53,17 @@ Steps = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+ElasticOption = Annotated[
+    int | None,
+    typer.Option(
+        "--elastic",
+        metavar="MIN",
+        min=1,
+        help="Go on without workers that are killed, with the same numbers, as long as MIN are left.",
+        show_default=False,
+        rich_help_panel=options.HOW,
+    ),
+]
 CompressionOption = Annotated[
     Compression,
     typer.Option(
@@ -135,6 +146,7 @@ def run(
     steps: Steps = None,
     mod: options.Mods = None,
     preset: PresetOption = None,
+    elastic: ElasticOption = None,
     compression: CompressionOption = "none",
     no_autotune: NoAutotune = False,
     timeline: Timeline = None,
@@ -161,6 +173,7 @@ def run(
         batch=batch,
         steps=steps,
         mods=tuple(str(asked) for asked in catalog.parse(mods)),
+        elastic=elastic,
         compression=compression,
         autotune=not no_autotune,
         timeline=timeline is not None,
@@ -171,6 +184,8 @@ def run(
         settings = replace(settings, workers=workers)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         check(settings, discover(), oversubscribe=asked.oversubscribe or cluster is not None)
+        if cluster is not None and elastic is not None:
+            raise UsageError("--elastic works on one host for now.", advice="Leave --elastic or the hosts out.")
         if timeline is not None and not timeline.absolute().parent.is_dir():
             raise UsageError(
                 f"--timeline {timeline}: there is no folder {timeline.parent}.",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.comm.group import Pending
+from paceline.comm.channels import Pending
 from paceline.comm.memory.reductions import Shared
 
 

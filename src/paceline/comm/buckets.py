@@ -191,6 +191,13 @@ class Buckets:
         self._sent, self._keeping = 0, False
         return {index for index, flag in enumerate(flags) if flag}
 
+    def forget(self) -> None:
+        """A worker was lost, and the backward begins anew: what was started is not waited for."""
+        for bucket in self.all():
+            bucket.pending = None
+        self._kept.clear()
+        self._sent = 0
+
     def has_reached(self, index: int) -> bool:
         """Whether this slot's gradient came in the backward that has just ended."""
         return index in self._kept if self._keeping else self.slots[index].fired

@@ -9,5 +9,10 @@ them.
 from __future__ import annotations
 
 
+class Regrouping(BaseException):
+    """A worker is gone, and the others go on without it: what they did together is to be done again by those who are
+    left (`Group.regroup`). Not an Exception, for the same reason."""
+
+
 class CalledOff(BaseException):
     """A worker failed in the current joint work. Not an Exception: a handler in the model's code must not catch it."""

@@ -7,7 +7,7 @@ contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -71,13 +71,13 @@ class MemoryChannel:
     algorithm: str | None = None
     answers = True
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
-        self._rows = MemoryEngine(within(store, "rows"), rank, world)
-        self._unshared: MemoryEngine | None = (
-            None  # for buckets outside shared memory (GPU buckets); created on first use
-        )
+    def __init__(self, store: Any, rank: int, world: int, *, elastic: bool = False) -> None:
+        self._rows = MemoryEngine(within(store, "rows"), rank, world, elastic=elastic)
+        # For buckets outside shared memory (GPU buckets, elastic runs); created on first use. Not in an elastic run:
+        # connecting is the one thing that a lost worker must not interrupt.
         self._unshared_store = within(store, "odd")
-        self._sums = Reductions(within(store, "sums"), rank, world)
+        self._unshared = MemoryEngine(self._unshared_store, rank, world, elastic=True) if elastic else None
+        self._sums = None if elastic else Reductions(within(store, "sums"), rank, world)
 
     def agree(self, *, failed: bool) -> None:
         if failed:
@@ -98,20 +98,23 @@ class MemoryChannel:
         self._rows.all_gather(own, into, name=what)
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
-        return self._sums.allocate(numel, dtype)
+        # A lost worker's own memory is lost with it: what it had given would not be the same on all others.
+        return None if self._sums is None else self._sums.allocate(numel, dtype)
 
     def start(
         self, flat: torch.Tensor, shared: Shared | None, what: str, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Any:
-        if shared is None:
+        if shared is None or self._sums is None:
             return flat  # summed in `finish`, which all workers call at the same point
         return self._sums.start(shared, what)
 
     def progress(self) -> None:
-        self._sums.progress()
+        if self._sums is not None:
+            self._sums.progress()
 
     def finish(self, begun: Sum | torch.Tensor) -> None:
         if isinstance(begun, Sum):
+            assert self._sums is not None
             self._sums.finish(begun)
             return
         if self._unshared is None:
@@ -177,3 +180,20 @@ class GlooChannel:
 
     def finish(self, begun: Any) -> None:
         begun.wait()
+
+
+class Pending:
+    """A started collective."""
+
+    def __init__(self, waiting: Callable[[str], Any], wait: Callable[[], Any], begun: Any = None) -> None:
+        """`waiting`: see `Group.waiting`."""
+        self._waiting, self._wait, self._begun = waiting, wait, begun
+
+    @property
+    def adding(self) -> tuple[float, float] | None:
+        """Start and end time of this worker's share of the additions; None if the backend adds."""
+        return self._begun.adding if self._begun is not None else None
+
+    def finish(self, what: str) -> None:
+        with self._waiting(what):
+            self._wait()

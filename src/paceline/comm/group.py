@@ -21,14 +21,17 @@ import torch
 import torch.distributed as dist
 
 from paceline.comm import plain
-from paceline.comm.called_off import CalledOff
-from paceline.comm.channels import Channel, GlooChannel, MemoryChannel
+from paceline.comm.called_off import CalledOff, Regrouping
+from paceline.comm.channels import Channel, GlooChannel, MemoryChannel, Pending
 from paceline.comm.ending import Ending
 from paceline.comm.gloo import LOOPBACK, gloo_group
 from paceline.comm.gpus import GpuChannel, over_nccl
 from paceline.comm.hosts import HostsChannel, address_towards, compressor
-from paceline.comm.link.client import LinkStore, link_of_this_process, within
+from paceline.comm.link.client import LinkStore, within
+from paceline.comm.link.members import Members, again, lost_at
+from paceline.comm.link.stores import connect_store
 from paceline.comm.lost import from_backend, says_lost
+from paceline.comm.memory.flats import as_bytes, copy_back, summable
 from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
@@ -40,7 +43,6 @@ from paceline.errors import PacelineError, PartedError, PeerLostError, ScriptErr
 from paceline.record.phases import COMMUNICATION, EVALUATION
 from paceline.record.timeline import TimelineWriter
 from paceline.settings import Compression, WorkerSettings
-from paceline.torch_private import TCPStore
 
 # Bound before `script/own_gpu.py` patches torch's function: the workers need the count that the script does not see.
 count_gpus = torch.cuda.device_count
@@ -70,6 +72,9 @@ class Group:
         self.guarded = 0  # > 0 in joint work in which a worker may fail: see `called_off`
         self.off = False  # joint work was called off: no collective until all workers call `begin_again`
         self.crossed = 0  # number of times that a gradient has crossed from the whole batch into slices
+        self.members: Members | None = None  # in an elastic run: who is left
+        self.retries = False  # inside a collective that is made again when a worker is lost
+        self.on_regroup: list[Callable[[], None]] = []  # called on every worker after the group was formed anew
         self._gpus: GpuChannel | Literal[False] | None = None
         self._store: Any = None
         self._address = LOOPBACK  # at which the other workers reach this host
@@ -77,11 +82,16 @@ class Group:
         if self.world > 1:
             self.pulse.enter(CONNECTING)
             self._store = connect_store(settings) if store is None else store
-            self._channel = self._open_channel()
+            if settings.run.elastic is not None and isinstance(self._store, LinkStore):
+                self.members = Members(self._store, self.rank, self.world)
+                self.members.form(self._connect, first=True)
+            else:
+                self._channel = self._open_channel()
             self.pulse.leave()
 
     # -- collectives ----------------------------------------------------------------------------------------------
 
+    @again
     def all_reduce(self, tensor: torch.Tensor, what: str) -> None:
         """Sums `tensor` over the workers, in place."""
         if self.world == 1:
@@ -90,38 +100,42 @@ class Group:
             with self.waiting(what, asks=True):
                 gpus.all_reduce(tensor)
             return
-        host, is_copy = _summable(tensor)
+        host, is_copy = summable(tensor)
+        if self.members is not None and not is_copy:  # it may be summed again
+            host, is_copy = host.clone(), True
         with self.waiting(what, asks=not self._channel.answers):
             self._channel.all_reduce(host.view(-1), what)
             if is_copy:
-                _copy_back(tensor, host)
+                copy_back(tensor, host)
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Shared | None:
         """Shared memory for a bucket in host memory, which is summed in place; None if the channel has no shared
         memory. Every worker allocates the same buckets in the same order."""
-        return self._channel.allocate(numel, dtype)
+        return self._channel.allocate(numel, dtype) if self.world > 1 else None
 
     def start_all_reduce(
         self, tensor: torch.Tensor, shared: Shared | None = None, *, key: int = 0, shapes: Sequence[Any] = ()
     ) -> Pending:
         """Starts an in-place sum of a gradient bucket; `finish` waits for the sum. Sums run in the order of their
         starts. `key` identifies the bucket, and `shapes` are the shapes of the gradients in the bucket."""
+        if self.world == 1:  # the last one that is left
+            return Pending(self.waiting, lambda: None)
         if (gpus := self._gpus_for(tensor)) is not None:
-            return Pending(self, gpus.start(tensor))
-        host, is_copy = (tensor, False) if shared is not None else _summable(tensor)
+            return Pending(self.waiting, gpus.start(tensor))
+        host, is_copy = (tensor, False) if shared is not None else summable(tensor)
         try:
             begun = self._channel.start(host.view(-1), shared, "gradients", key=key, shapes=shapes)
         except PacelineError as error:
             raise self.ending.carry(error) from None
         if shared is not None:
-            return Pending(self, lambda: self._channel.finish(begun), begun)
+            return Pending(self.waiting, lambda: self._channel.finish(begun), begun)
 
         def finish() -> None:
             self._channel.finish(begun)
             if is_copy:
-                _copy_back(tensor, host)
+                copy_back(tensor, host)
 
-        return Pending(self, finish)
+        return Pending(self.waiting, finish)
 
     def compress(self, how: Compression) -> None:
         """Compresses gradients between hosts from now on. Every worker calls it, before its first backward."""
@@ -149,10 +163,12 @@ class Group:
     def progress(self) -> None:
         """Advances started sums. Does not wait."""
         try:
-            self._channel.progress()
+            if self.world > 1:
+                self._channel.progress()
         except PacelineError as error:
             raise self.ending.carry(error) from None
 
+    @again
     def broadcast(self, tensor: torch.Tensor, what: str) -> None:
         """Gives every worker rank 0's values, in place."""
         if self.world == 1 or not tensor.numel():
@@ -161,11 +177,13 @@ class Group:
             with self.waiting(what, asks=True):
                 gpus.broadcast(tensor.detach())
             return
-        host = as_bytes(tensor)
+        host, elastic = as_bytes(tensor), self.members is not None
+        if elastic:  # another worker's tensor may be broadcast, if this one's owner is lost
+            host = host.clone()
         with self.waiting(what, asks=not self._channel.answers):
             self._channel.broadcast(host, what)
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():  # else `host` is the tensor's own memory
-            _copy_back(tensor, host.view(tensor.dtype).view(tensor.shape))
+        if elastic or tensor.device.type != "cpu" or not tensor.is_contiguous():  # else it is the tensor's own memory
+            copy_back(tensor, host.view(tensor.dtype).view(tensor.shape))
 
     def gather_rows(self, rows: torch.Tensor, dim: int, sizes: Sequence[int], what: str) -> torch.Tensor:
         """The rows of all workers, concatenated along `dim` in rank order; `sizes[r]` is the number of rows of worker
@@ -185,6 +203,7 @@ class Group:
         # Not a view: the script may change the result in place.
         return out.movedim(0, dim).contiguous() if dim else out
 
+    @again
     def gather_vectors(self, vector: torch.Tensor, what: str) -> torch.Tensor:
         """A matrix with one row per worker. `vector` is in host memory and has the same length on each worker."""
         if self.world == 1:
@@ -194,6 +213,7 @@ class Group:
             self._channel.all_gather(vector, list(out.unbind()), what)
         return out
 
+    @again
     def gather_objects(self, value: Any, what: str) -> list[Any]:
         """A plain value (see `plain`) of each worker, in rank order."""
         if self.world == 1:
@@ -262,17 +282,39 @@ class Group:
         self.off = False
         self._channel.begin_again()
 
+    # -- workers that are lost --------------------------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """How often the group was formed anew."""
+        return 0 if self.members is None else self.members.generation
+
+    def regroup(self) -> None:
+        """Forms the group of the workers that are left; rank and number of workers change. Every one of them calls it;
+        waits for all."""
+        assert self.members is not None
+        self.pulse.enter("the workers that are left")
+        self.members.form(self._connect)
+        self.pulse.leave()
+        for listener in self.on_regroup:
+            listener()
+
+    def _connect(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        if world > 1:
+            self._channel = self._open_channel()
+
     # -- underneath -----------------------------------------------------------------------------------------------
 
     def _open_channel(self) -> Channel:
         """Shared memory on one host, a hierarchical channel on several hosts, or Gloo with `--backend gloo`."""
-        store = within(self._store, "paceline")
+        store = within(self._store, f"paceline/{self.generation}" if self.generation else "paceline")
         store.set(f"host{self.rank}", host_of_this_process())
         hosts = self._hosts = [store.get(f"host{rank}").decode() for rank in range(self.world)]
         local = len(set(hosts)) == 1
         try:
             if local and self.backend != "gloo":
-                return MemoryChannel(store, self.rank, self.world)
+                return MemoryChannel(store, self.rank, self.world, elastic=self.members is not None)
             own = self._settings.address or address_towards(self._settings.store_host, self._settings.store_port)
             self._address = LOOPBACK if local else own
             if local or self.backend == "gloo":
@@ -284,7 +326,7 @@ class Group:
     def _gpus_for(self, tensor: torch.Tensor) -> GpuChannel | None:
         """The channel between GPUs, created at the first CUDA tensor; None for a host tensor, and if workers share a
         GPU."""
-        if not tensor.is_cuda or self.backend == "gloo":
+        if not tensor.is_cuda or self.backend == "gloo" or self.members is not None:
             return None
         if self._gpus is None:
             own_gpu = count_gpus() >= self.local_world
@@ -318,6 +360,11 @@ class Group:
             self.off = True
             self.pulse.leave()
             raise
+        except Regrouping:
+            self.pulse.leave()
+            if not (self.guarded or self.retries):
+                raise self.ending.carry(lost_at(what)) from None
+            raise
         except PacelineError as error:
             raise self.ending.carry(error) from None
         except torch.OutOfMemoryError:
@@ -346,51 +393,3 @@ class Group:
             f"The workers entered different collectives; worker {self.rank} was at: {what} ({text.splitlines()[0]}).",
             advice="Look for a branch of the script that depends on time, on unseeded randomness or on the process.",
         )
-
-
-class Pending:
-    """A started collective."""
-
-    def __init__(self, group: Group, wait: Callable[[], Any], begun: Any = None) -> None:
-        self._group, self._wait, self._begun = group, wait, begun
-
-    @property
-    def adding(self) -> tuple[float, float] | None:
-        """Start and end time of this worker's share of the additions; None if the backend adds."""
-        return self._begun.adding if self._begun is not None else None
-
-    def finish(self, what: str) -> None:
-        with self._group.waiting(what):
-            self._wait()
-
-
-def connect_store(settings: WorkerSettings) -> Any:
-    """The key-value store through which the workers of a run find each other: the store of Paceline's launcher. Under
-    another launcher it is torch's TCPStore, served by rank 0, unless that launcher's agent already serves the store."""
-    link = link_of_this_process()
-    if link is not None:
-        return LinkStore(link)
-    master = settings.rank == 0 and not settings.agent_store
-    return TCPStore(
-        settings.store_host, settings.store_port, is_master=master, wait_for_workers=False, multi_tenant=True
-    )
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in host memory, as bytes: gathers and broadcasts treat all dtypes alike."""
-    host = tensor.detach().to("cpu").contiguous()
-    return host.as_strided((host.numel(),), (1,)).view(torch.uint8)  # a dimension of size 1 may have any stride
-
-
-def _summable(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """The tensor in host memory, contiguous, and whether the result is a copy. float16 and bfloat16 are summed in
-    float32: the sum is more exact, and Gloo cannot sum these dtypes."""
-    is_half = tensor.dtype in (torch.float16, torch.bfloat16)
-    if tensor.is_cuda or is_half or not tensor.is_contiguous():
-        return tensor.detach().to("cpu", torch.float32 if is_half else tensor.dtype).contiguous(), True
-    return tensor.detach(), False
-
-
-def _copy_back(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    with torch.no_grad():
-        tensor.copy_(host)

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from paceline.comm.group import Group, as_bytes
+from paceline.comm.group import Group
+from paceline.comm.memory.flats import as_bytes
 from paceline.comm.memory.region import Region
 from paceline.comm.memory.shm_rendezvous import Meeting
 from paceline.comm.sparse import as_it_is

@@ -82,11 +82,11 @@ class LocalHost:
         *,
         zygote: Zygote,
         channel: ControlChannel,
-        pipes: dict[int, Literal["stdout", "stderr"]],
+        pipes: dict[int, tuple[int, Literal["stdout", "stderr"]]],
         warning: float = 0.0,
         abort: float | None = None,
     ) -> None:
-        """`warning` and `abort`: how long the zygote may be frozen."""
+        """`pipes`: of which rank each one is the output. `warning` and `abort`: how long the zygote may be frozen."""
         self.name, self.ranks, self.swept = name, ranks, True
         self.zygote, self._channel, self._pipes = zygote, channel, pipes
         self._patience = Patience(zygote, warning, abort)
@@ -109,7 +109,7 @@ class LocalHost:
             yield message
         for pipe in [pipe for pipe in self._pipes if pipe in ready]:
             if data := os.read(pipe, 65536):
-                yield Output(0, self._pipes[pipe], data)
+                yield Output(*self._pipes[pipe], data)
             else:
                 os.close(pipe)
                 del self._pipes[pipe]

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from paceline.errors import UsageError
 from paceline.launch import messages, placement
@@ -133,10 +134,32 @@ def _check_strategy(run: RunSettings) -> None:
         )
 
 
+def _check_elastic(run: RunSettings) -> None:
+    """UsageError if an elastic run cannot be had with the other options."""
+    if run.elastic is None:
+        return
+    if run.elastic > run.workers:
+        raise UsageError(
+            f"--elastic {run.elastic}: the run has {run.workers} workers, and needs more to lose one.",
+            advice=f"Type: -n {run.elastic + 1}",
+        )
+    others = {
+        "--strategy": run.strategy != "mirrored",
+        "--as": run.launch_as is not None,
+        "--backend": run.backend != "auto",
+        "--mod view": any(one.entry.name == "view" for one in catalog.parse(run.mods)),
+        "--noise-scale": run.noise_scale,
+        "--timeline": run.timeline,
+    }
+    for option in [option for option, is_asked in others.items() if is_asked]:
+        raise UsageError(f"--elastic and {option} exclude each other.", advice="Leave one of the two options out.")
+
+
 def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
     """UsageError if a run cannot be started with these settings."""
     if run.workers < 1:
         raise UsageError(f"-n {run.workers}: a run needs at least one worker.", advice="Type: -n 1")
+    _check_elastic(run)
     _check_mods(run)
     _check_launcher(run)
     _check_strategy(run)
@@ -200,29 +223,36 @@ def _watched(
         links = stack.enter_context(LinkServer(run.workers))
         channel = ControlChannel(Path(scratch))
         stack.callback(channel.close)
-        (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
+        speakers = 1 if run.elastic is None else run.workers
+        pipes: dict[int, tuple[int, Literal["stdout", "stderr"]]] = {}
+        theirs = []
+        for rank in range(speakers):
+            for stream in ("stdout", "stderr"):
+                read, write = os.pipe()
+                pipes[read] = rank, stream
+                theirs.append(write)
         here = LocalHost(
             host.name,
             range(run.workers),
             zygote=zygote,
             channel=channel,
-            pipes={out: "stdout", err: "stderr"},
+            pipes=pipes,
             warning=run.stall_warning,
             abort=run.stall_abort,
         )
         stack.callback(here.close)
         watch = stack.enter_context(
-            Watch(run, hosts=[here], signals=signals, record=record, on_event=on_event, limit=limit)
+            Watch(run, hosts=[here], signals=signals, record=record, on_event=on_event, limit=limit, put=links.put)
         )
-        with contextlib.ExitStack() as rank_0s:
-            rank_0s.callback(os.close, rank_0_out)
-            rank_0s.callback(os.close, rank_0_err)
-            rank_0s.callback(links.let_go)
+        with contextlib.ExitStack() as workers:
+            for end in theirs:
+                workers.callback(os.close, end)
+            workers.callback(links.let_go)
             watch.until(lambda: zygote.ready is not None)
             if watch.interrupted is None and zygote.ready is not None:
                 orders = _orders(run, host, near, zygote.ready.threads, record, channel)
-                spawn = messages.Spawn(orders, os.getcwd(), scratch)
-                here.prepare(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
+                spawn = messages.Spawn(orders, os.getcwd(), scratch, speakers)
+                here.prepare(spawn, [*theirs, *(end.fileno() for end in links.ends)])
                 watch.begin()
                 pids = watch.pids
                 entry.workers = [describe_worker(order, pids[rank]) for rank, order in enumerate(orders) if pids]

@@ -26,12 +26,13 @@ class SpawnOrder(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
-    """Fork these workers, those of one host. The message carries these descriptors: the pipes for rank 0's standard
-    output and error, then each worker's end of its link to the store."""
+    """Fork these workers, those of one host. The message carries these descriptors: the pipes for the standard output
+    and error of the first `speakers` ranks, then each worker's end of its link to the store."""
 
     orders: list[SpawnOrder]
     folder: str  # the working directory of the script
     scratch: str  # the run's temporary folder, removed when the run ends
+    speakers: int = 1  # in an elastic run any worker may have to speak for the run
 
 
 class Signal(msgspec.Struct, tag=True, frozen=True):

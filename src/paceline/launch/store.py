@@ -93,6 +93,10 @@ class LinkServer:
     def start(self) -> None:
         self._thread.start()
 
+    def put(self, key: str, value: bytes) -> None:
+        """Sets a new key, from the launcher's own thread."""
+        self._answers.do(say.Set(key, value), [])
+
     def let_go(self) -> None:
         """Closes the launcher's copies of `ends`, once the workers have theirs."""
         for end in self.ends:

@@ -18,17 +18,20 @@ from typing import Any, Self
 
 import zmq
 
+from paceline.comm.link.messages import left_key, left_text
 from paceline.errors import PacelineError
 from paceline.launch import messages
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
 from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
 from paceline.launch.host import FromWorker, FromZygote, Host
+from paceline.launch.voice import Voice
 from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.record.schema import FailureKind
 from paceline.settings import RunSettings
 from paceline.strategies import catalog as strategies
+from paceline.units import count
 
 _TICK = 0.2  # seconds between two checks of the deadlines
 _GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SIGTERM
@@ -86,8 +89,12 @@ class Watch:
         record: Path,
         on_event: Callable[[Event], None],
         limit: float | None = None,
+        put: Callable[[str, bytes], None] | None = None,
     ) -> None:
+        """`put`: sets a key of the workers' store, for an elastic run."""
         self._hosts, self._signals, self._record, self._tell = hosts, signals, record, on_event
+        self._least, self._put, self._lost = run.elastic, put, list[Failure]()
+        self._voice = Voice()
         self._host_of = {rank: host for host in hosts for rank in host.ranks}
         self.standings = [stall.WorkerStanding(rank, host=self._host_of[rank].name) for rank in range(run.workers)]
         self.interrupted: int | None = None
@@ -110,7 +117,7 @@ class Watch:
         self._stacks: dict[int, str] = {}
         self._progress_at = 0.0
         self._fresh = False
-        self._log = open_log(record, 0)
+        self._logs = {0: open_log(record, 0)}
         self._poller, self._polled = zmq.Poller(), list[Any]()
 
     def until(self, is_so: Callable[[], bool]) -> None:
@@ -157,7 +164,8 @@ class Watch:
         if error is not None:
             with contextlib.suppress(PacelineError):
                 self.end_now()
-        os.close(self._log)
+        for log in self._logs.values():
+            os.close(log)
 
     @property
     def _swept(self) -> bool:
@@ -212,14 +220,32 @@ class Watch:
                 self._fail(killed_or_exited(message.rank, message.code, now))
 
     def _fail(self, failure: Failure) -> None:
-        """A worker has failed: the run fails, unless its workers go at their own pace and this is not rank 0."""
-        if self._lockstep or failure.rank == 0:
+        """A worker has failed: the run fails, unless its workers go at their own pace and this is not rank 0, or unless
+        it is elastic and the worker was killed."""
+        if self._least is not None and failure.kind is FailureKind.KILLED and len(self._live) >= self._least:
+            self._go_on_without(failure)
+        elif self._lockstep or failure.rank == 0:
+            for lost in self._lost if failure.kind is FailureKind.CONSEQUENCE else ():
+                self._failures.add(lost)
             self._failures.add(failure)
         elif failure.rank not in self._done_without:
             self._done_without.add(failure.rank)
             notice = f"Worker {failure.rank} {failure.cause.splitlines()[0]}; the others go on without it."
             self.notices.append(notice)
             self._tell(Notice(notice))
+
+    def _go_on_without(self, failure: Failure) -> None:
+        """The other workers form a group without this one. The lowest rank speaks for the run."""
+        assert self._put is not None
+        self._lost.append(failure)
+        left = sorted(self._live)
+        self._put(left_key(len(self._lost)), left_text(left))
+        notice = f"Worker {failure.rank} {failure.cause}; the run goes on with {count(len(left), 'worker')}."
+        self.notices.append(notice)
+        self._tell(Notice(notice))
+        if left[0] != self._voice.rank:
+            for missed in self._voice.move(left[0]):
+                self._tell(missed)
 
     def _said_farewell(self, rank: int) -> bool:
         beat = self.standings[rank].beat
@@ -250,7 +276,7 @@ class Watch:
                 self._fail(raised(rank, message, now))
         elif isinstance(message, messages.Stack):
             self._stacks[rank] = message.text
-        elif rank == 0 and message.text not in self.notices:
+        elif rank == self._voice.rank and message.text not in self.notices:
             # All workers run the same lines and send the same notices: rank 0's are enough.
             self.notices.append(message.text)
             self._tell(Notice(message.text, message.mod))
@@ -258,11 +284,14 @@ class Watch:
     def _show(self, output: Output) -> None:
         rest = output.data
         try:
+            if output.rank not in self._logs:
+                self._logs[output.rank] = open_log(self._record, output.rank)
             while rest:
-                rest = rest[os.write(self._log, rest) :]
+                rest = rest[os.write(self._logs[output.rank], rest) :]
         except OSError as error:
             raise unwritable(self._record, error) from error
-        self._tell(output)
+        if (shown := self._voice.hear(output)) is not None:
+            self._tell(shown)
 
     def _interrupt(self, number: int) -> None:
         now = time.monotonic()

@@ -206,7 +206,8 @@ class Dealer:
         index = self._next_index(iterator)
         batched = getattr(iterator, "_auto_collation", False) and isinstance(index, (list, tuple))
         mapped = iterator._dataset_kind == MAP
-        if self._leaves_alone() or not batched or not mapped:
+        # In an elastic run each worker loads all samples: those of a lost one would be missing.
+        if self._leaves_alone() or not batched or not mapped or self.group.members is not None:
             return index
         slices = self.stage.views.wants_slices()
         if not slices and self._must_load_whole(iterator):

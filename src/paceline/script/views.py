@@ -18,6 +18,7 @@ from torch import nn
 from paceline.errors import NotSplitError, ScriptError
 from paceline.script import tree
 from paceline.script.draws.rows import Draws
+from paceline.script.redo import Redo
 from paceline.script.rng import OwnStream
 from paceline.script.seams.state import StageState
 from paceline.script.slicing import crossings
@@ -69,6 +70,8 @@ class Views:
             stage.run.gather_below,
             stage.as_script,
         )
+        if self.group.members is not None:
+            self._calls.redo = Redo(self.group, stage.inside)
         self._in_slice: nn.Module | None = None  # the module that was called with the worker's slice
         self._warned: set[str] = set()
         # Called before each call that is computed in slices: all workers hold the same arguments.
@@ -78,6 +81,11 @@ class Views:
     def batch_is_cut(self) -> bool:
         """Whether the script's current batch is this worker's slice."""
         return self._cut is not None
+
+    @property
+    def redo(self) -> Redo | None:
+        """How calls and backwards are made again; None unless the run is elastic."""
+        return self._calls.redo
 
     @property
     def refusal(self) -> NotSplitError | None:

@@ -55,6 +55,7 @@ class Mirrored(BaseStrategy):
             self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → its slot, or None while frozen
             self._handles: WeakIdKeyDictionary = WeakIdKeyDictionary()
             self._accumulation = Accumulation(self._sum_kept_back)
+            self._accumulation.never = self.group.members is not None
             self._sites: set[int] = set()
             self._half_done = HalfDone(self._buckets)
             # Trained since buffers were last averaged, in call order: a set's order differs between workers.
@@ -111,7 +112,7 @@ class Mirrored(BaseStrategy):
             if slot is None and parameter.requires_grad:  # frozen until now
                 self._meet(parameter)
             self._put_own_hooks_first(parameter)
-        if self._accumulation.may_keep_back(site):
+        if self._accumulation.may_keep_back(site) or self.group.members is not None:
             self._buckets.keep_back()
         else:
             self._buckets.begin(site)
@@ -119,6 +120,10 @@ class Mirrored(BaseStrategy):
     def backward_raised(self) -> None:
         self._accumulation.kept_back = False
         self._half_done.add(self._buckets.break_off())
+
+    def backward_again(self) -> None:
+        self._buckets.forget()
+        self._buckets.keep_back()
 
     def before_step(self, optimizer: Any) -> None:
         self._half_done.refuse_step(optimizer)
@@ -141,6 +146,8 @@ class Mirrored(BaseStrategy):
             if views.batch_is_cut:
                 self._make_whole(loss, None)
             return
+        if self.group.members is not None:  # sent only now: until then, a worker may be lost without harm
+            self._buckets.begin(self._site)
         on_host = is_number(loss) and loss.device.type == "cpu"
         shown = float(loss.detach()) if on_host else 0.0 if views.batch_is_cut else self._losses.late(loss)
         tails = self._buckets.finish(shown, views.share, self._agreement.riders())

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from paceline.comm.group import Group, as_bytes
+from paceline.comm.group import Group
+from paceline.comm.memory.flats import as_bytes
 from paceline.script.seams.stage import Stage
 from paceline.script.slicing.together import Together
 from paceline.strategies.mirrored import Mirrored

@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ class LinkSocket:
         self._decoder = msgspec.msgpack.Decoder(say.Told)
         # torch's groups hold a store only from C++, which does not keep the Python object alive.
         self.stores: list[LinkStore] = []
+        self.while_waiting: Callable[[], None] | None = None  # raises if waiting for a key has become pointless
 
     def ask(self, question: say.Ask, descriptors: list[int] | None = None) -> tuple[Any, list[int]]:
         """The answer and its descriptors. Raises PeerLostError if the launcher is gone."""
@@ -126,6 +128,8 @@ class LinkStore(_Store):
             value, descriptors = self.link.ask(say.Get(self.prefix + key))
             if value is not None:
                 return value, descriptors
+            if self.link.while_waiting is not None:
+                self.link.while_waiting()
             nap = _nap(nap, until, key)
 
 

@@ -62,3 +62,20 @@ class Told(msgspec.Struct, frozen=True):
     """The answer to a request."""
 
     value: bytes | int | None
+
+
+# --- in an elastic run: who is left, written by the launcher
+
+
+def left_key(generation: int) -> str:
+    """The key for the members of this generation. The first group is generation 0, and is not written."""
+    return f"left/{generation}"
+
+
+def left_text(ranks: list[int]) -> bytes:
+    """The members, by the ranks that they began with."""
+    return ",".join(map(str, ranks)).encode()
+
+
+def ranks_in(text: bytes) -> list[int]:
+    return [int(rank) for rank in text.decode().split(",")]

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.comm.group import connect_store
 from paceline.comm.link.client import within
+from paceline.comm.link.stores import connect_store
 from paceline.comm.measuring import collectives, devices, pairs
 from paceline.comm.measuring.plan import MeasuringPlan, Report, in_words
 from paceline.comm.memory.engine import MemoryEngine

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from paceline.comm.call_site import script_line
-from paceline.comm.called_off import CalledOff
+from paceline.comm.called_off import CalledOff, Regrouping
 from paceline.comm.memory import signals
 from paceline.comm.memory.handover import forget, hand_over
 from paceline.comm.memory.region import Peers, Region
@@ -26,9 +26,15 @@ SPIN = 300  # polls before sleeping: about 100 µs
 LINE = 64  # bytes of a cache line
 TEXT = 1024  # bytes for a worker's description of its call
 CALL = struct.Struct("<qqqqq")  # number, CRC of name and dtype, size, root, CRC of uneven parts
+COUNT = struct.Struct("<q")
 CALLED_OFF = "called off"
 OFF = zlib.crc32(f"{CALLED_OFF} {torch.uint8}".encode())
 HEAR_OUT = 5.0  # seconds in which diverged workers wait for the descriptions of their peers' calls
+ELASTIC_LOOK = 0.02  # seconds between two checks that the peer still lives, where the others go on without it
+
+
+class _Done(Exception):
+    """A peer that is gone had written all that this wait is for."""
 
 
 class Meeting:
@@ -44,9 +50,11 @@ class Meeting:
         *,
         names: list[int] | None = None,
         timeout: float | None = None,
+        elastic: bool = False,
     ) -> None:
         """Every worker of the group calls it; waits for all. `names` are the worker numbers shown in messages. Without
-        a `timeout` (seconds) there is no limit to the wait for a live peer."""
+        a `timeout` (seconds) there is no limit to the wait for a live peer. `elastic`: of a peer that is gone all that
+        it has signalled still counts, on every worker alike, and the first wait for more raises `Regrouping`."""
         self.rank, self.world = rank, world
         self.site: Callable[[], str] = script_line  # returns the script line of the current call
         self.names, self._timeout = names or list(range(world)), timeout
@@ -56,13 +64,14 @@ class Meeting:
         self._number, self._call = 0, b""
         self.said = ""  # name of the current call, for messages
         self._unchecked = [False] * world  # peers whose call has not been compared with the current call
-        self._signals, self._taken = 0, [0] * world
+        self._signals, self._taken, self._elastic = 0, [0] * world, elastic
         self._since, self._awaited = 0.0, 0
         self._broken: PacelineError | None = None
         self._set_up(store, space)
 
     def _set_up(self, store: Any, space: int) -> None:
-        block = LINE * (self.world + 2) + TEXT  # per worker: a semaphore for each peer, two calls, a text
+        # Per worker: a semaphore for each peer, two calls, the number of its signals, a text.
+        block = LINE * (self.world + 3) + TEXT
         size = block * self.world + space
         if self.rank == 0:
             self._region = Region(size)
@@ -79,7 +88,8 @@ class Meeting:
         self._posts = [base + block * peer + LINE * self.rank for peer in ranks if peer != self.rank]
         self._waits = [base + block * self.rank + LINE * peer for peer in ranks]
         self._calls = [block * peer + LINE * self.world for peer in ranks]
-        self._texts = [at + 2 * LINE for at in self._calls]
+        self._counts = [at + 2 * LINE for at in self._calls]
+        self._texts = [at + 3 * LINE for at in self._calls]
         self._peers = Peers(handed.processes)
         self.meet()
         self._region.close_door()
@@ -120,6 +130,8 @@ class Meeting:
     def signal(self) -> None:
         """Tells all peers that the data written so far may be read."""
         self._signals += 1
+        if self._elastic:  # a worker may be killed after it has told some of its peers
+            COUNT.pack_into(self._region.memory, self._counts[self.rank], self._signals)
         for address in self._posts:
             signals.post(address)
 
@@ -128,7 +140,13 @@ class Meeting:
         address = self._waits[peer]
         if not signals.is_posted(address):
             self._since, self._awaited = time.monotonic(), peer
-            signals.take(address, self.spin, self._check_peers)
+            if self._elastic:
+                try:
+                    signals.take(address, self.spin, self._check_awaited, ELASTIC_LOOK)
+                except _Done:
+                    pass
+            else:
+                signals.take(address, self.spin, self._check_peers)
         self._taken[peer] += 1
         if self._unchecked[peer]:
             self._unchecked[peer] = False
@@ -166,6 +184,14 @@ class Meeting:
             if peer != self.rank and self._unchecked[peer]:
                 self._unchecked[peer] = False
                 self.wait(peer)
+
+    def _check_awaited(self) -> None:
+        """In an elastic run: raises if the peer that is waited for is gone. Who waits for another one waits on: that
+        one gives the same signals as this worker, up to the first that the lost worker did not give."""
+        peer = self._awaited
+        if peer in self._peers.gone() and not signals.count(self._waits[peer]):
+            (given,) = COUNT.unpack_from(self._region.memory, self._counts[peer])
+            raise _Done if given > self._taken[peer] else Regrouping
 
     def _check_peers(self) -> None:
         """Raises if waiting is pointless: a peer has ended without its signal, or the timeout has passed."""

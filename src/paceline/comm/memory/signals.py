@@ -39,13 +39,13 @@ def make(address: int) -> None:
 post: Callable[[int], int] = _post
 
 
-def take(address: int, spin: int, look: Callable[[], None]) -> None:
-    """Waits for a post and takes it: polls `spin` times, then sleeps. Calls `look` every 0.25 s (`LOOK_UP`); `look`
+def take(address: int, spin: int, look: Callable[[], None], every: float = LOOK_UP) -> None:
+    """Waits for a post and takes it: polls `spin` times, then sleeps. Calls `look` `every` so many seconds; `look`
     raises if waiting has become pointless."""
     for _ in range(spin):
         if not _try(address):
             return
-    while not sleep(address, LOOK_UP):
+    while not sleep(address, every):
         look()
 
 

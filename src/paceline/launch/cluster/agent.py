@@ -117,7 +117,11 @@ class Agent:
         (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
         ranks = range(begin.first, begin.first + begin.workers)
         self._host = LocalHost(
-            self._line.address, ranks, zygote=self._zygote, channel=channel, pipes={out: "stdout", err: "stderr"}
+            self._line.address,
+            ranks,
+            zygote=self._zygote,
+            channel=channel,
+            pipes={out: (0, "stdout"), err: (0, "stderr")},
         )
         stack.callback(self._host.close)
         self._orders = self._place(begin, record, channel)

@@ -150,16 +150,13 @@ def _keep_freed_memory(workers: int) -> None:
 
 
 def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
-    """Rank 0 writes to the launcher's pipes and keeps its standard input; every other rank writes to its log, and its
-    child processes find no input that they could take from rank 0's."""
-    if pipes:
-        out, err = pipes
-    else:
-        out = err = open_log(settings.record, settings.rank)
-        if not os.isatty(0):  # a terminal also tells its size; what is typed goes to rank 0: see `terminal`
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(nothing, 0)
-            os.close(nothing)
+    """Rank 0 writes to the launcher's pipes and keeps its standard input; every other rank writes to its log (in an
+    elastic run, to pipes of its own), and its child processes find no input that they could take from rank 0's."""
+    out, err = pipes or [open_log(settings.record, settings.rank)] * 2
+    if settings.rank and not os.isatty(0):  # a terminal also tells its size; what is typed goes to rank 0: `terminal`
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
     os.dup2(out, 1)
     os.dup2(err, 2)
     for descriptor in {out, err}:

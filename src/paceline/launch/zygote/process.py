@@ -100,8 +100,8 @@ class Nursery:
                 for fd in (self._wake, self._woken):
                     os.close(fd)
                 self._launcher.close()
-                rank, (out, err, *links) = order.settings.rank, descriptors
-                own = [links[number], *((out, err) if rank == 0 else ())]
+                pipes, links = descriptors[: 2 * spawn.speakers], descriptors[2 * spawn.speakers :]
+                own = [links[number], *pipes[2 * order.settings.rank :][:2]]
                 for fd in descriptors:
                     if fd not in own:
                         os.close(fd)

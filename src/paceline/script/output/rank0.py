@@ -25,7 +25,8 @@ from typing import Any
 
 from paceline.script.output import writers
 from paceline.script.output.overlay import Listing, Overlay
-from paceline.script.output.real_files import are_real
+from paceline.script.output.real_files import are_real, real_files
+from paceline.script.output.takeover import make_real
 from paceline.script.seams.stage import Stage
 
 # Not the script's files: devices, and the compilers' caches, which are shared with other processes.
@@ -42,7 +43,7 @@ class Voice:
         self.overlay = Overlay(str(scratch))
         self._not_ours = [*SYSTEM, os.path.join(scratch, ""), os.path.join(os.path.expanduser("~/.cache"), "")]
         self._temporary = os.path.join(tempfile.gettempdir(), "")
-        self._making_private = False
+        self._making_private = self._is_rank_0 = False
         self._private: set[str] = set()  # temporary files of this process
 
     def install(self) -> None:
@@ -79,10 +80,18 @@ class Voice:
         connect: Any = self._connects(sqlite3.connect)
         sqlite3.connect = sqlite3.dbapi2.connect = connect
         writers.install(self._place, os.path.join(self.overlay.root, "wandb"))
+        self.stage.group.on_regroup.append(self._follow)
+
+    def _follow(self) -> None:
+        """A worker is lost. Who is rank 0 now writes to the real files from now on."""
+        if self.stage.group.rank == 0 and not self._is_rank_0:
+            with real_files():
+                make_real(self.overlay)
+            self._is_rank_0 = True
 
     def ours(self, path: Any) -> bool:
         """Whether this is a path of the script's files: not a file descriptor, not a system or cache path."""
-        if self.stage.aside or self._making_private or are_real():
+        if self.stage.aside or self._making_private or self._is_rank_0 or are_real():
             return False
         if not isinstance(path, (str, bytes, os.PathLike)):
             return False

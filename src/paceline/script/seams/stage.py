@@ -10,6 +10,7 @@ seam by having a method of its name; `instrument` connects the seams of an unmod
     before_forward(module), after_forward(module)       around the outermost call of a module that has parameters
     before_backward(losses), after_backward(losses)     around an outermost backward
     backward_raised()            instead of after_backward: the backward raised, on every worker
+    backward_again()             a worker was lost in the backward, which begins anew without it
     before_step(optimizer), after_step(optimizer)       around an optimizer's step
     on_save(target)              torch.save is about to write
     on_end()                     the script has ended
@@ -33,7 +34,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ SEAMS = (
     "before_backward",
     "after_backward",
     "backward_raised",
+    "backward_again",
     "before_step",
     "after_step",
     "on_save",
@@ -219,8 +221,13 @@ class Stage:
             if self.rows.world == 1:
                 self._go_back(plain, losses, tensors, grad_tensors, rest)
             else:
+                again = None
+                if self.views.redo is not None:
+                    told = partial(self.emit, "backward_again")
+                    held = [p for root in self.roots for p in root.parameters()]
+                    again = self.views.redo.begin_backward(losses, held, rest, told)
                 work = (plain, losses, tensors, self.views.weigh(losses, grad_tensors), rest)
-                self.together.do(self._go_back, *work, undo=self._undo_backward)
+                self.together.do(self._go_back, *work, undo=self._undo_backward, again=again)
             self._splits.count(self.rows.crossed > crossed or self.views.batch_is_cut)
         except PacelineError as error:
             raise self.ending.carry(error) from None
@@ -278,6 +285,8 @@ class Stage:
             return plain(outputs, inputs, *args, **kwargs)
         crossed = self.rows.crossed
         self.views.refuse_gradients()
+        if self.views.redo is not None:
+            self.views.redo.refuse_gradients()
         make_plain(outputs)
         asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         found = self.together.do(self._ask_for, plain, outputs, asked, args, kwargs)

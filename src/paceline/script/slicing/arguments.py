@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.graphs import GraphCuts
 from paceline.script.slicing.side_effects import Place
 from paceline.torch_private import uncompiled
+
+VALUES = (str, bool, int, enum.Enum)
 
 
 def cut_leaves(given: Any, leaves: list[Any], cuts: dict[int, int], split: Split) -> Any:
@@ -94,3 +97,16 @@ def sharing(module: nn.Module, states: Iterable[tuple[Place, Any]], group: Group
         for place, name, value, shared in lent:
             if place.get(name) is shared:
                 place[name] = value
+
+
+def kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
+    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have one entry, or
+    the size of the first tensor's first or second dimension. For other arguments (a task's name, a flag, the number of
+    a head): the type, and the value as long as there are few plans."""
+    sizes = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
+    first, second = sizes[:1], sizes[1:2]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            yield leaf.dtype, tuple((size == 1, size in first, size in second) for size in leaf.shape)
+        else:
+            yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)

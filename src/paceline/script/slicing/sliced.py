@@ -7,6 +7,7 @@ its kind.
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
@@ -19,11 +20,20 @@ from torch import nn
 from paceline.comm.group import Group
 from paceline.errors import NotSplitError, PacelineError, PartedError
 from paceline.script import tree
+from paceline.script.redo import Redo
 from paceline.script.rows.catalogue import Rows
 from paceline.script.rows.layout import Layout
 from paceline.script.rows.tensor import make_plain
 from paceline.script.slicing import crossings, side_effects
-from paceline.script.slicing.arguments import brought_split, cut_leaves, rows_in, sharing, unsharded, versions_of
+from paceline.script.slicing.arguments import (
+    brought_split,
+    cut_leaves,
+    kinds_of_arguments,
+    rows_in,
+    sharing,
+    unsharded,
+    versions_of,
+)
 from paceline.script.slicing.backward_hooks import BackwardHooks
 from paceline.script.slicing.crossings import Split
 from paceline.script.slicing.loss_denominators import Averages
@@ -43,7 +53,6 @@ from paceline.script.slicing.ways import split_of
 from paceline.torch_private import is_compiled, uncompiled
 
 MANY = 16  # plans per module: with more, calls that differ only in a value share a plan
-VALUES = (str, bool, int, enum.Enum)
 SWITCHES = (str, bool, enum.Enum, type(None))
 MOST_SWITCHES = 1000  # attributes to compare in each call
 
@@ -98,14 +107,31 @@ class SlicedCalls:
         self.refusal: NotSplitError | None = None  # why the first module that runs whole does
         self.unbatched: Unbatched | None = None  # the first call without a batch
         self._whole: set[str] = set()  # names of modules that run whole
+        self.redo: Redo | None = None  # in an elastic run
 
     def call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Calls the module in slices. If the call raises on one worker, it raises on all workers."""
-        try:
-            output = self._together.do(self._call, plain, module, args, kwargs, tell=self._tell, undo=self._undo)
-        finally:
-            self._begun = None
-        return self._call_parts(plain, args, kwargs, output) if isinstance(output, _Begun) else output
+
+        def compute(module: nn.Module, args: Any, kwargs: Any, put_back: Callable[[], None] | None = None) -> Any:
+            again = None if put_back is None else functools.partial(self._forget_call, put_back)
+            try:
+                work = (self._call, plain, module, args, kwargs)
+                output = self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
+            finally:
+                self._begun = None
+            return self._call_parts(plain, args, kwargs, output) if isinstance(output, _Begun) else output
+
+        if self.redo is None:
+            return compute(module, args, kwargs)
+        return self.redo.call(compute, module, args, kwargs)
+
+    def _forget_call(self, put_back: Callable[[], None]) -> None:
+        """The call was broken off, and is made again: nothing of it counts."""
+        put_back()
+        if self._begun is not None:
+            self._begun.forget()
+            if isinstance(self._begun.before, SlicePlan):
+                self._begun.before.calls = self._begun.calls
 
     def _call(self, plain: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         given = (args, kwargs)
@@ -118,7 +144,7 @@ class SlicedCalls:
             self._hooks.on(module),
             flags,
             tree.structure(given),
-            *_kinds_of_arguments(leaves, values=few),
+            *kinds_of_arguments(leaves, values=few),
         )
         known = plans.get(kind)
         before = known if isinstance(known, SlicePlan) else None
@@ -184,7 +210,7 @@ class SlicedCalls:
         worker runs whole: a model with its loss inside, a loss between samples, a layer that mixes them."""
         module, why = begun.module, begun.plans[begun.kind]
         try:
-            output = self._together.do(self._in_parts, plain, module, args, kwargs)
+            output = self._together.in_parts(self._in_parts, plain, module, args, kwargs)
         except Exception:
             begun.forget()
             raise
@@ -305,6 +331,7 @@ class SlicedCalls:
         return (
             size >= self._gather_below
             and not self.gathers
+            and self.redo is None  # rows that a lost worker holds would be lost
             and all(split.sizes)
             and piece.layout is torch.strided
             and not (piece.grad_fn is not None and piece.retains_grad)
@@ -334,7 +361,7 @@ class SlicedCalls:
             layout = _layout(piece, role, split)
             whole = layout.gather(piece)
             if piece.grad_fn is not None and piece.retains_grad:
-                _retain(piece, whole, layout)
+                layout.retain(piece, whole)
             return whole
         if role.kind == "average" and (divisor := self.averages.divisor_of(piece)) is not None:
             return crossings.mean(piece, divisor if split.mine else torch.zeros_like(divisor), self.group)
@@ -345,16 +372,6 @@ class SlicedCalls:
             return crossings.blend(piece, weight, self.group)
         value = crossings.blend(torch.tensor(piece, dtype=torch.float64, device="cpu"), weight, self.group).item()
         return type(piece)(round(value) if isinstance(piece, int) else value)
-
-
-def _retain(piece: torch.Tensor, whole: torch.Tensor, layout: Layout) -> None:
-    """The model retains this tensor's gradient: the script looks for it on the whole tensor, which may get none."""
-    whole.retain_grad()
-
-    def keep(grad: torch.Tensor) -> None:
-        whole.grad = layout.gather(grad) / layout.split.group.world
-
-    piece.register_hook(keep)
 
 
 def _buffers(module: nn.Module, plan: SlicePlan) -> Iterator[torch.Tensor]:
@@ -371,19 +388,6 @@ def _layout(piece: torch.Tensor, role: Role, split: Split) -> Layout:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _kinds_of_arguments(leaves: list[Any], *, values: bool) -> Iterator[Any]:
-    """The properties by which calls share a plan. For tensors: the data type, and which dimensions have one entry, or
-    the size of the first tensor's first or second dimension. For other arguments (a task's name, a flag, the number of
-    a head): the type, and the value as long as there are few plans."""
-    sizes = next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), ())
-    first, second = sizes[:1], sizes[1:2]
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            yield leaf.dtype, tuple((size == 1, size in first, size in second) for size in leaf.shape)
-        else:
-            yield (type(leaf), leaf) if values and isinstance(leaf, VALUES) else type(leaf)
 
 
 def _has_parts(module: nn.Module) -> bool:

@@ -20,8 +20,9 @@ import msgspec
 import numpy as np
 import torch
 
-from paceline.comm.called_off import CalledOff
+from paceline.comm.called_off import CalledOff, Regrouping
 from paceline.comm.group import Group
+from paceline.comm.link.members import lost_at
 from paceline.errors import PacelineError, PeerRaisedError
 
 PLAIN = (str, bytes, bool, int, float, type(None))
@@ -49,6 +50,7 @@ class Together:
         self.group = group
         self._warned = False
         self._shared: Exception | None = None  # raised in joint work that is part of other joint work
+        self._deep = 0  # joint works under way that are done again as a whole
 
     def do(
         self,
@@ -56,9 +58,38 @@ class Together:
         *args: Any,
         tell: Callable[[], list[Any]] = list,
         undo: Callable[[int, list[Any]], None] | None = None,
+        again: Callable[[], None] | None = None,
     ) -> Any:
         """Runs `work(*args)`. If it raises on any worker, each worker that failed calls `tell`, all workers call `undo`
-        with the lowest rank that failed and its `tell`, and all raise its exception. `undo` may use collectives."""
+        with the lowest rank that failed and its `tell`, and all raise its exception. `undo` may use collectives.
+
+        If a worker is lost and the run goes on without it, the others call `again`, which must leave the state before
+        the work, and do the work anew. Joint work inside other joint work leaves that to the outer one."""
+        while True:
+            self._deep += 1
+            try:
+                return self._do(work, args, tell, undo)
+            except Regrouping:
+                if self._deep > 1:
+                    raise
+                if again is None:
+                    raise self.group.ending.carry(lost_at("joint work")) from None
+            finally:
+                self._deep -= 1
+            self.group.regroup()
+            again()
+
+    def in_parts(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Like `do`, for work whose parts are joint works themselves, each of which can be done again alone."""
+        return self._do(work, args, list, None)
+
+    def _do(
+        self,
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        tell: Callable[[], list[Any]],
+        undo: Callable[[int, list[Any]], None] | None,
+    ) -> Any:
         if self.group.world == 1:
             return work(*args)
         own: Exception | None = None

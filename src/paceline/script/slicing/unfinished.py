@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.comm.group import Group, as_bytes
+from paceline.comm.group import Group
+from paceline.comm.memory.flats import as_bytes
 from paceline.script.slicing import side_effects
 from paceline.script.slicing.side_effects import Place
 from paceline.script.slicing.together import PLAIN, is_plain

@@ -1,0 +1,227 @@
+"""Calls and backwards that are done again when a worker is lost (elastic runs).
+
+An output of a sliced call is gathered at once, so between two calls every worker holds all numbers. Behind the output
+stands a portal: to autograd it is one function, and its backward runs the backward of the call's own graph. When a
+worker is lost, the rows are dealt out anew. In a call, the call is made again. In a backward, gradients are put back
+and the backward is made again: the script's own graph is still there, and a portal whose call was computed by an
+earlier group computes it again first, from the same arguments, random numbers and parameters. Who has which rows does
+not change any number, so neither do losses.
+
+Gradients are summed when a backward has ended, not during it: until all sums are there, a worker's own gradients can
+be made again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from paceline.comm.group import Group
+from paceline.comm.link.members import lost_at
+from paceline.errors import ScriptError
+from paceline.script import rng, tree
+from paceline.script.slicing import crossings
+from paceline.torch_private import uncompiled
+
+_backward = torch.autograd.backward  # bound before the script's is replaced
+NOT_STATE = ("_parameters", "_buffers", "_modules")
+
+
+class ModuleState:
+    """What a call may change: random streams, and the module's buffers and attributes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        subject = uncompiled(module)
+        self._streams = rng.snapshot()
+        self._buffers = [(buffer, buffer.clone()) for buffer in subject.buffers()]
+        self._attributes = [
+            (m, {name: value for name, value in vars(m).items() if name not in NOT_STATE}) for m in subject.modules()
+        ]
+
+    def put_back(self) -> None:
+        rng.restore(self._streams)
+        with torch.no_grad():
+            for buffer, value in self._buffers:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for module, attributes in self._attributes:
+            for name in [name for name in vars(module) if name not in attributes and name not in NOT_STATE]:
+                del vars(module)[name]
+            vars(module).update(attributes)
+
+
+class Autocast:
+    """The autocast that a call is made under."""
+
+    def __init__(self) -> None:
+        kinds = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
+        self._state = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        for kind, enabled, dtype in self._state:
+            stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
+        return stack
+
+
+class Call:
+    """A sliced call whose output has a graph."""
+
+    def __init__(self, redo: Redo, compute: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._redo, self._compute, self._module = redo, compute, module
+        self.given: list[torch.Tensor] = []  # arguments with a graph behind them
+        self._lent: list[torch.Tensor] = []  # … and what the call gets in their place
+        self._args, self._kwargs = tree.replace((args, kwargs), self._lend)
+        self._state, self._autocast = ModuleState(module), Autocast()
+        self._versions = self._versions_now()
+        self._inner: list[torch.Tensor] = []  # outputs with the call's own graph
+        self._generation = -1  # of the group that has computed them; -1: their graph is spent
+
+    def _lend(self, leaf: Any) -> Any:
+        if not _has_graph(leaf):
+            return leaf
+        self.given.append(leaf)
+        self._lent.append(leaf.detach().requires_grad_())
+        return self._lent[-1]
+
+    def _versions_now(self) -> list[int]:
+        leaves = [leaf for leaf in tree.leaves((self._args, self._kwargs)) if isinstance(leaf, torch.Tensor)]
+        return [t._version for t in (*leaves, *self._module.parameters()) if not t.is_inference()]
+
+    def make(self) -> Any:
+        """The output. Its tensors that need gradients lead to this call."""
+        output = self._compute(self._module, self._args, self._kwargs, self._state.put_back)
+        self._keep(output)
+        if not self._inner or any(t.grad_fn is not None and t.retains_grad for t in self._inner):
+            return output
+        name = next((type(t.grad_fn).__name__ for t in self._inner if t.grad_fn is not None), "")
+        portal = crossings.named(_Portal, name) if name else _Portal
+        shown = iter(portal.apply(self, torch.empty(0, device="cpu", requires_grad=True), *self.given))
+        return tree.replace(output, lambda leaf: next(shown) if _has_graph(leaf) else leaf)
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.detach() for tensor in self._inner)
+
+    def back(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+        """The backward of the call: parameters get their gradients, and the arguments' gradients are returned."""
+        group = self._redo.group
+        if torch.is_grad_enabled():
+            self._redo.refuse_gradients()
+        if self._generation != group.generation:
+            if self._generation < 0 and not self._redo.again:
+                raise RuntimeError("Trying to backward through the graph a second time. Specify retain_graph=True.")
+            self._make_again()
+        for tensor in self._lent:
+            tensor.grad = None
+        pairs = [(tensor, grad) for tensor, grad in zip(self._inner, grads, strict=True) if grad is not None]
+        _backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs], retain_graph=self._redo.retain)
+        if not self._redo.retain:
+            self._inner, self._generation = [], -1
+        return [tensor.grad for tensor in self._lent]
+
+    def _make_again(self) -> None:
+        """Computes the call again, as it was made first: another group has other rows."""
+        if self._versions != self._versions_now():
+            what = f"the backward of a call of {type(self._module).__name__} whose parameters have changed since"
+            raise self._redo.group.ending.carry(lost_at(what))
+        now = ModuleState(self._module)
+        self._state.put_back()
+        try:
+            with torch.enable_grad(), self._autocast(), self._redo.inside():
+                self._keep(self._compute(self._module, self._args, self._kwargs, None))
+        finally:
+            now.put_back()
+
+    def _keep(self, output: Any) -> None:
+        self._inner = [leaf for leaf in tree.leaves(output) if _has_graph(leaf)]
+        self._redo.meet(self._module, self._inner)
+        self._generation = self._redo.group.generation
+
+
+class Redo:
+    """The calls and backwards of one worker in an elastic run."""
+
+    def __init__(self, group: Group, inside: Callable[[], AbstractContextManager[None]]) -> None:
+        """`inside`: a context in which modules are no seams."""
+        self.group, self.inside = group, inside
+        self.retain = False  # the backward under way leaves its graph
+        self.again = False  # the backward under way is made again
+        # Tensors that a module uses and does not hold, found at its first call.
+        self._strays: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+
+    def call(self, compute: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """`compute(module, args, kwargs, again)` makes the sliced call; `again` is to be called before it is made anew
+        by another group."""
+        if torch.is_grad_enabled():
+            return Call(self, compute, module, args, kwargs).make()
+        return compute(module, args, kwargs, ModuleState(module).put_back)
+
+    def meet(self, module: nn.Module, inner: list[torch.Tensor]) -> None:
+        """A module was called, with these outputs."""
+        if module not in self._strays:
+            own = {id(parameter) for parameter in module.parameters()}
+            self._strays[module] = [weakref.ref(leaf) for leaf in _leaves_of(inner) if id(leaf) not in own]
+
+    def refuse_gradients(self) -> None:
+        """torch.autograd.grad, or a backward with create_graph: a portal is no part of the graph that they need."""
+        error = ScriptError(
+            "--elastic cannot make torch.autograd.grad, or a backward with create_graph, again when a worker is lost.",
+            advice="Leave --elastic out.",
+        )
+        raise self.group.ending.carry(error)
+
+    def begin_backward(
+        self, losses: list[torch.Tensor], held: Iterable[torch.Tensor], rest: dict[str, Any], told: Callable[[], None]
+    ) -> Callable[[], None]:
+        """A backward begins; `held` may get gradients. Returns what must be called before it is made again, which calls
+        `told` in the end."""
+        self.retain, self.again = bool(rest.get("retain_graph") or rest.get("create_graph")), False
+        rest["retain_graph"] = True  # of the script's own graph; portals free what is behind them
+        strays = (found for known in self._strays.values() for ref in known if (found := ref()) is not None)
+        leaves = {id(leaf): leaf for leaf in (*held, *_leaves_of(losses), *strays)}.values()
+        kept = [(leaf, leaf.grad, None if leaf.grad is None else leaf.grad.clone()) for leaf in leaves]
+
+        @torch.no_grad()
+        def put_back() -> None:
+            self.again = True
+            for leaf, grad, value in kept:
+                leaf.grad = grad if value is None or grad is None else grad.copy_(value)
+            told()
+
+        return put_back
+
+
+class _Portal(Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, needed: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        return call.outputs()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        return (None, None, *ctx.call.back(grads))
+
+
+def _leaves_of(losses: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """What gets a gradient in the script's own graph, in front of all portals."""
+    seen: set[Any] = set()
+    todo: list[Any] = [loss.grad_fn for loss in losses]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        todo += [behind for behind, _ in node.next_functions]
+
+
+def _has_graph(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not isinstance(leaf, nn.Parameter)

@@ -1,0 +1,204 @@
+"""Elastic runs: workers are killed at any moment, and the numbers after that are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typist import Typist
+
+from paceline.record import read_run
+
+# Batch norm, dropout, a penalty on weights that is computed outside the model, accumulated gradients, files.
+TRAIN = """
+import os, signal, sys
+import torch, torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+{fault}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1), nn.Flatten())
+        self.head = nn.Linear(96, 10)
+    def forward(self, x):
+        here("forward")
+        h = self.body(x)
+        if h.requires_grad:
+            h.register_hook(lambda grad: here("backward"))
+        return self.head(h)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+data = TensorDataset(torch.randn(60, 3, 6, 6), torch.randint(0, 10, (60,)))
+step = 0
+log = open("log.csv", "w")
+for epoch in range(2):
+    model.train()
+    for x, y in DataLoader(data, batch_size=20, shuffle=True):
+        out = model(x)
+        here("loss")
+        loss = F.cross_entropy(out, y) + 1e-3 * sum(p.pow(2).sum() for p in model.parameters())
+        loss.backward()
+        here("before the step")
+        if step % 2:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 4 == 1)
+        step += 1
+        here("after the step")
+        print(step, f"{{loss.item():.9f}} {{(out.argmax(1) == y).sum().item()}}", flush=True)
+        print(step, file=log)
+    model.eval()
+    with torch.no_grad():
+        here("evaluation")
+        print("eval", f"{{F.cross_entropy(model(data.tensors[0]), data.tensors[1]).item():.9f}}")
+    torch.save(model.state_dict(), "model.tmp")
+    here("saving")
+    os.replace("model.tmp", f"model{{epoch}}.pt")
+log.close()
+print("end", f"{{torch.load('model1.pt')['head.bias'].sum().item():.9f}}")
+"""
+NONE = "def here(place): pass"
+# A worker kills itself when it comes to a place for the given time.
+AT_A_PLACE = """
+from paceline.settings import of_this_process
+times = 0
+def here(place):
+    global times
+    if of_this_process().rank in {ranks} and place == {place!r}:
+        times += 1
+        if times == {times}:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+# … in its collective of this number, before, in the middle of, or after telling the others.
+IN_A_COLLECTIVE = """
+from paceline.comm.memory import shm_rendezvous, signals
+from paceline.settings import of_this_process
+def here(place): pass
+made, plain = 0, shm_rendezvous.Meeting.signal
+def signalled(meeting):
+    global made
+    made += 1
+    if made == {number} and {how!r} == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if made == {number} and {how!r} == "half":
+        meeting._posts = meeting._posts[:1]
+    plain(meeting)
+    if made == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+if of_this_process().rank == {rank}:
+    shm_rendezvous.Meeting.signal = signalled
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "train.py").write_text(TRAIN.format(fault=NONE))
+    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def check(typist: Typist, folder: Path, fault: str, undisturbed: str, *, lost: int = 1, workers: int = 3) -> None:
+    (folder / "train.py").write_text(TRAIN.format(fault=fault))
+    done = typist.type(folder, "run", "-n", str(workers), "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == undisturbed
+    assert done.stderr.count("the run goes on with") == lost
+    assert (folder / "log.csv").read_text() == "1\n2\n3\n4\n5\n6\n"
+    assert {path.name for path in folder.iterdir()} >= {"model0.pt", "model1.pt", "log.csv"}
+    assert not (folder / "model.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "rank", "times"),
+    [("forward", 1, 6), ("backward", 2, 5), ("backward", 0, 4), ("loss", 0, 2), ("saving", 0, 1)],
+)
+def test_a_killed_worker_changes_no_number(
+    typist: Typist, tmp_path: Path, undisturbed: str, place: str, rank: int, times: int
+) -> None:
+    check(typist, tmp_path, AT_A_PLACE.format(place=place, ranks=[rank], times=times), undisturbed)
+
+
+def test_the_last_worker_goes_on_alone(typist: Typist, tmp_path: Path, undisturbed: str) -> None:
+    check(typist, tmp_path, AT_A_PLACE.format(place="backward", ranks=[0, 2], times=5), undisturbed, lost=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", ["before the step", "after the step", "evaluation", "saving", "loss", "forward"])
+def test_a_worker_killed_at_any_place(typist: Typist, tmp_path: Path, undisturbed: str, place: str, rank: int) -> None:
+    check(typist, tmp_path, AT_A_PLACE.format(place=place, ranks=[rank], times=2), undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["before", "half", "after"])
+@pytest.mark.parametrize("number", range(1, 60, 3))
+def test_a_worker_killed_in_any_collective(
+    typist: Typist, tmp_path: Path, undisturbed: str, number: int, how: str
+) -> None:
+    check(typist, tmp_path, IN_A_COLLECTIVE.format(number=number, how=how, rank=number % 3), undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_worker_killed_at_a_random_moment(tmp_path: Path, undisturbed: str, seed: int) -> None:
+    chance = random.Random(seed)
+    (tmp_path / "train.py").write_text(TRAIN.format(fault=NONE))
+    command = [sys.executable, "-m", "paceline", "run", "-n", "4", "--elastic", "1", "--quiet", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        printed = [run.stdout.readline() for _ in range(chance.randint(1, 5))]
+        (record,) = (tmp_path / "paceline-runs").iterdir()
+        victim = chance.choice(read_run(record).workers)
+        os.kill(victim.pid, signal.SIGKILL)
+        printed += run.stdout.readlines()
+        said = run.stderr.read()
+    assert run.returncode == 0, said
+    assert "".join(printed) == undisturbed
+
+
+def test_too_few_workers_end_the_run(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(fault=AT_A_PLACE.format(place="loss", ranks=[1], times=2)))
+    done = typist.type(tmp_path, "run", "-n", "2", "--elastic", "2", "train.py")
+    assert done.returncode != 0
+    assert "Worker 1" in done.stderr
+    assert "killed by SIGKILL" in done.stderr
+
+
+def test_gradients_of_gradients_are_refused(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(3, 1)\nx = torch.randn(8, 3, requires_grad=True)\n"
+        "grad, = torch.autograd.grad(model(x).sum(), x, create_graph=True)\ngrad.pow(2).sum().backward()\n"
+    )
+    done = typist.type(tmp_path, "run", "-n", "2", "--elastic", "1", "train.py")
+    assert done.returncode != 0
+    assert "--elastic cannot make torch.autograd.grad" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-n", "2", "--elastic", "3"), "the run has 2 workers"),
+        (("-n", "2", "--elastic", "1", "--strategy", "zero1"), "--elastic and --strategy exclude each other"),
+        (("-n", "2", "--elastic", "1", "--mod", "view=slice"), "--elastic and --mod view exclude each other"),
+    ],
+)
+def test_what_cannot_be_elastic_is_said_at_once(
+    typist: Typist, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = typist.type(tmp_path, "run", *options, "train.py")
+    assert done.returncode == 2
+    assert said in done.stderr
