@@ -1,15 +1,17 @@
 """Same numbers: everything a script prints on N workers equals what plain Python prints.
 
 One test a script of tests/scripts, number of workers and view; and some scripts under each other strategy (all of them
-with `--corpus-under STRATEGY`). On two workers all outputs of models stay sharded, on
-more the small ones are gathered at once, which is the default: numbers must not depend on it. What the scripts expect
-is in their headers: see `corpus`.
+with `--corpus-under STRATEGY`; with `--corpus-under elastic`, worker 1 of an elastic run is killed in each). On two
+workers all outputs of models stay sharded, on more the small ones are gathered at once, which is the default: numbers
+must not depend on it. What the scripts expect is in their headers: see `corpus`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from corpus import FOLDER, Script, difference, scripts, shape
 
 from paceline import errors
 from paceline.launch import Output, Zygote, launch
+from paceline.record import read_run
 from paceline.record.schema import Outcome
 from paceline.settings import SMALL, RunSettings
 
@@ -28,7 +31,8 @@ HERE = Path(__file__).parent
 CHOSEN = HERE / "default_run.txt"  # names of cases: made by `choose.py`
 # Strategies under which a part of the corpus runs, too.
 OTHERS = ("zero1", "central", "sharded", "mesh(data=1,model=2)", "pipeline(stages=2)")
-MAY_REFUSE = {"sharded", "mesh(data=1,model=2)", "pipeline(stages=2)"}  # scripts that other strategies run
+ELASTIC = "elastic"
+MAY_REFUSE = {"sharded", "mesh(data=1,model=2)", "pipeline(stages=2)", ELASTIC}  # scripts that other strategies run
 EVERY = 12  # of the scripts
 TEXT_FILES = (".txt", ".csv", ".json", ".jsonl", ".log")
 
@@ -112,11 +116,14 @@ class Paceline:
     def play(self, case: Case) -> tuple[Played, Outcome]:
         self.folder.mkdir()
         self._monkeypatch.chdir(self.folder)
-        streams = {"stdout": b"", "stderr": b""}
+        streams, killed = {"stdout": b"", "stderr": b""}, list[int]()
 
         def on_event(event: object) -> None:
             if isinstance(event, Output):
                 streams[event.stream] += event.data
+                if case.strategy == ELASTIC and not killed:
+                    killed.append(read_run(self.record).workers[1].pid)
+                    os.kill(killed[0], signal.SIGKILL)
 
         outcome = launch(settings_of(case), zygote=self._zygote, record=self.record, on_event=on_event)
         out, err = (streams[name].decode() for name in ("stdout", "stderr"))
@@ -138,7 +145,8 @@ def settings_of(case: Case) -> RunSettings:
         script=str(case.script.path),
         arguments=case.script.arguments,
         workers=case.workers,
-        strategy=case.strategy,
+        strategy="mirrored" if case.strategy == ELASTIC else case.strategy,
+        elastic=1 if case.strategy == ELASTIC else None,
         mods=(*views, *options.pop("mods", ())),
         gather_below=0 if case.view == "sharded" else SMALL,
         threads=1,
@@ -212,7 +220,7 @@ def test_prints_what_plain_python_prints(case: Case, plain: PlainPython, pacelin
         wrong = difference(expected.out, found.out, script.tolerance) or _files_difference(expected, found, script)
     assert not wrong, f"{script.path.name} on {workers} workers, {view} view: {wrong}\n{found.err}{outcome.notices}"
     assert found.err == "" or expected.err != "", f"on standard error, where plain python has nothing: {found.err}"
-    if view != "slice" and not found.err:  # logs of other ranks hold both streams
+    if view != "slice" and not found.err and case.strategy != ELASTIC:  # logs of other ranks hold both streams
         _check_agreement(found, paceline, workers)
 
 

@@ -273,6 +273,8 @@ class Group:
     def agree(self, *, failed: bool = False) -> None:
         """Checks that all workers have finished the joint work. Raises `CalledOff` if another worker has failed. A
         failed worker calls it with `failed=True`, which answers the next collective of its peers, whichever it is."""
+        if self.world == 1:
+            return
         with self.waiting("the check for a failed worker"):
             self._channel.agree(failed=failed)
         self.off = failed

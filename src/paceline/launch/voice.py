@@ -15,34 +15,30 @@ class Voice:
     def __init__(self) -> None:
         self.rank = 0
         self._shown: dict[str, int] = {}  # bytes of each stream
-        self._ahead: dict[tuple[int, str], bytearray] = {}  # what others printed, from the byte in `_from` on
-        self._from: dict[tuple[int, str], int] = {}
+        self._printed: dict[tuple[int, str], int] = {}  # … by each worker
+        self._ahead: dict[tuple[int, str], bytes] = {}  # what a worker printed beyond what was shown
 
     def hear(self, output: Output) -> Output | None:
         """What to show of it, if anything."""
-        if output.rank == self.rank:
-            self._shown[output.stream] = self._shown.get(output.stream, 0) + len(output.data)
-            return output
-        kept = self._ahead.setdefault((output.rank, output.stream), bytearray())
-        kept += output.data
-        self._drop_shown(output.rank, output.stream)
-        return None
+        which, shown = (output.rank, output.stream), self._shown.get(output.stream, 0)
+        self._printed[which] = printed = self._printed.get(which, 0) + len(output.data)
+        beyond = max(printed - shown, 0)
+        if output.rank != self.rank:
+            kept = self._ahead.get(which, b"") + output.data
+            self._ahead[which] = kept[len(kept) - beyond :] if beyond else b""
+            return None
+        new = output.data[-beyond:] if beyond else b""  # a worker that has just begun to speak may be behind
+        self._shown[output.stream] = shown + len(new)
+        return Output(output.rank, output.stream, new) if new else None
 
     def move(self, rank: int) -> list[Output]:
         """From now on this worker speaks. Returns what it has printed already and nobody has seen."""
         self.rank = rank
         missed = []
-        for (speaker, stream), kept in self._ahead.items():
-            if speaker == rank:
-                self._drop_shown(speaker, stream)
-                if kept:
-                    missed.append(Output(rank, stream, bytes(kept)))  # type: ignore[arg-type]
-                    self._shown[stream] = self._shown.get(stream, 0) + len(kept)
-                    kept.clear()
+        for speaker, stream in [which for which in self._ahead if which[0] == rank]:
+            beyond = self._printed[speaker, stream] - self._shown.get(stream, 0)
+            kept = self._ahead.pop((speaker, stream))
+            if beyond > 0:
+                missed.append(Output(rank, stream, kept[len(kept) - beyond :]))  # type: ignore[arg-type]
+                self._shown[stream] = self._shown.get(stream, 0) + beyond
         return missed
-
-    def _drop_shown(self, rank: int, stream: str) -> None:
-        kept, began = self._ahead[rank, stream], self._from.get((rank, stream), 0)
-        seen = min(max(self._shown.get(stream, 0) - began, 0), len(kept))
-        del kept[:seen]
-        self._from[rank, stream] = began + seen
