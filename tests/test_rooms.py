@@ -152,6 +152,7 @@ def test_private_attributes_of_torchs_objects_are_listed() -> None:
         "_paceline_factor",
         "_paceline_gathered",
         "_paceline_held",
+        "_paceline_lent",
         "_paceline_whole",
     }
     for node in every:

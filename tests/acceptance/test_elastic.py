@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from corpus import FOLDER, difference
 from typist import Typist
 
 from paceline.record import read_run
@@ -185,6 +186,21 @@ def test_gradients_of_gradients_are_refused(typist: Typist, tmp_path: Path) -> N
     assert done.returncode != 0
     assert "--elastic cannot make torch.autograd.grad" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_tensors_left_in_attributes_are_made_again_with_their_call(typist: Typist, tmp_path: Path) -> None:
+    """An image is optimised, by losses that layers leave in attributes."""
+    script = FOLDER / "style_transfer.py"
+    expected = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = typist.type(tmp_path, "run", "-n", "2", "--elastic", "1", str(script))
+    assert done.returncode == 0, done.stderr
+    assert not difference(expected.stdout, done.stdout, 1e-4)
+
+
+def test_a_tensor_that_a_hook_has_kept_is_refused(typist: Typist, tmp_path: Path) -> None:
+    done = typist.type(tmp_path, "run", "-n", "2", "--elastic", "1", str(FOLDER / "forward_hook_capture.py"))
+    assert done.returncode != 0
+    assert "a tensor that left a model past its outputs" in done.stderr
 
 
 @pytest.mark.parametrize(

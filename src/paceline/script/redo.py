@@ -27,6 +27,7 @@ from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.slicing import crossings
+from paceline.script.slicing.mutations import Containers, Told
 from paceline.torch_private import uncompiled
 
 _backward = torch.autograd.backward  # bound before the script's is replaced
@@ -42,6 +43,15 @@ class ModuleState:
         self._buffers = [(buffer, buffer.clone()) for buffer in subject.buffers()]
         self._attributes = [
             (m, {name: value for name, value in vars(m).items() if name not in NOT_STATE}) for m in subject.modules()
+        ]
+
+    def new_tensors(self) -> list[tuple[dict[str, Any], str]]:
+        """Where a call has left tensors that need gradients: the attributes of a module, and a name."""
+        return [
+            (vars(module), name)
+            for module, attributes in self._attributes
+            for name, value in vars(module).items()
+            if _has_graph(value) and attributes.get(name) is not value
         ]
 
     def put_back(self) -> None:
@@ -75,35 +85,50 @@ class Call:
 
     def __init__(self, redo: Redo, compute: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
         self._redo, self._compute, self._module = redo, compute, module
-        self.given: list[torch.Tensor] = []  # arguments with a graph behind them
+        self._own = Containers((args, kwargs))  # the script's
+        self.given: list[torch.Tensor] = []  # arguments that need gradients
         self._lent: list[torch.Tensor] = []  # … and what the call gets in their place
-        self._args, self._kwargs = tree.replace((args, kwargs), self._lend)
+        self._arguments = tree.replace((args, kwargs), self._lend)
         self._state, self._autocast = ModuleState(module), Autocast()
         self._versions = self._versions_now()
-        self._inner: list[torch.Tensor] = []  # outputs with the call's own graph
+        self._inner: list[torch.Tensor] = []  # what the call returned or left in attributes, with its own graph
         self._generation = -1  # of the group that has computed them; -1: their graph is spent
 
     def _lend(self, leaf: Any) -> Any:
         if not _has_graph(leaf):
             return leaf
+        lent: Any = leaf.detach().requires_grad_()
+        lent._paceline_lent = True
         self.given.append(leaf)
-        self._lent.append(leaf.detach().requires_grad_())
-        return self._lent[-1]
+        self._lent.append(lent)
+        return lent
 
     def _versions_now(self) -> list[int]:
-        leaves = [leaf for leaf in tree.leaves((self._args, self._kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = [leaf for leaf in tree.leaves(self._arguments) if isinstance(leaf, torch.Tensor)]
         return [t._version for t in (*leaves, *self._module.parameters()) if not t.is_inference()]
 
     def make(self) -> Any:
-        """The output. Its tensors that need gradients lead to this call."""
-        output = self._compute(self._module, self._args, self._kwargs, self._state.put_back)
-        self._keep(output)
-        if not self._inner or any(t.grad_fn is not None and t.retains_grad for t in self._inner):
-            return output
-        name = next((type(t.grad_fn).__name__ for t in self._inner if t.grad_fn is not None), "")
-        portal = crossings.named(_Portal, name) if name else _Portal
-        shown = iter(portal.apply(self, torch.empty(0, device="cpu", requires_grad=True), *self.given))
-        return tree.replace(output, lambda leaf: next(shown) if _has_graph(leaf) else leaf)
+        """The output. Its tensors that need gradients lead to this call, and so do those that it left in attributes."""
+        output, left = self._computed(self._state.put_back)
+        if self._inner and not any(t.grad_fn is not None and t.retains_grad for t in self._inner):
+            name = next((type(t.grad_fn).__name__ for t in self._inner if t.grad_fn is not None), "")
+            portal = crossings.named(_Portal, name) if name else _Portal
+            shown = iter(portal.apply(self, torch.empty(0, device="cpu", requires_grad=True), *self.given))
+            output = tree.replace(output, lambda leaf: next(shown) if _has_graph(leaf) else leaf)
+            for attributes, place in left:
+                attributes[place] = next(shown)
+        return self._own.adopt(output) if isinstance(output, Told) else output
+
+    def _computed(self, again: Callable[[], None] | None) -> tuple[Any, list[tuple[dict[str, Any], str]]]:
+        """The output, with what the call did to its arguments' containers; and where it left tensors in attributes."""
+        args, kwargs = tree.replace(self._arguments, lambda leaf: leaf)  # containers of its own, each time
+        output = Containers((args, kwargs)).told(self._compute(self._module, args, kwargs, again))
+        left = self._state.new_tensors()
+        self._inner = [leaf for leaf in tree.leaves(output) if _has_graph(leaf)]
+        self._inner += [attributes[name] for attributes, name in left]
+        self._generation = self._redo.group.generation
+        self._redo.meet(self._module, self._inner)
+        return output, left
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.detach() for tensor in self._inner)
@@ -112,7 +137,7 @@ class Call:
         """The backward of the call: parameters get their gradients, and the arguments' gradients are returned."""
         group = self._redo.group
         if torch.is_grad_enabled():
-            self._redo.refuse_gradients()
+            self._redo.refuse("torch.autograd.grad, or a backward with create_graph,")
         if self._generation != group.generation:
             if self._generation < 0 and not self._redo.again:
                 raise RuntimeError("Trying to backward through the graph a second time. Specify retain_graph=True.")
@@ -134,14 +159,9 @@ class Call:
         self._state.put_back()
         try:
             with torch.enable_grad(), self._autocast(), self._redo.inside():
-                self._keep(self._compute(self._module, self._args, self._kwargs, None))
+                self._computed(None)
         finally:
             now.put_back()
-
-    def _keep(self, output: Any) -> None:
-        self._inner = [leaf for leaf in tree.leaves(output) if _has_graph(leaf)]
-        self._redo.meet(self._module, self._inner)
-        self._generation = self._redo.group.generation
 
 
 class Redo:
@@ -168,13 +188,20 @@ class Redo:
             own = {id(parameter) for parameter in module.parameters()}
             self._strays[module] = [weakref.ref(leaf) for leaf in _leaves_of(inner) if id(leaf) not in own]
 
-    def refuse_gradients(self) -> None:
-        """torch.autograd.grad, or a backward with create_graph: a portal is no part of the graph that they need."""
-        error = ScriptError(
-            "--elastic cannot make torch.autograd.grad, or a backward with create_graph, again when a worker is lost.",
-            advice="Leave --elastic out.",
-        )
+    def refuse(self, what: str) -> None:
+        """What needs a graph that does not end at portals."""
+        error = ScriptError(f"--elastic cannot make {what} again if a worker is lost.", advice="Leave --elastic out.")
         raise self.group.ending.carry(error)
+
+    def _leaves_before_portals(self, losses: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """What gets a gradient in the script's own graph. A tensor that left a model past its outputs (a hook has kept
+        it) leads into the model's graph instead of to the portal."""
+        for node in _nodes(losses):
+            leaf = getattr(node, "variable", None)
+            if crossings.is_crossing(node) or hasattr(leaf, "_paceline_lent"):
+                self.refuse("a backward through a tensor that left a model past its outputs")
+            if leaf is not None:
+                yield leaf
 
     def begin_backward(
         self, losses: list[torch.Tensor], held: Iterable[torch.Tensor], rest: dict[str, Any], told: Callable[[], None]
@@ -184,7 +211,8 @@ class Redo:
         self.retain, self.again = bool(rest.get("retain_graph") or rest.get("create_graph")), False
         rest["retain_graph"] = True  # of the script's own graph; portals free what is behind them
         strays = (found for known in self._strays.values() for ref in known if (found := ref()) is not None)
-        leaves = {id(leaf): leaf for leaf in (*held, *_leaves_of(losses), *strays)}.values()
+        found = list(self._leaves_before_portals(losses))
+        leaves = {id(leaf): leaf for leaf in (*held, *found, *strays)}.values()
         kept = [(leaf, leaf.grad, None if leaf.grad is None else leaf.grad.clone()) for leaf in leaves]
 
         @torch.no_grad()
@@ -209,18 +237,20 @@ class _Portal(Function):
         return (None, None, *ctx.call.back(grads))
 
 
-def _leaves_of(losses: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """What gets a gradient in the script's own graph, in front of all portals."""
+def _nodes(tensors: list[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of the graph behind these tensors."""
     seen: set[Any] = set()
-    todo: list[Any] = [loss.grad_fn for loss in losses]
+    todo: list[Any] = [tensor.grad_fn for tensor in tensors]
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        todo += [behind for behind, _ in node.next_functions]
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo += [behind for behind, _ in node.next_functions]
+
+
+def _leaves_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [node.variable for node in _nodes(tensors) if hasattr(node, "variable")]
 
 
 def _has_graph(leaf: Any) -> bool:

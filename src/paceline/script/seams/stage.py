@@ -218,14 +218,14 @@ class Stage:
         self.watch.enter("backward")
         try:
             self.emit("before_backward", losses)
+            again = None
+            if self.views.redo is not None:
+                told = partial(self.emit, "backward_again")
+                held = [p for root in self.roots for p in root.parameters()]
+                again = self.views.redo.begin_backward(losses, held, rest, told)
             if self.rows.world == 1:
                 self._go_back(plain, losses, tensors, grad_tensors, rest)
             else:
-                again = None
-                if self.views.redo is not None:
-                    told = partial(self.emit, "backward_again")
-                    held = [p for root in self.roots for p in root.parameters()]
-                    again = self.views.redo.begin_backward(losses, held, rest, told)
                 work = (plain, losses, tensors, self.views.weigh(losses, grad_tensors), rest)
                 self.together.do(self._go_back, *work, undo=self._undo_backward, again=again)
             self._splits.count(self.rows.crossed > crossed or self.views.batch_is_cut)
@@ -286,7 +286,7 @@ class Stage:
         crossed = self.rows.crossed
         self.views.refuse_gradients()
         if self.views.redo is not None:
-            self.views.redo.refuse_gradients()
+            self.views.redo.refuse("torch.autograd.grad")
         make_plain(outputs)
         asked = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         found = self.together.do(self._ask_for, plain, outputs, asked, args, kwargs)

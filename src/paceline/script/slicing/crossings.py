@@ -218,6 +218,11 @@ class _ReduceInside(Function):
         return _ReduceInside.apply(grad, ctx.group), None
 
 
+def is_crossing(node: Any) -> bool:
+    """Whether a node of a graph is one of these crossings."""
+    return issubclass(getattr(type(node), "_forward_cls", type(None)), (_Cut, _Gather, _Blend, _Mean, _Share))
+
+
 def is_inside_behind(node: Any, inside: bool) -> bool:
     """Whether what a graph has behind this node is computed in slices, given whether the node itself is."""
     crossing = getattr(type(node), "_forward_cls", type(None))
