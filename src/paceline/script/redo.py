@@ -27,6 +27,7 @@ from paceline.comm.link.members import lost_at
 from paceline.errors import ScriptError
 from paceline.script import rng, tree
 from paceline.script.slicing import crossings
+from paceline.script.slicing.generators import KINDS, Generators
 from paceline.script.slicing.mutations import Containers, Told
 from paceline.torch_private import uncompiled
 
@@ -35,35 +36,56 @@ NOT_STATE = ("_parameters", "_buffers", "_modules")
 
 
 class ModuleState:
-    """What a call may change: random streams, and the module's buffers and attributes."""
+    """What a call may change: random streams and generators, and the module's buffers and attributes."""
 
     def __init__(self, module: nn.Module) -> None:
         subject = uncompiled(module)
-        self._streams = rng.snapshot()
-        self._buffers = [(buffer, buffer.clone()) for buffer in subject.buffers()]
+        self._streams, self._generators = rng.snapshot(), Generators(subject, (*KINDS, torch.Generator))
+        self._buffers = [(m._buffers, dict(m._buffers)) for m in subject.modules() if m._buffers]
+        self._values = [(buffer, buffer.clone()) for buffer in subject.buffers()]
         self._attributes = [
-            (m, {name: value for name, value in vars(m).items() if name not in NOT_STATE}) for m in subject.modules()
+            (vars(m), {name: _Kept(value) for name, value in vars(m).items() if name not in NOT_STATE})
+            for m in subject.modules()
         ]
 
     def new_tensors(self) -> list[tuple[dict[str, Any], str]]:
         """Where a call has left tensors that need gradients: the attributes of a module, and a name."""
         return [
-            (vars(module), name)
-            for module, attributes in self._attributes
-            for name, value in vars(module).items()
-            if _has_graph(value) and attributes.get(name) is not value
+            (attributes, name)
+            for attributes, kept in self._attributes
+            for name, value in attributes.items()
+            if _has_graph(value) and (name not in kept or kept[name].value is not value)
         ]
 
     def put_back(self) -> None:
         rng.restore(self._streams)
+        self._generators.restore()
+        for held, buffers in self._buffers:
+            held.clear()
+            held.update(buffers)
         with torch.no_grad():
-            for buffer, value in self._buffers:
+            for buffer, value in self._values:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-        for module, attributes in self._attributes:
-            for name in [name for name in vars(module) if name not in attributes and name not in NOT_STATE]:
-                del vars(module)[name]
-            vars(module).update(attributes)
+        for attributes, kept in self._attributes:
+            for name in [name for name in attributes if name not in kept and name not in NOT_STATE]:
+                del attributes[name]
+            attributes.update({name: one.value for name, one in kept.items()})
+
+
+class _Kept:
+    """An attribute's value. Of a tensor with a graph only the numbers, once nobody else has it: the graph of one call
+    must not keep that of the call before."""
+
+    def __init__(self, value: Any) -> None:
+        has_graph = isinstance(value, torch.Tensor) and value.grad_fn is not None
+        self._value = value.detach() if has_graph else value
+        self._whole = weakref.ref(value) if has_graph else None
+
+    @property
+    def value(self) -> Any:
+        whole = None if self._whole is None else self._whole()
+        return self._value if whole is None else whole
 
 
 class Autocast:

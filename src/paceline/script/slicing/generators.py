@@ -24,10 +24,10 @@ MANY = 100  # their items that are looked at
 class Generators:
     """The generators that a module can reach, as they are when this is made."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, kinds: tuple[type, ...] = KINDS) -> None:
         found: dict[int, Any] = {}
         for _, _, held in side_effects.holdings(module):
-            _find(held, found, DEPTH)
+            _find(held, found, kinds, DEPTH)
         self._states = [(generator, _state(generator)) for generator in found.values()]
 
     def digest(self) -> int:
@@ -49,13 +49,13 @@ class Generators:
                 generator.set_state(state)
 
 
-def _find(held: Any, found: dict[int, Any], depth: int) -> None:
-    if isinstance(held, KINDS):
+def _find(held: Any, found: dict[int, Any], kinds: tuple[type, ...], depth: int) -> None:
+    if isinstance(held, kinds):
         if not isinstance(held, random.SystemRandom):  # has no state
             found[id(held)] = held
     elif depth and not isinstance(held, CLOSED):
         for inner in _inside(held):
-            _find(inner, found, depth - 1)
+            _find(inner, found, kinds, depth - 1)
 
 
 def _inside(held: Any) -> Any:

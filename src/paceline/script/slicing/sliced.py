@@ -119,7 +119,7 @@ class SlicedCalls:
                 output = self._together.do(*work, tell=self._tell, undo=self._undo, again=again)
             finally:
                 self._begun = None
-            return self._call_parts(plain, args, kwargs, output) if isinstance(output, _Begun) else output
+            return self._call_parts(plain, args, kwargs, output, put_back) if isinstance(output, _Begun) else output
 
         if self.redo is None:
             return compute(module, args, kwargs)
@@ -205,12 +205,15 @@ class SlicedCalls:
             self._tell_why(module, why, "every worker computes it whole")
         return output
 
-    def _call_parts(self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun) -> Any:
+    def _call_parts(
+        self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun, again: Callable[[], None] | None
+    ) -> Any:
         """Computes the modules that this one calls in slices, as if its forward were lines of the script, which every
         worker runs whole: a model with its loss inside, a loss between samples, a layer that mixes them."""
         module, why = begun.module, begun.plans[begun.kind]
         try:
-            output = self._together.in_parts(self._in_parts, plain, module, args, kwargs)
+            work = (self._in_parts, plain, module, args, kwargs)
+            output = self._together.do(*work, again=again, in_parts=True)
         except Exception:
             begun.forget()
             raise

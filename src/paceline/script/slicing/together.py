@@ -59,29 +59,27 @@ class Together:
         tell: Callable[[], list[Any]] = list,
         undo: Callable[[int, list[Any]], None] | None = None,
         again: Callable[[], None] | None = None,
+        in_parts: bool = False,
     ) -> Any:
         """Runs `work(*args)`. If it raises on any worker, each worker that failed calls `tell`, all workers call `undo`
         with the lowest rank that failed and its `tell`, and all raise its exception. `undo` may use collectives.
 
         If a worker is lost and the run goes on without it, the others call `again`, which must leave the state before
-        the work, and do the work anew. Joint work inside other joint work leaves that to the outer one."""
+        the work, and do the work anew. Joint work inside other joint work leaves that to the outer one, unless that is
+        done `in_parts`: each of its parts can be done again alone."""
         while True:
-            self._deep += 1
+            self._deep += not in_parts
             try:
                 return self._do(work, args, tell, undo)
             except Regrouping:
-                if self._deep > 1:
+                if self._deep > (not in_parts):
                     raise
                 if again is None:
                     raise self.group.ending.carry(lost_at("joint work")) from None
             finally:
-                self._deep -= 1
+                self._deep -= not in_parts
             self.group.regroup()
             again()
-
-    def in_parts(self, work: Callable[..., Any], *args: Any) -> Any:
-        """Like `do`, for work whose parts are joint works themselves, each of which can be done again alone."""
-        return self._do(work, args, list, None)
 
     def _do(
         self,
