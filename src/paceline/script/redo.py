@@ -231,7 +231,8 @@ class Redo:
         """A backward begins; `held` may get gradients. Returns what must be called before it is made again, which calls
         `told` in the end."""
         self.retain, self.again = bool(rest.get("retain_graph") or rest.get("create_graph")), False
-        rest["retain_graph"] = True  # of the script's own graph; portals free what is behind them
+        if self.group.world > 1:  # else nobody is left to lose
+            rest["retain_graph"] = True  # of the script's own graph; portals free what is behind them
         strays = (found for known in self._strays.values() for ref in known if (found := ref()) is not None)
         found = list(self._leaves_before_portals(losses))
         leaves = {id(leaf): leaf for leaf in (*held, *found, *strays)}.values()
