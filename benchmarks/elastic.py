@@ -3,7 +3,7 @@
     python benchmarks/elastic.py
 
 A worker is killed by SIGKILL after some steps, in turn under `paceline run --elastic 1` and under
-`torchrun --max-restarts 1`, on the same script, which has a branch of its own for DDP. The figure is the time from the
+`torchrun --max-restarts 3`, on the same script, which has a branch of its own for DDP. The figure is the time from the
 kill to the next line that the script prints. torchrun starts everybody again from the first step; this script has
 nothing to load.
 """
@@ -71,7 +71,7 @@ def to_next_step(command: list[str], folder: Path, lost: list[int]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the time from a worker's death to the next step.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     lost: dict[str, list[int]] = {"paceline": [], "torchrun": []}
     n = str(args.workers)
@@ -79,7 +79,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
         ours = [*PACELINE, "run", "-n", n, "--elastic", "1", "--quiet", "--oversubscribe", "train.py"]
-        theirs = [*TORCHRUN, "--standalone", "--nproc-per-node", n, "--max-restarts", "1", "train.py"]
+        theirs = [*TORCHRUN, "--standalone", "--nproc-per-node", n, "--max-restarts", "3", "train.py"]
         sides = {
             "paceline": lambda: to_next_step(ours, folder, lost["paceline"]),
             "torchrun": lambda: to_next_step(theirs, folder, lost["torchrun"]),
