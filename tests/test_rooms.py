@@ -148,6 +148,7 @@ def test_private_attributes_of_torchs_objects_are_listed() -> None:
     every = [node for path in FILES if room_of(path) in (*IN_WORKERS, "data", "launch") for node in nodes(path)]
     own = {
         "_paceline",
+        "_paceline_changes",
         "_paceline_dealt",
         "_paceline_factor",
         "_paceline_gathered",

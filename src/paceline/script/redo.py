@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +89,23 @@ class _Kept:
         return self._value if whole is None else whole
 
 
+class Unchanged:
+    """The parameters and arguments of a call, of which no copy is kept: once they have changed, it cannot be made
+    again."""
+
+    def __init__(self, group: Group, module: nn.Module, arguments: Any) -> None:
+        self._group, self._name = group, type(module).__name__
+        tensors = (*module.parameters(), *tree.leaves(arguments))
+        self._versions = [(t, _version(t)) for t in tensors if isinstance(t, torch.Tensor)]
+
+    def then(self, put_back: Callable[[], None]) -> None:
+        """Calls `put_back`, or ends the run."""
+        if any(_version(tensor) != version for tensor, version in self._versions):
+            what = f"a call of {self._name} whose parameters or arguments have changed since"
+            raise self._group.ending.carry(lost_at(what))
+        put_back()
+
+
 class Autocast:
     """The autocast that a call is made under."""
 
@@ -112,7 +130,7 @@ class Call:
         self._lent: list[torch.Tensor] = []  # … and what the call gets in their place
         self._arguments = tree.replace((args, kwargs), self._lend)
         self._state, self._autocast = ModuleState(module), Autocast()
-        self._versions = self._versions_now()
+        self._unchanged = Unchanged(redo.group, module, self._arguments)
         self._inner: list[torch.Tensor] = []  # what the call returned or left in attributes, with its own graph
         self._generation = -1  # of the group that has computed them; -1: their graph is spent
 
@@ -125,13 +143,9 @@ class Call:
         self._lent.append(lent)
         return lent
 
-    def _versions_now(self) -> list[int]:
-        leaves = [leaf for leaf in tree.leaves(self._arguments) if isinstance(leaf, torch.Tensor)]
-        return [t._version for t in (*leaves, *self._module.parameters()) if not t.is_inference()]
-
     def make(self) -> Any:
         """The output. Its tensors that need gradients lead to this call, and so do those that it left in attributes."""
-        output, left = self._computed(self._state.put_back)
+        output, left = self._computed(partial(self._unchanged.then, self._state.put_back))
         if self._inner and not any(t.grad_fn is not None and t.retains_grad for t in self._inner):
             name = next((type(t.grad_fn).__name__ for t in self._inner if t.grad_fn is not None), "")
             portal = crossings.named(_Portal, name) if name else _Portal
@@ -174,11 +188,8 @@ class Call:
 
     def _make_again(self) -> None:
         """Computes the call again, as it was made first: another group has other rows."""
-        if self._versions != self._versions_now():
-            what = f"the backward of a call of {type(self._module).__name__} whose parameters have changed since"
-            raise self._redo.group.ending.carry(lost_at(what))
         now = ModuleState(self._module)
-        self._state.put_back()
+        self._unchanged.then(self._state.put_back)
         try:
             with torch.enable_grad(), self._autocast(), self._redo.inside():
                 self._computed(None)
@@ -202,7 +213,13 @@ class Redo:
         by another group."""
         if torch.is_grad_enabled():
             return Call(self, compute, module, args, kwargs).make()
-        return compute(module, args, kwargs, ModuleState(module).put_back)
+        state, unchanged = ModuleState(module), Unchanged(self.group, module, (args, kwargs))
+        return compute(module, args, kwargs, partial(unchanged.then, state.put_back))
+
+    def note_change(self, argument: torch.Tensor) -> None:
+        """A call has changed its argument, unseen by autograd: it cannot be made again from it."""
+        changed: Any = argument
+        changed._paceline_changes = getattr(changed, "_paceline_changes", 0) + 1
 
     def meet(self, module: nn.Module, inner: list[torch.Tensor]) -> None:
         """A module was called, with these outputs."""
@@ -258,6 +275,10 @@ class _Portal(Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
         return (None, None, *ctx.call.back(grads))
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    return 0 if tensor.is_inference() else tensor._version, getattr(tensor, "_paceline_changes", 0)
 
 
 def _nodes(tensors: list[torch.Tensor]) -> Iterator[Any]:

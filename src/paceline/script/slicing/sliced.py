@@ -205,15 +205,12 @@ class SlicedCalls:
             self._tell_why(module, why, "every worker computes it whole")
         return output
 
-    def _call_parts(
-        self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun, again: Callable[[], None] | None
-    ) -> Any:
+    def _call_parts(self, plain: Callable[..., Any], args: Any, kwargs: Any, begun: _Begun, again: Any) -> Any:
         """Computes the modules that this one calls in slices, as if its forward were lines of the script, which every
         worker runs whole: a model with its loss inside, a loss between samples, a layer that mixes them."""
         module, why = begun.module, begun.plans[begun.kind]
         try:
-            work = (self._in_parts, plain, module, args, kwargs)
-            output = self._together.do(*work, again=again, in_parts=True)
+            output = self._together.do(self._in_parts, plain, module, args, kwargs, again=again, in_parts=True)
         except Exception:
             begun.forget()
             raise
@@ -239,6 +236,8 @@ class SlicedCalls:
         rows = local.narrow(dim, 0, split.mine)
         # `data`, because own rows, which backward may need, do not change here.
         whole.data.copy_(self.group.gather_rows(rows, dim, split.sizes, "an argument that the model changed"))
+        if self.redo is not None:
+            self.redo.note_change(whole)
 
     def _join_left(self, left: Unfinished, number: int, plan: SlicePlan, split: Split) -> None:
         """Combines the workers' pieces of a value left in an attribute, or of a change to a buffer."""
