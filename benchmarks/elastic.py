@@ -11,8 +11,10 @@ nothing to load.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import tempfile
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,7 @@ import psutil
 from side_by_side import PACELINE, TORCHRUN, in_turn, ratio
 
 AT, MORE = 100, 60  # steps before the kill, and lines read after it
+PATIENCE = 60.0  # seconds for one run as a whole
 SCRIPT = """
 import os
 import torch
@@ -48,22 +51,45 @@ for step in range(1_000_000):
 """
 
 
+def end(run: subprocess.Popen[bytes]) -> None:
+    """Kill a run with all of its processes, torchrun's workers too, which are in sessions of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        leader = psutil.Process(run.pid)
+        for process in [leader, *leader.children(recursive=True)]:
+            process.kill()
+    run.wait()
+
+
 def to_next_step(command: list[str], folder: Path, lost: list[int]) -> float:
-    """Seconds from the death of a worker to the next step, which is the line behind the longest pause."""
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
-        assert run.stdout is not None
+    """Seconds from the death of a worker to the next step.
+
+    That is the first line with a number that was printed before, where the run begins again, or else the line behind
+    the longest pause. A run that has ended or has not come back within PATIENCE counts as that long.
+    """
+    run = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert run.stdout is not None
+    guard = threading.Timer(PATIENCE, end, (run,))
+    guard.start()
+    try:
         for line in run.stdout:
-            if line.startswith(f"{AT} "):
+            if line.startswith(b"%d " % AT):
                 break
         workers = [child for child in psutil.Process(run.pid).children(recursive=True) if not child.children()]
         killed = time.monotonic()
         max(workers, key=lambda child: child.pid).kill()  # the last one that was started: not rank 0
         came = [(killed, AT)]
-        while len(came) < MORE:
-            came.append((time.monotonic(), int(run.stdout.readline().split()[0])))
-        run.terminate()
-        run.stdout.read()
-    (_, before), (at, step) = max(pairwise(came), key=lambda pair: pair[1][0] - pair[0][0])
+        for line in run.stdout:
+            came.append((time.monotonic(), int(line.split()[0])))
+            if len(came) == MORE:
+                break
+        else:
+            return PATIENCE
+    finally:
+        guard.cancel()
+        end(run)
+    pairs = list(pairwise(came))
+    again = [pair for pair in pairs if pair[1][1] <= pair[0][1]]
+    (_, before), (at, step) = again[0] if again else max(pairs, key=lambda pair: pair[1][0] - pair[0][0])
     lost.append(before + 1 - step)
     return at - killed
 
