@@ -109,8 +109,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return done.stdout
 
 
-def check(typist: Typist, folder: Path, fault: str, undisturbed: str, *, lost: int = 1, workers: int = 3) -> None:
-    (folder / "train.py").write_text(TRAIN.format(fault=fault))
+def check(
+    typist: Typist, folder: Path, fault: str, undisturbed: str, *, lost: int = 1, workers: int = 3, script: str = TRAIN
+) -> None:
+    (folder / "train.py").write_text(script.format(fault=fault))
     done = typist.type(folder, "run", "-n", str(workers), "--elastic", "1", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == undisturbed

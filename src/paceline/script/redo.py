@@ -64,10 +64,10 @@ class ModuleState:
         for held, buffers in self._buffers:
             held.clear()
             held.update(buffers)
-        with torch.no_grad():
-            for buffer, value in self._values:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+        for buffer, value in self._values:
+            if not torch.equal(buffer, value):
+                # cuDNN's batch norm saves its running statistics: to autograd they have not changed, as after a call.
+                buffer.data.copy_(value)
         for attributes, kept in self._attributes:
             for name in [name for name in attributes if name not in kept and name not in NOT_STATE]:
                 del attributes[name]
@@ -171,13 +171,10 @@ class Call:
 
     def back(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The backward of the call: parameters get their gradients, and the arguments' gradients are returned."""
-        group = self._redo.group
         if torch.is_grad_enabled():
             self._redo.refuse("torch.autograd.grad, or a backward with create_graph,")
-        if self._generation != group.generation:
-            if self._generation < 0 and not self._redo.again:
-                raise RuntimeError("Trying to backward through the graph a second time. Specify retain_graph=True.")
-            self._make_again()
+        if self._generation < 0:
+            raise RuntimeError("Trying to backward through the graph a second time. Specify retain_graph=True.")
         for tensor in self._lent:
             tensor.grad = None
         pairs = [(tensor, grad) for tensor, grad in zip(self._inner, grads, strict=True) if grad is not None]
@@ -186,8 +183,12 @@ class Call:
             self._inner, self._generation = [], -1
         return [tensor.grad for tensor in self._lent]
 
-    def _make_again(self) -> None:
-        """Computes the call again, as it was made first: another group has other rows."""
+    def renew(self) -> None:
+        """Computes the call again, as it was made first, if another group has computed it, which had other rows; or if
+        its graph is spent in a backward that is made again. Called on the script's thread: on a GPU, portals are on a
+        thread of autograd."""
+        if self._generation == self._redo.group.generation or (self._generation < 0 and not self._redo.again):
+            return
         now = ModuleState(self._module)
         self._unchanged.then(self._state.put_back)
         try:
@@ -232,26 +233,35 @@ class Redo:
         error = ScriptError(f"--elastic cannot make {what} again if a worker is lost.", advice="Leave --elastic out.")
         raise self.group.ending.carry(error)
 
-    def _leaves_before_portals(self, losses: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """What gets a gradient in the script's own graph. A tensor that left a model past its outputs (a hook has kept
-        it) leads into the model's graph instead of to the portal."""
+    def _before_portals(self, losses: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Call]]:
+        """What gets a gradient in the script's own graph, and the calls behind its portals. A tensor that left a model
+        past its outputs (a hook has kept it) leads into the model's graph instead of to the portal."""
+        leaves, calls = [], []
         for node in _nodes(losses):
             leaf = getattr(node, "variable", None)
             if crossings.is_crossing(node) or hasattr(leaf, "_paceline_lent"):
                 self.refuse("a backward through a tensor that left a model past its outputs")
             if leaf is not None:
-                yield leaf
+                leaves.append(leaf)
+            if isinstance(call := getattr(node, "call", None), Call):
+                calls.append(call)
+        return leaves, calls
 
     def begin_backward(
-        self, losses: list[torch.Tensor], held: Iterable[torch.Tensor], rest: dict[str, Any], told: Callable[[], None]
-    ) -> Callable[[], None]:
-        """A backward begins; `held` may get gradients. Returns what must be called before it is made again, which calls
-        `told` in the end."""
+        self,
+        plain: Callable[..., Any],
+        losses: list[torch.Tensor],
+        held: Iterable[torch.Tensor],
+        rest: dict[str, Any],
+        told: Callable[[], None],
+    ) -> tuple[Callable[..., Any], Callable[[], None]]:
+        """A backward by `plain` begins; `held` may get gradients. Returns what to call for `plain`, and what must be
+        called before it is made again, which calls `told` in the end."""
         self.retain, self.again = bool(rest.get("retain_graph") or rest.get("create_graph")), False
         if self.group.world > 1:  # else nobody is left to lose
             rest["retain_graph"] = True  # of the script's own graph; portals free what is behind them
         strays = (found for known in self._strays.values() for ref in known if (found := ref()) is not None)
-        found = list(self._leaves_before_portals(losses))
+        found, calls = self._before_portals(losses)
         leaves = {id(leaf): leaf for leaf in (*held, *found, *strays)}.values()
         kept = [(leaf, leaf.grad, None if leaf.grad is None else leaf.grad.clone()) for leaf in leaves]
 
@@ -262,7 +272,12 @@ class Redo:
                 leaf.grad = grad if value is None or grad is None else grad.copy_(value)
             told()
 
-        return put_back
+        def backward(*args: Any, **kwargs: Any) -> None:
+            for call in calls:
+                call.renew()
+            plain(*args, **kwargs)
+
+        return backward, put_back
 
 
 class _Portal(Function):

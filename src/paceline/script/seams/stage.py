@@ -222,7 +222,7 @@ class Stage:
             if self.views.redo is not None:
                 told = partial(self.emit, "backward_again")
                 held = [p for root in self.roots for p in root.parameters()]
-                again = self.views.redo.begin_backward(losses, held, rest, told)
+                plain, again = self.views.redo.begin_backward(plain, losses, held, rest, told)
             if self.rows.world == 1:
                 self._go_back(plain, losses, tensors, grad_tensors, rest)
             else:
