@@ -14,6 +14,7 @@ from paceline.script.seams.stage import SEAMS
 
 NAMES = [
     "CentralStorage",
+    "Elastic",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",

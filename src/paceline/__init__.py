@@ -17,6 +17,7 @@ from paceline.script.loader_position import watch
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from paceline.checkpoint.elastic import Elastic
     from paceline.checkpoint.load import load
     from paceline.checkpoint.save import save
     from paceline.converge.ghost_bn.module import GhostBatchNorm1d, GhostBatchNorm2d, GhostBatchNorm3d, ghost
@@ -41,6 +42,7 @@ __all__ = [
     "LAMB",
     "LARS",
     "CentralStorage",
+    "Elastic",
     "GhostBatchNorm1d",
     "GhostBatchNorm2d",
     "GhostBatchNorm3d",
@@ -65,6 +67,7 @@ __all__ = [
 
 _HOMES = {
     "CentralStorage": "paceline.strategies.central",
+    "Elastic": "paceline.checkpoint.elastic",
     "GhostBatchNorm1d": "paceline.converge.ghost_bn.module",
     "GhostBatchNorm2d": "paceline.converge.ghost_bn.module",
     "GhostBatchNorm3d": "paceline.converge.ghost_bn.module",

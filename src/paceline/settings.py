@@ -80,6 +80,20 @@ class SharpnessSettings:
     line_from: str = ""  # a record that kept its weights: the loss is measured on the line between both
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSettings:
+    """Where and when the state of a script (`paceline.Elastic`) is saved, and what it goes on from."""
+
+    folder: str
+    seconds: float = 0.0  # between two saves; 0: not by time
+    commits: int = 0  # between two saves; 0: not by their number
+    resume: str = ""  # the folder of a checkpoint; empty: the script starts from the beginning
+
+
+# Exit codes of workers whose state was saved at a commit: the run was told to end (sysexits.h: a temporary failure, to
+# be tried again), or goes on with more workers.
+PREEMPTED, JOINED = 75, 76
+
 SMALL = 1 << 16
 
 
@@ -107,6 +121,9 @@ class RunSettings:
     seed_shift: int = 0  # added to `seed`, and to every seed that the script sets
     memory_limit: int = 0  # bytes that a worker may allocate; 0: no limit
     elastic: int | None = None  # the run goes on without workers that are killed, as long as so many are left
+    most: int | None = None  # … and starts again with so many, from the state of a commit
+    saving: SaveSettings | None = None  # of the script's state
+    restarts: int = 0  # how often a run that failed starts again, from the last save
     stall_warning: float = 60.0  # seconds
     stall_abort: float | None = None  # seconds
     staged: bool = True  # False: a measuring program, not a training script; it runs without a stage

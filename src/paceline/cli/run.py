@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from paceline.cli.shared import options
+from paceline.cli.shared import lasting_options, options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
@@ -50,17 +50,6 @@ Steps = Annotated[
         min=1,
         help="Stop after K steps.",
         show_default="the end of the script",
-        rich_help_panel=options.HOW,
-    ),
-]
-ElasticOption = Annotated[
-    int | None,
-    typer.Option(
-        "--elastic",
-        metavar="MIN",
-        min=1,
-        help="Go on without workers that are killed, with the same numbers, as long as MIN are left.",
-        show_default=False,
         rich_help_panel=options.HOW,
     ),
 ]
@@ -146,7 +135,11 @@ def run(
     steps: Steps = None,
     mod: options.Mods = None,
     preset: PresetOption = None,
-    elastic: ElasticOption = None,
+    elastic: lasting_options.ElasticOption = None,
+    save_every: lasting_options.SaveEvery = None,
+    save_to: lasting_options.SaveTo = None,
+    resume: lasting_options.Resume = None,
+    restarts: lasting_options.Restarts = 0,
     compression: CompressionOption = "none",
     no_autotune: NoAutotune = False,
     timeline: Timeline = None,
@@ -161,6 +154,9 @@ def run(
     session = Session.of(context, json=json)
     emulated = [] if emulate is None else [f"emulate={emulate}"]
     mods = tuple(str(asked) for asked in catalog.parse([*(mod or []), *emulated]))
+    bounds = lasting_options.bounds_of(elastic)
+    needed = restarts > 0 or bounds.most is not None
+    saving = lasting_options.saving_of(asked.script, every=save_every, folder=save_to, resume=resume, needed=needed)
     said = ""
     if preset is not None:
         found, where = find_preset(preset, asked.script, module=asked.module, records=record)
@@ -173,13 +169,16 @@ def run(
         batch=batch,
         steps=steps,
         mods=tuple(str(asked) for asked in catalog.parse(mods)),
-        elastic=elastic,
+        elastic=bounds.least,
+        most=bounds.most,
+        saving=saving,
+        restarts=restarts,
         compression=compression,
         autotune=not no_autotune,
         timeline=timeline is not None,
         noise_scale=noise_scale,
     )
-    own = options.default_workers(asked.strategy, mod or ())
+    own = bounds.most or options.default_workers(asked.strategy, mod or ())
     with cluster_of(asked, settings, workers, own, quiet) as (cluster, workers):
         settings = replace(settings, workers=workers)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.

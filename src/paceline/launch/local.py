@@ -21,6 +21,7 @@ from paceline.launch.failures import limits, texts
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
 from paceline.launch.outcome import outcome_of, recorded
+from paceline.launch.restarts import with_restarts
 from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
 from paceline.launch.watch import Signals, Watch
@@ -64,17 +65,20 @@ def launch(
     near = placed.near if placed else ()
 
     def watched(entry: Run, signals: Signals) -> Outcome:
-        outcome = _watched(
-            run,
-            host,
-            entry,
-            near,
-            zygote=zygote,
-            record=record.resolve(),
-            signals=signals,
-            on_event=on_event,
-            limit=limit,
-        )
+        def attempt(run: RunSettings) -> Outcome:
+            return _watched(
+                run,
+                host,
+                entry,
+                near,
+                zygote=zygote,
+                record=record.resolve(),
+                signals=signals,
+                on_event=on_event,
+                limit=limit,
+            )
+
+        outcome = with_restarts(run, record.resolve(), on_event, attempt)
         outcome.notices[:0] = notices
         return outcome
 
@@ -142,6 +146,10 @@ def _check_elastic(run: RunSettings) -> None:
         raise UsageError(
             f"--elastic {run.elastic}: the run has {run.workers} workers, and needs more to lose one.",
             advice=f"Type: -n {run.elastic + 1}",
+        )
+    if run.most not in (None, run.workers):
+        raise UsageError(
+            f"--elastic {run.elastic}:{run.most}: the run has {run.workers} workers.", advice=f"Type: -n {run.most}"
         )
     others = {
         "--strategy": run.strategy != "mirrored",

@@ -71,7 +71,10 @@ def outcome_of(watch: Watch, record: Path, seconds: float) -> Outcome:
         view=next((beat.view for beat in beats if beat.view), ""),
         notices=watch.notices,
     )
-    if watch.interrupted is not None:
+    if watch.left_with is not None:
+        outcome.exit_code, outcome.interrupted = watch.left_with, True
+        outcome.cause = outcome.message = "Ended as asked, after the script's state was saved."
+    elif watch.interrupted is not None:
         outcome.exit_code, outcome.interrupted = 128 + watch.interrupted, True
         outcome.cause = outcome.message = f"Interrupted by {signal.Signals(watch.interrupted).name}."
     elif watch.cause is not None:

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import zmq
 
-from paceline.comm.link.messages import left_key, left_text
+from paceline.comm.link.messages import ROOM, left_key, left_text
 from paceline.errors import PacelineError
 from paceline.launch import messages
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
@@ -29,12 +29,13 @@ from paceline.launch.voice import Voice
 from paceline.record import last_step
 from paceline.record.folder import open_log, unwritable
 from paceline.record.schema import FailureKind
-from paceline.settings import RunSettings
+from paceline.settings import JOINED, PREEMPTED, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.units import count
 
 _TICK = 0.2  # seconds between two checks of the deadlines
 _GRACE_INTERRUPTED = 10.0  # seconds that a script has to end after SIGINT or SIGTERM
+_GRACE_SAVING = 25.0  # … if it saves its state first; Kubernetes, among others, waits for 30
 _GRACE_FAILED = 1.0  # seconds that a script has to end after another worker failed
 _ANSWERS = 2.0  # seconds to wait for the workers' stacks
 _SWEEPING = 15.0  # seconds that the zygote has to end its child processes, after the workers were killed
@@ -93,7 +94,8 @@ class Watch:
     ) -> None:
         """`put`: sets a key of the workers' store, for an elastic run."""
         self._hosts, self._signals, self._record, self._tell = hosts, signals, record, on_event
-        self._least, self._put, self._lost = run.elastic, put, list[Failure]()
+        self._least, self._most, self._put, self._lost = run.elastic, run.most, put, list[Failure]()
+        self._saves, self._codes = run.saving is not None, dict[int, int]()  # exit codes, by rank
         self._voice = Voice()
         self._host_of = {rank: host for host in hosts for rank in host.ranks}
         self.standings = [stall.WorkerStanding(rank, host=self._host_of[rank].name) for rank in range(run.workers)]
@@ -209,14 +211,16 @@ class Watch:
         elif isinstance(message, messages.Ended):
             now = time.monotonic()
             self._live.discard(message.rank)
-            if message.code == 0:
+            well = message.code == 0 or (self._saves and message.code in (PREEMPTED, JOINED))
+            self._codes[message.rank] = message.code
+            if well:
                 self._ended_well.add(message.rank)
             self.standings[message.rank].ended = True
             if message.code >= 0 and not self._said_farewell(message.rank):
                 self._farewell_by[message.rank] = now + _FAREWELL
-            elif message.code == 0:
+            elif well:
                 self._leaves(message.rank)
-            if message.code != 0 and self._kill_at is None:
+            if not well and self._kill_at is None:
                 self._fail(killed_or_exited(message.rank, message.code, now))
 
     def _fail(self, failure: Failure) -> None:
@@ -240,12 +244,21 @@ class Watch:
         self._lost.append(failure)
         left = sorted(self._live)
         self._put(left_key(len(self._lost)), left_text(left))
+        if self._most is not None and len(left) < self._most:
+            self._put(ROOM, b"")
         notice = f"Worker {failure.rank} {failure.cause}; the run goes on with {count(len(left), 'worker')}."
         self.notices.append(notice)
         self._tell(Notice(notice))
         if left[0] != self._voice.rank:
             for missed in self._voice.move(left[0]):
                 self._tell(missed)
+
+    @property
+    def left_with(self) -> int | None:
+        """PREEMPTED or JOINED, if all workers that were left have ended with that code."""
+        lost = {failure.rank for failure in self._lost}
+        codes = {code for rank, code in self._codes.items() if rank not in lost}
+        return codes.pop() if self._saves and codes in ({PREEMPTED}, {JOINED}) else None
 
     def _said_farewell(self, rank: int) -> bool:
         beat = self.standings[rank].beat
@@ -302,7 +315,7 @@ class Watch:
             self._give_up_at = insisted if self._give_up_at is None else min(self._give_up_at, insisted)
             return
         self.interrupted = number
-        self._stop(number, _GRACE_INTERRUPTED)
+        self._stop(number, _GRACE_SAVING if self._saves and number == signal.SIGTERM else _GRACE_INTERRUPTED)
         if number == signal.SIGINT:
             self._tell(Notice("Stopping every worker. Press Ctrl-C again to kill them."))
 

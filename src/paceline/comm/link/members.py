@@ -52,6 +52,10 @@ class Members:
             finally:
                 link.while_waiting = None
 
+    def has_room(self) -> bool:
+        """Whether the launcher can start workers in place of lost ones."""
+        return bool(self._store.link.ask(say.Has([say.ROOM]))[0])
+
     def _look(self) -> None:
         if self._store.link.ask(say.Has([say.left_key(self.generation + 1)]))[0]:
             raise Regrouping

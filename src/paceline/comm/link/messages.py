@@ -67,6 +67,9 @@ class Told(msgspec.Struct, frozen=True):
 # --- in an elastic run: who is left, written by the launcher
 
 
+ROOM = "room"  # set once there are fewer workers than the run may have
+
+
 def left_key(generation: int) -> str:
     """The key for the members of this generation. The first group is generation 0, and is not written."""
     return f"left/{generation}"

@@ -18,6 +18,7 @@ from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.remote import Agents, RemoteHost
 from paceline.launch.events import Event, Notice
 from paceline.launch.outcome import outcome_of, recorded
+from paceline.launch.restarts import with_restarts
 from paceline.launch.versions import compared
 from paceline.launch.watch import Signals, Watch
 from paceline.record import Outcome, Run, WorkerInfo, write_run
@@ -45,7 +46,10 @@ def launch_on(
     topology = {"hosts": [dataclasses.asdict(host) for host in hosts]}
 
     def watched(entry: Run, signals: Signals) -> Outcome:
-        return _watched(run, backend, entry, signals, record.resolve(), on_event, interface)
+        def attempt(run: RunSettings) -> Outcome:
+            return _watched(run, backend, entry, signals, record.resolve(), on_event, interface)
+
+        return with_restarts(run, record.resolve(), on_event, attempt)
 
     return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
 

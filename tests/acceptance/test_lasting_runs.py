@@ -1,0 +1,166 @@
+"""Runs that are told to end, that fail, and that lose workers: with a paceline.Elastic state no sample is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from typist import Typist
+
+TRAIN = """
+import os, signal, sys
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+data = TensorDataset(torch.arange(60), torch.randn(60, 5), torch.randn(60, 1))
+model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+loader = DataLoader(data, batch_size=6, shuffle=True)
+state = paceline.Elastic(model, optimizer, loader, schedule=schedule, epoch=0, seen=[])
+while state.epoch < 3:
+    for ids, x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        state.seen += ids.tolist()
+        print(state.epoch, f"{loss.item():.9f}", *ids.tolist(), flush=True)
+        if "--wait" in sys.argv:
+            sys.stdin.readline()
+        state.commit()
+    state.epoch += 1
+print("end", f"{sum(p.sum() for p in model.parameters()).item():.9f}", len(state.seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "train.py").write_text(TRAIN)
+    done = subprocess.run([sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+class Running:
+    """A run that makes a step whenever the test says so."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        (folder / "train.py").write_text(TRAIN)
+        command = [sys.executable, "-m", "paceline", "run", *options, "--quiet", "train.py", "--wait"]
+        self.run = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.printed: list[str] = []
+
+    def line(self) -> None:
+        assert self.run.stdout is not None
+        self.printed.append(self.run.stdout.readline())
+
+    def step(self) -> None:
+        assert self.run.stdin is not None
+        self.run.stdin.write("\n")
+        self.run.stdin.flush()
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.line()
+            self.step()
+
+    def workers(self) -> list[psutil.Process]:
+        children = psutil.Process(self.run.pid).children(recursive=True)
+        return [child for child in children if not child.children()]
+
+    def end(self) -> tuple[int, str, str]:
+        """The exit code, all that was printed, and what Paceline said."""
+        out, err = self.run.communicate("\n" * 40)
+        return self.run.returncode, "".join(self.printed) + out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_run_that_is_told_to_end_goes_on_later(
+    typist: Typist, tmp_path: Path, undisturbed: str, number: signal.Signals
+) -> None:
+    going = Running(tmp_path, "-n", "2", "--save-every", "1h")
+    going.steps(12)
+    going.line()
+    going.run.send_signal(number)
+    code, printed, said = going.end()
+    assert code == 75, said
+    assert "after the script's state was saved" in said
+    assert printed.count("\n") < 30
+    later = typist.type(tmp_path, "run", "-n", "3", "--resume", "auto", "train.py")
+    assert later.returncode == 0, later.stderr
+    assert printed + later.stdout == undisturbed
+    # The end was saved, too: there is nothing left to do.
+    again = typist.type(tmp_path, "run", "-n", "2", "--resume", "auto", "train.py")
+    assert again.stdout == undisturbed.splitlines(keepends=True)[-1]
+
+
+def test_a_run_that_failed_starts_again_from_its_last_save(tmp_path: Path, undisturbed: str) -> None:
+    going = Running(tmp_path, "-n", "2", "--save-every", "5", "--restarts", "2")
+    going.steps(7)
+    going.line()
+    going.workers()[1].kill()
+    code, printed, said = going.end()
+    assert code == 0, said
+    assert "1 restart left" in said
+    assert "goes on from commit 5" in said
+    expected = undisturbed.splitlines(keepends=True)
+    assert printed == "".join([*expected[:8], *expected[5:]])
+
+
+def test_lost_workers_are_replaced_at_a_commit(tmp_path: Path, undisturbed: str) -> None:
+    """No sample is lost or repeated, and no line printed twice."""
+    going = Running(tmp_path, "-n", "3", "--elastic", "1:3")
+    chance = random.Random(0)
+    for _ in range(2):
+        going.steps(7)
+        going.line()
+        chance.choice(going.workers()).kill()
+        going.step()
+    going.steps(2)
+    assert len(going.workers()) == 3
+    code, printed, said = going.end()
+    assert code == 0, said
+    assert said.count("starts again with 3 workers") == 2
+    assert printed == undisturbed
+
+
+def test_a_save_without_a_state_is_told(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    done = typist.type(tmp_path, "run", "-n", "1", "--save-every", "10m", "train.py")
+    assert done.returncode == 0
+    assert "Nothing was saved" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--save-every", "soon"), "--save-every soon: not a time"),
+        (("--save-every", "0"), "nothing would be saved"),
+        (("--resume", "nowhere"), "there is no saved state"),
+        (("--elastic", "two"), "not a number of workers"),
+        (("--elastic", "3:2"), "not a number of workers"),
+        (("--elastic", "1:4"), "the run has 2 workers"),
+    ],
+)
+def test_wrong_options_are_said_at_once(typist: Typist, tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = typist.type(tmp_path, "run", "-n", "2", *options, "train.py")
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_without_paceline_run_a_state_does_nothing(tmp_path: Path, undisturbed: str) -> None:
+    assert undisturbed.count("\n") == 31
+    assert undisturbed.endswith(" 180\n")
