@@ -1,0 +1,141 @@
+"""A long run whose workers are killed and frozen again and again: nothing is left behind, and no number changes.
+
+    python benchmarks/soak.py --minutes 30
+
+Four workers under `paceline run --elastic 1:4`; a fault comes every 30 s on average: a worker is killed (two of three
+times), or frozen for up to three seconds. Lost workers are replaced at the next commit. The printed lines, with the
+loss and the samples of every step, are compared with those of plain python. Descriptors, threads, memory and sockets of
+the launcher and its zygote, and the number of processes, are read every few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from side_by_side import PACELINE
+
+STEP = 0.05  # seconds that a step sleeps
+SCRIPT = """
+import sys, time
+import torch, paceline
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+epochs, pause = int(sys.argv[1]), float(sys.argv[2])
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+data = TensorDataset(torch.arange(6400), torch.randn(6400, 32), torch.randn(6400, 4))
+model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+loader = DataLoader(data, batch_size=64, shuffle=True)
+state = paceline.Elastic(model, optimizer, loader, epoch=0)
+while state.epoch < epochs:
+    for ids, x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(state.epoch, f"{loss.item():.9f}", *ids.tolist(), flush=True)
+        time.sleep(pause)
+        state.commit()
+    state.epoch += 1
+"""
+
+
+class Faults(threading.Thread):
+    """Kills and freezes workers until the run has ended, and reads what its processes hold."""
+
+    def __init__(self, leader: int, every: float, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._leader, self._every, self._chance = psutil.Process(leader), every, random.Random(seed)
+        self.killed = self.frozen = 0
+        self.seen: list[dict[str, int]] = []
+
+    def run(self) -> None:
+        at = time.monotonic() + self._every
+        while True:
+            time.sleep(3)
+            try:
+                self._look()
+                if time.monotonic() >= at:
+                    at = time.monotonic() + self._chance.expovariate(1 / self._every)
+                    self._disturb()
+            except psutil.NoSuchProcess:
+                if not self._leader.is_running() or self._leader.status() == psutil.STATUS_ZOMBIE:
+                    return
+
+    def _look(self) -> None:
+        tree = [self._leader, *self._leader.children()]
+        self.seen.append(
+            {
+                "descriptors": sum(each.num_fds() for each in tree),
+                "threads": sum(each.num_threads() for each in tree),
+                "sockets": sum(len(each.net_connections("all")) for each in tree),
+                "memory, MB": sum(each.memory_info().rss for each in tree) >> 20,
+                "processes": 1 + len(self._leader.children(recursive=True)),
+            }
+        )
+
+    def _disturb(self) -> None:
+        workers = [child for child in self._leader.children(recursive=True) if child.ppid() != self._leader.pid]
+        victim = self._chance.choice(workers)
+        if self._chance.random() < 2 / 3:
+            victim.kill()
+            self.killed += 1
+        else:
+            victim.suspend()
+            time.sleep(self._chance.uniform(0.2, 3))
+            victim.resume()
+            self.frozen += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Disturb a long run, and look for what it leaves behind.")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--every", type=float, default=30, help="seconds between two faults, on average")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    epochs = max(1, round(args.minutes * 60 / STEP / 100))
+    shm = set(Path("/dev/shm").iterdir())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(SCRIPT)
+        plain = [sys.executable, "train.py", str(epochs), "0"]
+        expected = subprocess.run(plain, cwd=folder, capture_output=True, text=True, check=True).stdout
+        n = str(args.workers)
+        command = [*PACELINE, "run", "-n", n, "--elastic", f"1:{n}", "--oversubscribe", "--quiet"]
+        begun = time.monotonic()
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+            run = subprocess.Popen([*command, "train.py", str(epochs), str(STEP)], cwd=folder, stdout=out, stderr=err)
+            faults = Faults(run.pid, args.every, args.seed)
+            faults.start()
+            code = run.wait()
+        minutes = (time.monotonic() - begun) / 60
+        printed, said = (folder / "out").read_text(), (folder / "err").read_text()
+    print(f"{minutes:.1f} minutes, exit code {code}; {faults.killed} workers killed, {faults.frozen} frozen; ", end="")
+    print(f"{said.count('starts again')} starts; {epochs * 100:,} steps")
+    print(f"lines as plain python prints them: {'all' if printed == expected else 'NO'} of {expected.count(chr(10)):,}")
+    tenth = max(1, len(faults.seen) // 10)
+    for what in faults.seen[0] if faults.seen else ():
+        values = [seen[what] for seen in faults.seen]
+        first, last = statistics.median(values[:tenth]), statistics.median(values[-tenth:])
+        print(f"  {what:12} {first:6.0f} in the first tenth, {last:6.0f} in the last, {max(values)} at most")
+    alive = [p for p in psutil.process_iter(["cmdline"]) if "train.py" in (p.info["cmdline"] or [])]
+    print(f"left behind: {len(alive)} processes, {len(set(Path('/dev/shm').iterdir()) - shm)} files in shared memory")
+    if code or printed != expected:
+        print(said[-3000:])
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
