@@ -132,7 +132,7 @@ def test_lost_workers_are_replaced_at_a_commit(tmp_path: Path, undisturbed: str)
     assert len(going.workers()) == 3
     code, printed, said = going.end()
     assert code == 0, said
-    assert said.count("starts again with 3 workers") == 2
+    assert said.count("starts again with all workers") == 2
     assert printed == undisturbed
 
 

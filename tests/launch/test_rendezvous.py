@@ -18,11 +18,11 @@ import zmq
 
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster import wire
-from paceline.launch.cluster.asked import Asked, parse_place
 from paceline.launch.cluster.hosts import HostSpec
-from paceline.launch.cluster.member import Member
-from paceline.launch.cluster.rendezvous import Meeting, meet
-from paceline.launch.cluster.secret import derive, read_secret
+from paceline.launch.cluster.rendezvous.asked import Asked, parse_place
+from paceline.launch.cluster.rendezvous.meeting import Meeting, meet
+from paceline.launch.cluster.rendezvous.member import Member
+from paceline.launch.cluster.rendezvous.secret import derive, read_secret
 
 SECRET = "a secret of many characters"
 KEYS = derive(SECRET)
@@ -72,7 +72,7 @@ class Played:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> type[Played]:
     Played.started = []
-    monkeypatch.setattr("paceline.launch.cluster.member.ProcessAgent", Played)
+    monkeypatch.setattr("paceline.launch.cluster.rendezvous.member.ProcessAgent", Played)
     return Played
 
 

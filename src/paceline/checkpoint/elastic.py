@@ -28,6 +28,8 @@ from paceline.checkpoint.crew import this_crew
 from paceline.checkpoint.load import load
 from paceline.checkpoint.parts import named_parts
 from paceline.checkpoint.save import save
+from paceline.comm.link.client import link_of_this_process
+from paceline.comm.link.members import has_room
 from paceline.errors import UsageError
 from paceline.script.seams.api import current, in_own_process
 from paceline.script.seams.stage import Stage
@@ -109,7 +111,7 @@ class Elastic:
             return Wish.LEAVE
         if stage.group.rank:
             return Wish.NOTHING
-        if stage.run.most is not None and stage.group.members is not None and stage.group.members.has_room():
+        if stage.run.most is not None and (link := link_of_this_process()) is not None and has_room(link):
             return Wish.JOIN
         by_number = saving.commits and self._commits - self._saved >= saving.commits
         by_time = saving.seconds and time.monotonic() - self._at >= saving.seconds

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
+from paceline.errors import LaunchError
 from paceline.launch import messages, processes
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Output
@@ -19,6 +20,24 @@ from paceline.launch.zygote.patience import Patience
 FromWorker: TypeAlias = messages.Beat | messages.Said | messages.Failed | messages.Stack
 FromZygote: TypeAlias = messages.Ready | messages.Forked | messages.Ended | messages.Swept
 Happened: TypeAlias = FromZygote | Output | tuple[int, FromWorker]
+
+
+class HostsGoneError(LaunchError):
+    """Hosts of the run are gone, or cannot be used: a run with a saved state may go on without them."""
+
+    names: tuple[str, ...] = ()
+
+
+class HostLostError(HostsGoneError):
+    """A host of the run is gone, with all of its workers. `why` is a clause."""
+
+    def __init__(self, name: str, ranks: range, why: str) -> None:
+        who = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {ranks[0]} to {ranks[-1]}"
+        super().__init__(
+            f"The host {name}, with {who}, is lost: {why}.",
+            advice="Look whether the host runs and can be reached, then start the run again.",
+        )
+        self.names, self.why = (name,), why
 
 
 class Host(Protocol):

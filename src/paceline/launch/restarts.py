@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.launch.events import Event, Notice
+from paceline.launch.host import HostsGoneError
 from paceline.record import Outcome
 from paceline.settings import JOINED, RunSettings
 from paceline.units import count
@@ -19,37 +20,49 @@ UNUSED = "Nothing was saved: the script makes no paceline.Elastic, or no commit.
 def with_restarts(
     run: RunSettings, record: Path, on_event: Callable[[Event], None], attempt: Callable[[RunSettings], Outcome]
 ) -> Outcome:
-    """The outcome of the last attempt, with the notices of all. Each runs the whole script, from the last save on."""
+    """The outcome of the last attempt, with the notices of all. Each runs the whole script, from the last save on.
+
+    An attempt that failed is followed by another one if `run.restarts` are left; if the run is elastic on several
+    hosts, also if something was saved meanwhile."""
     saving, left, notices = run.saving, run.restarts, list[str]()
     if saving is None:
         return attempt(run)
-    before = _age(saving.folder)
+    first = _age(saving.folder)
 
     def tell(text: str) -> None:
         notices.append(text)
         on_event(Notice(text))
 
     while True:
-        outcome = attempt(run)
-        notices += outcome.notices
-        fresh = _age(saving.folder) != before
+        before = _age(saving.folder)
+        gone: HostsGoneError | None = None
+        try:
+            outcome = attempt(run)
+            notices += outcome.notices
+        except HostsGoneError as error:
+            gone, outcome = error, Outcome(exit_code=1, seconds=0.0, message=error.message)
+        now = _age(saving.folder)
+        state = now and (now != first or saving.resume)
         if outcome.exit_code == JOINED:
-            run = dataclasses.replace(run, workers=run.most or run.workers)
-            tell(f"The run starts again with {count(run.workers, 'worker')}.")
-        elif outcome.exit_code and not outcome.interrupted and left and (fresh or saving.resume):
-            left -= 1
-            tell(f"{outcome.message}\nThe run starts again from {saving.folder}; {count(left, 'restart')} left.")
+            tell("The run starts again with all workers that there are.")
+        elif outcome.exit_code and not outcome.interrupted and state and (left or (run.most and now != before)):
+            left -= left > 0
+            allowed = f"; {count(left, 'restart')} left" if run.restarts else ""
+            tell(f"{outcome.message}\nThe run starts again from {saving.folder}{allowed}.")
+        elif gone is not None:
+            raise gone
         else:
             break
         shutil.rmtree(record / "scratch", ignore_errors=True)  # files of ranks above 0, which all end here
         run = dataclasses.replace(run, saving=dataclasses.replace(saving, resume=saving.folder))
-    if not (fresh or saving.resume or outcome.exit_code):
+    if not (state or outcome.exit_code):
         tell(UNUSED)
     outcome.notices = notices
     return outcome
 
 
 def _age(folder: str) -> int:
+    """When the checkpoint in this folder was made; 0: there is none."""
     try:
         return (Path(folder) / SAVED).stat().st_mtime_ns
     except FileNotFoundError:

@@ -16,15 +16,15 @@ from paceline.cli.shared.terminal import stderr
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import check
 from paceline.launch.cluster import mpi
-from paceline.launch.cluster.asked import Asked, parse_place
 from paceline.launch.cluster.backend import ClusterBackend
 from paceline.launch.cluster.hosts import HostSpec, parse, read
-from paceline.launch.cluster.member import Member
 from paceline.launch.cluster.ray_cluster import RayHosts
-from paceline.launch.cluster.rendezvous import Meeting, meet
-from paceline.launch.cluster.secret import derive, read_secret
+from paceline.launch.cluster.rendezvous.asked import Asked, parse_place
+from paceline.launch.cluster.rendezvous.meeting import Meeting, meet
+from paceline.launch.cluster.rendezvous.member import Member
+from paceline.launch.cluster.rendezvous.secret import derive, read_secret
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
-from paceline.launch.cluster.ssh import SshHosts
+from paceline.launch.cluster.ssh import FoundHosts, SshHosts
 from paceline.launch.interrupts import exit_code_of
 from paceline.launch.placement import free_ports
 from paceline.settings import MpiProcess, RunSettings, mpi_process, slurm_allocation
@@ -47,6 +47,16 @@ HostFile = Annotated[
         "--hostfile",
         metavar="FILE",
         help="The same from a file, with one host on each line: a slots=4.",
+        show_default=False,
+        rich_help_panel=HOSTS,
+    ),
+]
+Discover = Annotated[
+    str | None,
+    typer.Option(
+        "--discover",
+        metavar="PROGRAM",
+        help="The same from a program, which is run again and again: hosts may come and go (with --elastic).",
         show_default=False,
         rich_help_panel=HOSTS,
     ),
@@ -142,6 +152,7 @@ class RunOptions(ScriptOptionsWithLauncher):
 
     hosts: Hosts = None
     hostfile: HostFile = None
+    discover: Discover = None
     interface: Interface = None
     ssh: Ssh = "ssh"
     rendezvous: Rendezvous = None
@@ -177,6 +188,10 @@ def cluster_of(
 
 def _placed(asked: RunOptions, workers: int | None, own: int) -> tuple[ClusterBackend | None, int]:
     """Hosts that this process starts agents on by itself."""
+    if asked.discover is not None and (asked.hosts or asked.hostfile):
+        raise UsageError("--discover and --hosts exclude each other.", advice="Leave one of the two options out.")
+    if asked.discover is not None:
+        return (live := FoundHosts((), asked.ssh, program=asked.discover)), total(live)
     listed = listed_hosts(asked.hosts, asked.hostfile, workers)
     allocation = slurm_allocation()
     if listed is not None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from paceline.comm.called_off import Regrouping
 from paceline.comm.link import messages as say
-from paceline.comm.link.client import LinkStore
+from paceline.comm.link.client import LinkSocket, LinkStore
 from paceline.errors import PeerLostError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -52,13 +52,14 @@ class Members:
             finally:
                 link.while_waiting = None
 
-    def has_room(self) -> bool:
-        """Whether the launcher can start workers in place of lost ones."""
-        return bool(self._store.link.ask(say.Has([say.ROOM]))[0])
-
     def _look(self) -> None:
         if self._store.link.ask(say.Has([say.left_key(self.generation + 1)]))[0]:
             raise Regrouping
+
+
+def has_room(link: LinkSocket) -> bool:
+    """Whether the launcher can start workers in place of lost ones."""
+    return bool(link.ask(say.Has([say.ROOM]))[0])
 
 
 def again(collective: Method) -> Method:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from paceline.comm.link.messages import ROOM
 from paceline.errors import UsageError
 from paceline.launch import placement
 from paceline.launch.cluster import facts, preflight, wire
 from paceline.launch.cluster.backend import ClusterBackend
+from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.present import Present
 from paceline.launch.cluster.remote import Agents, RemoteHost
 from paceline.launch.events import Event, Notice
 from paceline.launch.outcome import outcome_of, recorded
@@ -41,13 +45,17 @@ def launch_on(
             "--as tensorflow runs on one host: TF_CONFIG names a port of each worker, which only that host knows.",
             advice="Leave the options about hosts out.",
         )
-    hosts = backend.hosts()
-    assert run.workers == sum(host.workers for host in hosts)
-    topology = {"hosts": [dataclasses.asdict(host) for host in hosts]}
+    present = Present(backend, run.elastic)
+    topology = {"hosts": [dataclasses.asdict(host) for host in present.hosts]}
+    run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
 
     def watched(entry: Run, signals: Signals) -> Outcome:
         def attempt(run: RunSettings) -> Outcome:
-            return _watched(run, backend, entry, signals, record.resolve(), on_event, interface)
+            run = dataclasses.replace(run, workers=sum(host.workers for host in present.hosts))
+            try:
+                return _watched(run, backend, present, entry, signals, record.resolve(), on_event, interface)
+            finally:
+                present.look_again(sys.exception())
 
         return with_restarts(run, record.resolve(), on_event, attempt)
 
@@ -57,6 +65,7 @@ def launch_on(
 def _watched(
     run: RunSettings,
     backend: ClusterBackend,
+    present: Present,
     entry: Run,
     signals: Signals,
     record: Path,
@@ -65,9 +74,11 @@ def _watched(
 ) -> Outcome:
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
-        agents = Agents(len(backend.hosts()))
+        agents = Agents(len(present.hosts))
         stack.callback(agents.close)
-        hosts = _start(run, backend, agents, record, stack)
+        if run.most is not None:
+            stack.enter_context(present.watched(lambda: agents.put(ROOM, b"")))
+        hosts = _start(run, backend, present.hosts, agents, record, stack)
         notices, way = preflight.check(
             hosts,
             versions=compared(),
@@ -94,12 +105,17 @@ def _watched(
 
 
 def _start(
-    run: RunSettings, backend: ClusterBackend, agents: Agents, record: Path, stack: contextlib.ExitStack
+    run: RunSettings,
+    backend: ClusterBackend,
+    specs: Sequence[HostSpec],
+    agents: Agents,
+    record: Path,
+    stack: contextlib.ExitStack,
 ) -> list[RemoteHost]:
     addresses = tuple(each.address for each in facts.interfaces())
     variables = {"PYTHONHASHSEED": hash_seed()} | ({"PYTHONPATH": path} if (path := module_path()) else {})
     hosts, first = [], 0
-    for number, spec in enumerate(backend.hosts()):
+    for number, spec in enumerate(specs):
         boot = wire.Boot(
             number=number,
             addresses=(*addresses, "127.0.0.1"),

@@ -41,15 +41,20 @@ def read(path: Path) -> list[HostSpec]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise UsageError(f"--hostfile {path} cannot be read: {why}.", advice="Type the path of a text file.") from None
+    return parse_lines(text, f"--hostfile {path}")
+
+
+def parse_lines(text: str, what: str) -> list[HostSpec]:
+    """The hosts of a file's text. `what` names the file."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         if not (words := line.partition("#")[0].strip()):
             continue
         match = _LINE.fullmatch(words)
         if match is None:
-            raise _wrong(f"--hostfile {path}, line {number}: {words!r} is not a host")
+            raise _wrong(f"{what}, line {number}: {words!r} is not a host")
         found.append(HostSpec(match["alone"] or match["name"], int(match["workers"] or 1)))
-    return _checked(f"--hostfile {path}", found)
+    return _checked(what, found)
 
 
 def _checked(what: str, hosts: list[HostSpec]) -> list[HostSpec]:

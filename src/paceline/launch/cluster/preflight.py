@@ -14,7 +14,8 @@ from typing import TypeVar
 from paceline.errors import LaunchError, UsageError
 from paceline.launch.cluster import wire
 from paceline.launch.cluster.facts import TRIAL
-from paceline.launch.cluster.remote import HostLostError, RemoteHost
+from paceline.launch.cluster.remote import RemoteHost
+from paceline.launch.host import HostLostError, HostsGoneError
 
 CLOCKS = 5.0  # seconds by which clocks may differ
 _PAUSE = 0.02
@@ -37,10 +38,12 @@ class Problems:
             return
         lines = [f"  {self.hosts[number].name}: {text}" for number in sorted(self.found) for text in self.found[number]]
         count = len(self.found)
-        raise LaunchError(
+        error = HostsGoneError(
             f"{count} of {len(self.hosts)} hosts cannot be used:\n" + "\n".join(lines),
             advice=advice,
         )
+        error.names = tuple(self.hosts[number].name for number in self.found)
+        raise error
 
 
 @dataclass(frozen=True)

@@ -22,24 +22,12 @@ from paceline.launch.cluster import wire
 from paceline.launch.cluster.backend import Handle
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.events import Output
-from paceline.launch.host import Happened
+from paceline.launch.host import Happened, HostLostError
 from paceline.launch.store import Values
 from paceline.record.folder import unwritable
 from paceline.record.private import make_folder, opened
 
 LOST = 10.0  # seconds without a heartbeat of an agent
-
-
-class HostLostError(LaunchError):
-    """A host of the run is gone, with all of its workers. `why` is a clause."""
-
-    def __init__(self, name: str, ranks: range, why: str) -> None:
-        who = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {ranks[0]} to {ranks[-1]}"
-        super().__init__(
-            f"The host {name}, with {who}, is lost: {why}.",
-            advice="Look whether the host runs and can be reached, then start the run again.",
-        )
-        self.why = why
 
 
 class Agents:
@@ -54,6 +42,7 @@ class Agents:
         self.inboxes: list[deque[wire.FromAgent]] = [deque() for _ in range(count)]
         self._peers: dict[int, bytes] = {}
         self._decoder = msgspec.msgpack.Decoder(wire.Envelope)
+        self._values, self._lock = Values(), threading.Lock()
         store, self.store_port = self._listen(secret)
         self._over, self._end = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._serve_store, args=(store,), name="store of the run", daemon=True)
@@ -81,6 +70,11 @@ class Agents:
         if (peer := self._peers.get(number)) is not None:
             self.socket.send_multipart([peer, msgspec.msgpack.encode(message)])
 
+    def put(self, key: str, value: bytes) -> None:
+        """Sets a key of the workers' store. Any thread may call it."""
+        with self._lock:
+            self._values.do(say.Set(key, value), [])
+
     def close(self) -> None:
         os.close(self._end)
         self._thread.join()
@@ -100,7 +94,7 @@ class Agents:
         return hmac.compare_digest(token.encode(), self.token.encode())
 
     def _serve_store(self, socket: Any) -> None:
-        values, decoder = Values(), msgspec.msgpack.Decoder(wire.StoreAsk)
+        decoder = msgspec.msgpack.Decoder(wire.StoreAsk)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._over, zmq.POLLIN)
@@ -111,7 +105,8 @@ class Agents:
             except (ValueError, msgspec.DecodeError):
                 continue
             if self._is_ours(asked.token):
-                value, _ = values.do(asked.ask, [])
+                with self._lock:
+                    value, _ = self._values.do(asked.ask, [])
                 socket.send_multipart([peer, msgspec.msgpack.encode(say.Told(value))])
         socket.close(linger=0)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.errors import LaunchError
 from paceline.launch.cluster.backend import PATIENCE
-from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.hosts import HostSpec, parse_lines
 from paceline.launch.cluster.process import ProcessAgent, agent_command
 
 HERE = ("localhost", "127.0.0.1")  # no ssh is needed
+DISCOVERY = 30.0  # seconds for the program that lists hosts
 # Never asks for a password, and notices a dead connection.
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "LogLevel=ERROR")
 
@@ -31,8 +34,41 @@ class SshHosts:
         return list(self.listed)
 
     def start_agent(self, host: HostSpec, variables: Mapping[str, str], secret_on_stdin: bytes) -> ProcessAgent:
-        command = agent_command(variables, self.python)
-        if host.name not in HERE:
-            options = [word for option in OPTIONS for word in ("-o", option)]
-            command = [*shlex.split(self.ssh), "-T", *options, host.name, f"exec {shlex.join(command)}"]
-        return ProcessAgent(command, secret_on_stdin)
+        return ProcessAgent(self._there(host, agent_command(variables, self.python)), secret_on_stdin)
+
+    def reaches(self, host: HostSpec) -> bool:
+        """Whether the host answers. Waits for it."""
+        try:
+            done = subprocess.run(
+                self._there(host, ["true"]), capture_output=True, stdin=subprocess.DEVNULL, timeout=20
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0
+
+    def _there(self, host: HostSpec, command: Sequence[str]) -> list[str]:
+        if host.name in HERE:
+            return list(command)
+        options = [word for option in OPTIONS for word in ("-o", option)]
+        return [*shlex.split(self.ssh), "-T", *options, host.name, f"exec {shlex.join(command)}"]
+
+
+@dataclass(frozen=True)
+class FoundHosts(SshHosts):
+    """Hosts that come and go: a program prints those that there are now, as in a hostfile."""
+
+    program: str = ""
+
+    def hosts(self) -> list[HostSpec]:
+        try:
+            done = subprocess.run(
+                shlex.split(self.program), capture_output=True, text=True, timeout=DISCOVERY, stdin=subprocess.DEVNULL
+            )
+            why = f"it ended with exit code {done.returncode}: {done.stderr.strip()[-200:]}" if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = str(error)
+        if why:
+            raise LaunchError(
+                f"--discover {self.program} failed: {why}.", advice="It must print hosts, one on a line: a slots=4"
+            )
+        return parse_lines(done.stdout, f"--discover {self.program}")

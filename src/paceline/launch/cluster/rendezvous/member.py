@@ -13,9 +13,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline.errors import LaunchError
-from paceline.launch.cluster import rendezvous_wire as wire
-from paceline.launch.cluster.asked import Asked
 from paceline.launch.cluster.process import ProcessAgent, agent_command
+from paceline.launch.cluster.rendezvous import wire
+from paceline.launch.cluster.rendezvous.asked import Asked
 from paceline.launch.cluster.wire import Boot
 from paceline.launch.interrupts import exit_code_of
 

@@ -22,12 +22,12 @@ import msgspec
 import zmq
 
 from paceline.errors import LaunchError, UsageError
-from paceline.launch.cluster import rendezvous_wire as wire
-from paceline.launch.cluster.asked import Asked
 from paceline.launch.cluster.backend import PATIENCE
 from paceline.launch.cluster.hosts import HostSpec
-from paceline.launch.cluster.member import Member
 from paceline.launch.cluster.process import ProcessAgent, agent_command
+from paceline.launch.cluster.rendezvous import wire
+from paceline.launch.cluster.rendezvous.asked import Asked
+from paceline.launch.cluster.rendezvous.member import Member
 from paceline.units import count
 
 BEAT = 0.5  # seconds between heartbeats

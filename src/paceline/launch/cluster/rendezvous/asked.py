@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import UsageError
-from paceline.launch.cluster.secret import Keys
+from paceline.launch.cluster.rendezvous.secret import Keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,99 @@
+"""A run with a saved state on real hosts that are cut off and come back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import namespaces
+import pytest
+from namespaces import Hosts
+
+pytestmark = [
+    pytest.mark.skipif(bool(namespaces.why_not()), reason=namespaces.why_not() or "there are hosts"),
+    pytest.mark.timeout(300),
+    pytest.mark.slow,
+]
+STEPS = 6000
+SCRIPT = f"""
+import sys, time, torch, paceline
+from torch import nn
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+state = paceline.Elastic(model, optimizer, step=0)
+while state.step < {STEPS}:
+    x = torch.randn(12, 6)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(state.step, f"{{loss.item():.9f}}", flush=True)
+    state.step += 1
+    state.commit()
+    time.sleep(0.02 * ("--slow" in sys.argv))
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with namespaces.hosts(tmp_path_factory.mktemp("hosts"), 3) as found:
+        yield found
+
+
+def link(hosts: Hosts, how: str) -> None:
+    subprocess.run(["ip", "-n", hosts.spaces[2], "link", "set", "eth0", how], check=True)
+
+
+def reported(lines: list[str]) -> dict[int, str]:
+    """The loss of each step; a step that was made twice had the same."""
+    found: dict[int, str] = {}
+    for line in lines:
+        step, loss = line.split()
+        assert found.setdefault(int(step), loss) == loss
+    return found
+
+
+@pytest.mark.parametrize("discovered", [False, True])
+def test_a_run_goes_on_without_a_host_and_takes_it_back(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discovered: bool
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    (tmp_path / "now").write_text("".join(f"{name} slots=1\n" for name in hosts.names))
+    which = ("--discover", f"cat {tmp_path}/now") if discovered else ("--hosts", hosts.spec(1))
+    command = [sys.executable, "-m", "paceline", "run", *which, "--ssh", hosts.ssh, "--elastic", "2:3"]
+    command += ["--save-every", "10", "--quiet", "train.py", "--slow"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if len(lines) == 50:
+                break
+        link(hosts, "down")
+        said = ""
+        while "goes on from commit" not in said:
+            said += process.stderr.readline()
+        assert f"The host {hosts.names[2]}, with worker 2, is lost" in said
+        link(hosts, "up")
+        said = ""
+        while "goes on from commit" not in said:
+            said += process.stderr.readline()
+        assert "starts again with all workers" in said
+    finally:
+        link(hosts, "up")
+        process.terminate()
+        rest, err = process.communicate(timeout=100)
+    assert process.returncode == 75, err
+    printed = reported(lines + rest.splitlines())
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
+    expected = reported(plain.stdout.splitlines())
+    assert len(printed) > 50
+    assert printed == {step: expected[step] for step in range(len(printed))}
