@@ -14,10 +14,10 @@ from typing import Literal
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
-Launcher = Literal["torchrun", "tensorflow", "jax"]
+Launcher = Literal["torchrun", "horovod", "tensorflow", "jax"]
 
-# The variables by which launchers tell a process that it is one of several: torchrun's, TensorFlow's and JAX's. A
-# script that finds one of them takes its distributed branch.
+# The variables by which launchers tell a process that it is one of several: torchrun's, TensorFlow's, JAX's and
+# horovodrun's. A script that finds one of them takes its distributed branch.
 LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -39,6 +39,15 @@ LAUNCHER_VARIABLES = (
     "JAX_COORDINATOR_ADDRESS",
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_CPU_OPERATIONS",
 )
 # The same of Slurm and of MPI. A worker does not get them either: its script is a single process.
 SCHEDULER_VARIABLES = (
@@ -98,6 +107,7 @@ class RunSettings:
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
     gather_below: int = SMALL  # bytes: smaller outputs of a model are gathered at once, larger ones stay sharded
     threads: int | None = None  # per worker; None: its share of the cores
+    environment: tuple[str, ...] = ()  # variables of the workers, as typed: NAME=VALUE
     steps: int | None = None  # stop after this number of steps
     enough: float = 0.0  # stop after this many seconds of settled steps, but not before ten steps; 0: no limit
     backend: Backend = "auto"

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from paceline.cli.shared import options
+from paceline.launch.horovod_scripts import distributes_itself
 from paceline.settings import SMALL, RunSettings
 from paceline.strategies import catalog as strategies
 
@@ -59,9 +60,13 @@ class ScriptOptionsWithLauncher(ScriptOptions):
     """The same for verbs that also run a script that distributes itself."""
 
     launch_as: options.LaunchAs = None
+    env: options.Env = None
 
     def settings(self) -> RunSettings:
-        return replace(ScriptOptions.settings(self), launch_as=self.launch_as)
+        launch_as = self.launch_as
+        if launch_as is None and distributes_itself(self.script, module=self.module):
+            launch_as = "horovod"
+        return replace(ScriptOptions.settings(self), launch_as=launch_as, environment=tuple(self.env or ()))
 
 
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:

@@ -1,0 +1,51 @@
+"""The name `horovod` in a worker: Paceline's own interface, unless the real package is installed.
+
+In a run as Horovod (`--as horovod`, or a script that calls `hvd.init()`) everybody finds it. In other runs only the
+script's own files do, so that `hvd.init()` can say what to type; libraries that ask whether Horovod is there
+(Lightning, Ignite) hear what plain Python tells them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from paceline.imports import stand_in
+from paceline.script.chance import kind_of
+from paceline.script.seams.stage import Stage
+
+NAME, HOME = "horovod", "paceline.horovod"
+ELSEWHERE = {
+    "tensorflow": "TensorFlow",
+    "mxnet": "MXNet",
+    "spark": "Spark",
+    "ray": "Ray",
+}
+
+
+def install(stage: Stage) -> None:
+    """Called once in each worker, before its script."""
+    everybody = stage.run.launch_as == "horovod"
+
+    def asked(name: str) -> bool:
+        part = name.partition(".")[2].partition(".")[0]
+        if part in ELSEWHERE:
+            raise ModuleNotFoundError(
+                f"{NAME}.{part}: Paceline has Horovod's interface for PyTorch (horovod.torch) and for Keras 3 on "
+                f"PyTorch (horovod.keras), not for {ELSEWHERE[part]}.",
+                name=name,
+            )
+        return everybody or _is_asked_by_the_script()
+
+    stand_in(NAME, HOME, asked=asked)
+
+
+def _is_asked_by_the_script() -> bool:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        kind = kind_of(frame.f_code.co_filename)
+        if kind:
+            # With -m, the script itself may be a module of an installed package.
+            return kind == "script" or frame.f_globals.get("__name__") == "__main__"
+        frame = frame.f_back
+    return False
