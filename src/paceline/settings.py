@@ -314,3 +314,10 @@ def launcher_environment(environ: Mapping[str, str] | None = None) -> dict[str, 
     """The environment variables by which another launcher tells a process that it is a worker."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in LAUNCHER_VARIABLES if name in env}
+
+
+def horovod_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables by which a user tunes Horovod and NCCL, for workers on other hosts: these do not inherit them."""
+    env = os.environ if environ is None else environ
+    names = (name for name in env if name.startswith(("HOROVOD_", "NCCL_")) and name not in LAUNCHER_VARIABLES)
+    return {name: env[name] for name in names}

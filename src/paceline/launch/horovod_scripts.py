@@ -43,7 +43,8 @@ def _module_file(name: str) -> Path | None:
 
 def _sources(first: Path, folder: Path) -> list[str]:
     """The text of the script and of the modules in its folder that it imports, directly or through others."""
-    waiting, seen, found = [first], {first}, []
+    waiting, seen = [first], {first}
+    found: list[str] = []
     while waiting and len(found) < MOST:
         file = waiting.pop()
         try:
