@@ -1,0 +1,6 @@
+"""Horovod's interface on Paceline: scripts with `import horovod.torch as hvd` run unchanged, without Horovod.
+
+`torch/` is the surface of `horovod.torch`. `engine/` is what Horovod's C++ core does: a background thread on each
+worker agrees with the others, by name, which operations every worker has submitted, fuses them and runs them. `common/`
+holds the modules that scripts import as `horovod.common`.
+"""
