@@ -7,11 +7,13 @@ script's own files do, so that `hvd.init()` can say what to type; libraries that
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
-from paceline.imports import stand_in
+from paceline.imports import after_import, stand_in
 from paceline.script.chance import kind_of
+from paceline.script.seams import self_distributed
 from paceline.script.seams.stage import Stage
 
 NAME, HOME = "horovod", "paceline.horovod"
@@ -38,6 +40,18 @@ def install(stage: Stage) -> None:
         return everybody or _is_asked_by_the_script()
 
     stand_in(NAME, HOME, asked=asked)
+    after_import(f"{HOME}.common.basics", _see_init)
+
+
+def _see_init(basics: Any) -> None:
+    """From now on `hvd.init()` tells the stage that the script distributes itself."""
+    plain = basics.init
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        self_distributed.joins_by_horovod()
+        plain(*args, **kwargs)
+
+    basics.init = functools.wraps(plain)(init)
 
 
 def _is_asked_by_the_script() -> bool:

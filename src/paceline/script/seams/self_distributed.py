@@ -31,8 +31,8 @@ ALONE = {
     "torchrun": "--as torchrun: the script made no process group, so each of the {world} workers ran all of it. If the "
     "script is written for one process, leave --as out: Paceline then splits its work.",
     "horovod": "The script was run as one that distributes itself with Horovod, but it did not call hvd.init(): each "
-    "of the {world} workers ran all of it. If the script is written for one process, take its import of Horovod out: "
-    "Paceline then splits its work.",
+    "of the {world} workers ran all of it. If the script is written for one process, start it with `paceline run`, "
+    "without --as: Paceline then splits its work.",
 }
 
 _pid = 0  # of the worker
