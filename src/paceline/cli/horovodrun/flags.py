@@ -100,6 +100,7 @@ FLAGS = (
     Flag(names=("--network-interface", "--network-interfaces"), takes=str, help="Network interface between the hosts."),
     Flag(names=("--output-filename",), takes=str, help="Folder for each process's output: rank.R/stdout."),
     Flag(names=("--config-file",), takes=str, help="YAML file with the values of these flags."),
+    Flag(names=("--quiet",), help="Show the script's output and problems only (Paceline's own flag)."),
     Flag(names=("--verbose",), help="Show the command `paceline run …` that is run."),
     _tuning(
         "--fusion-threshold-mb",

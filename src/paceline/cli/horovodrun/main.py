@@ -79,6 +79,7 @@ def run_arguments(asked: Read) -> list[str]:
         asked.values |= typed.values  # what is typed counts more than what is in the file
         asked.variables |= typed.variables
     options = ["run", "--as", "horovod", "--oversubscribe", *_where(asked)]
+    options += ["--quiet"] if "quiet" in asked.values else []
     variables = asked.variables if "--hosts" not in options else horovod_environment() | asked.variables
     for name, value in variables.items():
         options += ["--env", f"{name}={value}"]

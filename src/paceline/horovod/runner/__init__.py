@@ -87,8 +87,7 @@ def run(
         flags += ["--hostfile", hostfile]
     if output_filename is not None:
         flags += ["--output-filename", output_filename]
-    if verbose:
-        flags.append("--verbose")
+    flags.append("--verbose" if verbose else "--quiet")
     with tempfile.TemporaryDirectory(prefix="paceline-call-") as folder:
         Path(folder, CALL).write_bytes(_packed(func, args, kwargs or {}))
         python = executable or sys.executable
@@ -99,6 +98,8 @@ def run(
                 f"horovod.run: {getattr(func, '__name__', func)!r} failed on one of {num_proc} workers (exit code "
                 f"{code}). The worker's traceback is above."
             )
+        # Of a class of the main program, the workers know that name.
+        sys.modules["__mp_main__"] = sys.modules["__main__"]
         return [pickle.loads(result_file(folder, rank).read_bytes()) for rank in range(num_proc)]
 
 
