@@ -152,9 +152,8 @@ class Controller:
 
     def _run(self) -> None:
         try:
-            with torch.no_grad():
-                while not self._ended:
-                    self._cycle()
+            while not self._ended:
+                self._cycle()
         except LineClosed:
             self._end(f"Rank 0 is gone. {SHUT_DOWN}")
         except PacelineError as error:  # a peer died within a collective
@@ -318,7 +317,9 @@ class Controller:
                 own.finish(result)
 
     def _on_device(self, batch: list[Job], run: Callable[[], list[Any]]) -> list[Any]:
-        with torch.inference_mode(any(job.own is not None and job.own.inference for job in batch)):
+        # Tensors that were made in inference mode can be written only there. Leaving it switches gradients on.
+        inference = any(job.own is not None and job.own.inference for job in batch)
+        with torch.inference_mode(inference), torch.no_grad():
             return run()
 
     def _forget(self, operations: list[Operation]) -> None:

@@ -183,8 +183,6 @@ class Staged:
 
 def through_host(store: Any, rank: int, names: Sequence[int], *, one_host: bool, address: str | None) -> Exchange:
     """For tensors in host memory. Every rank of the set calls it; waits for all."""
-    if len(names) == 1:
-        return Alone()
     if one_host:
         return ThroughMemory(store, rank, names)
     return OverGroup(gloo_group(within(store, "gloo"), rank, len(names), address=address))
@@ -192,7 +190,5 @@ def through_host(store: Any, rank: int, names: Sequence[int], *, one_host: bool,
 
 def over_nccl(store: Any, rank: int, names: Sequence[int]) -> Exchange:
     """For tensors on GPUs, if each rank has its own. NCCL connects at the first call."""
-    if len(names) == 1:
-        return Alone()
     group = dist.ProcessGroupNCCL(within(store, "nccl"), rank, len(names))  # type: ignore[call-arg]
     return OverGroup(group)

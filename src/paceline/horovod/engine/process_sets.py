@@ -8,7 +8,7 @@ import torch
 
 from paceline.comm.hosts import address_towards
 from paceline.comm.link.client import within
-from paceline.horovod.engine.exchange import Exchange, Staged, over_nccl, through_host
+from paceline.horovod.engine.exchange import Alone, Exchange, Staged, over_nccl, through_host
 from paceline.horovod.engine.membership import Membership
 
 
@@ -23,7 +23,9 @@ class ProcessSets:
 
     def add(self, number: int, ranks: tuple[int, ...]) -> None:
         """Every rank calls it; the ranks of the set wait for each other."""
-        if self._member.rank in ranks:
+        if ranks == (self._member.rank,):
+            self._exchanges[number] = Alone()
+        elif self._member.rank in ranks:
             settings = self._member.settings
             address = None
             if not self._member.is_one_host:
