@@ -114,7 +114,7 @@ def is_homogeneous() -> bool:
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Writes a timeline from now on. Rank 0 writes; every rank may call it."""
-    controller().start_timeline(file_path, mark_cycles=mark_cycles)
+    controller().start_timeline(file_path, marks_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:

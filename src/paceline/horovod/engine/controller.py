@@ -12,15 +12,12 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from paceline.errors import PacelineError
 from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.engine.coordinator import Coordinator
-from paceline.horovod.engine.execution import Executor, Job, fuse, make_job
+from paceline.horovod.engine.execution import Job, fuse, make_job
 from paceline.horovod.engine.lines import Line, LineClosed, Waker
 from paceline.horovod.engine.lines import connect as connect_lines
 from paceline.horovod.engine.membership import Membership
@@ -40,6 +37,9 @@ from paceline.horovod.engine.messages import (
 )
 from paceline.horovod.engine.operation import Operation, Signature
 from paceline.horovod.engine.process_sets import ProcessSets
+from paceline.horovod.engine.runner import Runner
+from paceline.horovod.engine.stall import StallInspector
+from paceline.horovod.engine.timeline import Timeline
 from paceline.settings import HorovodSettings
 
 AWAKE, COLLECTING, IDLE = range(3)
@@ -63,7 +63,8 @@ class Controller:
         self.sets.add(0, tuple(range(member.size)))
         self._lines: dict[int, Line] = connect_lines(store, member) if member.size > 1 else {}
         self._coordinator = Coordinator(member.size, settings.cache_capacity) if member.rank == 0 else None
-        self._executor = Executor()
+        self._runner = Runner(self.sets)
+        self._stalls = StallInspector(settings)
         self._fusion_threshold, self._cycle_time = settings.fusion_threshold, settings.cycle_time
         self._lock = threading.Lock()  # guards the fields up to _ended
         self._operations: dict[str, Operation] = {}  # in flight, by key
@@ -71,7 +72,6 @@ class Controller:
         self._state, self._urgent, self._joining, self._leaving = AWAKE, False, False, False
         self._ended = ""
         self._join: Operation | None = None
-        self._join_device = 0
         self._counters: dict[str, int] = {}
         self._joins = 0
         self._names: dict[str, tuple[int, Signature]] = {}  # response cache: bit and signature, by key
@@ -88,6 +88,8 @@ class Controller:
     # -- for the threads of the script -----------------------------------------------------------------------------
 
     def start(self) -> None:
+        if self.settings.timeline and self.settings.timeline.upper() != "DYNAMIC":
+            self.start_timeline(self.settings.timeline, marks_cycles=self.settings.timeline_cycles)
         self._thread.start()
 
     def stop(self) -> None:
@@ -97,6 +99,20 @@ class Controller:
         self._waker.wake()
         self._thread.join()
         self._waker.close()
+        self.stop_timeline()
+
+    def start_timeline(self, path: str, *, marks_cycles: bool) -> None:
+        """Begins a timeline of all ranks' operations, in a file of rank 0."""
+        self.stop_timeline()
+        if self._coordinator is not None:
+            self._runner.timeline = Timeline(path, marks_cycles=marks_cycles)
+            self._coordinator.on_arrival = self._runner.timeline.arrived
+
+    def stop_timeline(self) -> None:
+        if self._coordinator is not None and self._runner.timeline is not None:
+            self._coordinator.on_arrival = None
+            timeline, self._runner.timeline = self._runner.timeline, None
+            timeline.close()
 
     @property
     def is_running(self) -> bool:
@@ -138,7 +154,7 @@ class Controller:
                 raise HorovodInternalError(self._ended)
             if self._join is not None:
                 raise ValueError(DUPLICATE.format(name="join"))
-            self._join, self._joining, self._join_device = operation, True, max(0, device)
+            self._join, self._joining, self._runner.join_device = operation, True, max(0, device)
         self._waker.wake()
 
     def make_name(self, kind: str) -> str:
@@ -167,6 +183,8 @@ class Controller:
     def _cycle(self) -> None:
         ready, timeout = self._collect()
         if ready is not None:
+            if (timeline := self._runner.timeline) is not None:
+                timeline.cycle()
             self._say(ready)
             timeout = 0.0
         for descriptor, _ in self._poll.poll(timeout if timeout is None else timeout * 1000):
@@ -175,7 +193,11 @@ class Controller:
             else:
                 self._hear(self._by_descriptor[descriptor])
         self._state = AWAKE
-        if self._coordinator is not None and (verdict := self._coordinator.decide()) is not None:
+        if self._coordinator is None:
+            return
+        if self._coordinator.has_pending and self._stalls.is_due():
+            self._coordinator.ended = self._coordinator.ended or self._stalls.look(self._coordinator.missing())
+        if (verdict := self._coordinator.decide()) is not None:
             self._announce(verdict)
 
     def _collect(self) -> tuple[Ready | None, float | None]:
@@ -204,7 +226,8 @@ class Controller:
         return Ready(bits_to_bytes(bits), requests, self._heard, joins, leaves), 0.0
 
     def _pause(self) -> float | None:
-        return None
+        """How long to sleep if nothing happens. Rank 0 looks after operations that wait for other ranks."""
+        return self._stalls.every if self._coordinator is not None and self._coordinator.has_pending else None
 
     def _say(self, ready: Ready) -> None:
         if self._coordinator is not None:
@@ -307,20 +330,11 @@ class Controller:
 
     def _perform(self, jobs: list[Job]) -> None:
         for batch in fuse(jobs, self._fusion_threshold):
-            request = batch[0].agreed.request
-            exchange = self.sets.exchange(request.process_set, request.device)
-            ranks = self.sets.ranks[request.process_set]
-            results = self._on_device(batch, lambda: self._executor.run(batch, exchange, ranks, _ignore))  # noqa: B023
+            results = self._runner.run(batch)
             owns = [(job.own, result) for job, result in zip(batch, results, strict=True) if job.own is not None]
             self._forget([own for own, _ in owns])
             for own, result in owns:
                 own.finish(result)
-
-    def _on_device(self, batch: list[Job], run: Callable[[], list[Any]]) -> list[Any]:
-        # Tensors that were made in inference mode can be written only there. Leaving it switches gradients on.
-        inference = any(job.own is not None and job.own.inference for job in batch)
-        with torch.inference_mode(inference), torch.no_grad():
-            return run()
 
     def _forget(self, operations: list[Operation]) -> None:
         """Their names may be used again."""
@@ -334,7 +348,3 @@ class Controller:
             self._joins, self._counters = self._joins + 1, {}
         if join is not None:
             join.finish(last)
-
-
-def _ignore(activity: str) -> None:
-    pass

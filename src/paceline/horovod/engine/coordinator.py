@@ -11,6 +11,7 @@ are still understood: the slot is given to another name only after every rank ha
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from paceline.horovod.engine.agreement import compare
 from paceline.horovod.engine.messages import (
@@ -58,6 +59,7 @@ class Coordinator:
         self.masks = [0] * size  # bits that each rank has sent and that are not ready
         self.joined: list[int] = []  # in the order of joining
         self.ended = ""
+        self.on_arrival: Callable[[int, Request], None] | None = None  # told of each submission, for the timeline
         self._names: dict[str, int] = {}
         self._set_bits: dict[int, int] = {0: 0}
         self._joinable = 0  # bits of allreduces
@@ -79,6 +81,9 @@ class Coordinator:
                 bits &= ~(1 << slot)
                 self._note(rank, old.requests[rank])
         self.masks[rank] |= bits
+        if self.on_arrival is not None:
+            for request in [*ready.requests, *(self.slots[slot].agreed.request for slot in slots_of(bits))]:
+                self.on_arrival(rank, request)
         for request in ready.requests:
             if (found := self._names.get(request.key)) is not None:
                 self._give_up(found)
@@ -103,6 +108,11 @@ class Coordinator:
         evicted, self._evicted = self._evicted, []
         self._number += 1
         return Verdict(self._number, bits_to_bytes(bits), agreed, evicted, last, self.ended)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a rank has submitted what others have not."""
+        return bool(self.pending) or any(self.masks)
 
     def missing(self) -> dict[str, tuple[float, list[int]]]:
         """Operations that some ranks have submitted and others have not: seconds since the first one (of cached

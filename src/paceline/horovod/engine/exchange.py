@@ -20,7 +20,7 @@ from paceline.comm.memory.flats import bytes_of
 from paceline.comm.memory.operations import REDUCTIONS
 from paceline.horovod.engine.messages import AVERAGE, MAX, MIN, PRODUCT, SUM
 
-REDUCE_OPS = {
+REDUCE_OPS: dict[int, Any] = {
     AVERAGE: dist.ReduceOp.SUM,
     SUM: dist.ReduceOp.SUM,
     MIN: dist.ReduceOp.MIN,

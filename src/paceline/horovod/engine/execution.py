@@ -113,6 +113,8 @@ class Executor:
         if len(dtypes) > 1:  # a group of several dtypes is one job, and is not fused with others
             return [self._run_mixed(batch[0], exchange, ranks, mark)]
         inputs = [_inputs(job) for job in batch]
+        if request.device != "cpu":
+            inputs = _on_one_device(inputs)
         outputs = [job.own.outputs if job.own is not None else None for job in batch]
         if request.kind == ALLREDUCE:
             return self._allreduce(request, inputs, outputs, exchange, mark)
@@ -282,6 +284,12 @@ def _inputs(job: Job) -> list[torch.Tensor]:
     return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in job.agreed.request.parts]
 
 
+def _on_one_device(inputs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """A script may have tensors on several GPUs: a buffer is on one of them."""
+    device = inputs[0][0].device
+    return [[tensor if tensor.device == device else tensor.to(device) for tensor in group] for group in inputs]
+
+
 def _regroup(tensors: list[torch.Tensor], like: list[list[torch.Tensor]]) -> list[Any]:
     ends = list(accumulate(len(group) for group in like))
     return [tensors[end - len(group) : end] for end, group in zip(ends, like, strict=True)]
@@ -294,11 +302,8 @@ def split_rows(rows: int, world: int) -> list[int]:
 
 
 def finish_reduction(flat: torch.Tensor, request: Request, world: int) -> None:
-    if request.op == AVERAGE and flat.is_floating_point():
-        scale(flat, request.postscale / world)
-        return
     if request.op == AVERAGE:
-        flat.div_(world, rounding_mode="trunc")
+        flat.div_(world, rounding_mode=None if flat.is_floating_point() else "trunc")
     scale(flat, request.postscale)
 
 

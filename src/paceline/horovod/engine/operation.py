@@ -119,4 +119,7 @@ class Operation:
         if self.event is not None:
             # As after any operation on a GPU: what this thread does next on its stream sees the result.
             self.event.wait()
+            for tensor in self.result if isinstance(self.result, (list, tuple)) else ():
+                if isinstance(tensor, torch.Tensor):
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
         return self.result

@@ -41,7 +41,7 @@ class ProcessSets:
 
     def remove(self, number: int) -> None:
         for table in (self.ranks, self._exchanges, self._on_gpus):
-            table.pop(number, None)  # type: ignore[attr-defined]
+            table.pop(number, None)
 
     def has_member(self, number: int) -> bool:
         return number in self._exchanges

@@ -6,6 +6,7 @@ have pickled: that is what they are for.
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import pickle
 from collections.abc import Iterable, Mapping
@@ -18,11 +19,6 @@ from paceline.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.horovod.torch.autograd import allgather, broadcast_
 from paceline.horovod.torch.handles import synchronize
 from paceline.horovod.torch.operations import broadcast_async_
-
-try:
-    import cloudpickle as _pickler  # as Horovod does: also functions and classes of the script can be sent
-except ImportError:
-    _pickler = pickle
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
@@ -128,7 +124,14 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def _pickle(obj: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_pickler.dumps(obj)), dtype=torch.uint8)
+    try:
+        raw = pickle.dumps(obj)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # A function within a function, a lambda: Horovod takes them, too, with the help of cloudpickle.
+        if importlib.util.find_spec("cloudpickle") is None:
+            raise
+        raw = importlib.import_module("cloudpickle").dumps(obj)
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
 def _unpickle(data: torch.Tensor) -> Any:

@@ -242,7 +242,7 @@ def wrap(optimizer: Any, mixin: type) -> Any:
     """An instance of a class with the optimizer's name, derived from `mixin` and the optimizer's class, with the
     optimizer's own attributes. Its constructor is not called again: not every optimizer can be made of its groups."""
     base = type(optimizer)
-    new = type(base.__name__, (mixin, base), {"__module__": mixin.__module__})
+    new: Any = type(base.__name__, (mixin, base), {"__module__": mixin.__module__})
     wrapped = new.__new__(new)
     # A learning-rate scheduler puts a `step` of its own on an instance: it would step the optimizer that is wrapped.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
