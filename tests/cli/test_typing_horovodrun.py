@@ -181,3 +181,14 @@ def test_a_script_that_calls_init_is_run_as_horovod_without_as(paceline_, launch
     code, _, err = paceline_("run", "-n", "2", "--batch", "scale", "train.py")
     assert code == 2
     assert "--batch and --as horovod exclude each other" in err
+
+
+@pytest.mark.parametrize("verb", ["scale -n 1,2", "sweep", "tune"])
+def test_verbs_that_change_scripts_say_that_it_distributes_itself(
+    paceline_, launched, tmp_path: Path, verb: str
+) -> None:
+    (tmp_path / "train.py").write_text("import horovod.torch as hvd\nhvd.init()\n")
+    code, _, err = paceline_(*verb.split(), "train.py")
+    assert code == 2
+    assert "train.py distributes itself with Horovod" in err
+    assert not launched.runs
