@@ -24,6 +24,8 @@ MAY = {
     # The user's own function and its results, in files of a private temporary folder.
     "horovod/runner/__init__.py",
     "horovod/runner/task.py",
+    # Horovod's broadcast_object and allgather_object: objects of the script, between the workers of one run.
+    "horovod/torch/functions.py",
 }
 
 

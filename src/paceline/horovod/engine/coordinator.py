@@ -64,6 +64,7 @@ class Coordinator:
         self._set_bits: dict[int, int] = {0: 0}
         self._joinable = 0  # bits of allreduces
         self._recent = 0  # bits that were used since the last round of evictions
+        self._fresh = 0  # bits that the next verdict makes known
         self._unheard: dict[int, tuple[int, Slot]] = {}  # given up at a verdict that not all ranks have heard
         self._evicted: list[int] = []
         self._free = list(range(capacity - 1, -1, -1))
@@ -107,6 +108,7 @@ class Coordinator:
             return None
         evicted, self._evicted = self._evicted, []
         self._number += 1
+        self._fresh = 0
         return Verdict(self._number, bits_to_bytes(bits), agreed, evicted, last, self.ended)
 
     @property
@@ -195,6 +197,7 @@ class Coordinator:
         number = self._free.pop()
         request = agreed.request
         self.slots[number] = Slot(agreed, requests)
+        self._fresh |= 1 << number
         self._names[request.key] = number
         self._set_bits[request.process_set] |= 1 << number
         if request.kind == ALLREDUCE:
@@ -202,7 +205,7 @@ class Coordinator:
         return number
 
     def _make_room(self) -> None:
-        busy = 0
+        busy = self._fresh  # no rank could understand a slot that is made and given up by one verdict
         for mask in self.masks:
             busy |= mask
         idle = [number for number in self.slots if not (busy | self._recent) >> number & 1]

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` with the op Adasum: the ranks' updates are combined, not their gradients.
+"""The optimizer for the op Adasum: the ranks' updates are combined, not their gradients.
 
 Each rank steps the wrapped optimizer on its own gradient. The changes of the parameters are combined by Adasum, and
 added to the parameters as they were before.
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from paceline.horovod.torch.averaged_gradients import IN_FLIGHT, TOO_MANY
 from paceline.horovod.torch.handles import synchronize
 from paceline.horovod.torch.named_parameters import name_parameters
 from paceline.horovod.torch.operations import Adasum, allreduce_async_
-from paceline.horovod.torch.optimizer import IN_FLIGHT, TOO_MANY
 
 
-class AdasumDistributed:
+class AdasumUpdates:
     """What is added to the wrapped optimizer's class."""
 
     param_groups: list[dict[str, Any]]
