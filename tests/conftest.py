@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paceline.launch import Zygote
 
-WITH_WORKERS = ("comm", "script", "strategies")
+WITH_WORKERS = ("comm", "script", "strategies", "horovod")
 WITH_ZYGOTES = ("acceptance", "launch")
 # What stays together and takes long, longest first: where one of them began last, the other cores would wait for it.
 LONG = ("workers", "acceptance", "launch", "tests/view/test_browser.py")

@@ -21,6 +21,11 @@ MAY = {
     "data/execution/slots.py",
     # A file that the user names: the unpickler knows the classes of a DCP table, and nothing else.
     "checkpoint/dcp.py",
+    # The user's own function and its results, in files of a private temporary folder.
+    "horovod/runner/__init__.py",
+    "horovod/runner/task.py",
+    # Horovod's broadcast_object and allgather_object: objects of the script, between the workers of one run.
+    "horovod/torch/functions.py",
 }
 
 

@@ -7,10 +7,11 @@ this process imports its own modules and parses the command line in the meantime
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paceline.cli.shared.session import Session
     from paceline.errors import LaunchError
 
 STARTS_WORKERS = ("run", "scale", "sweep", "tune", "profile", "bandwidth", "demo")
@@ -44,8 +45,8 @@ def _refuse(verb: str, error: LaunchError, *, json: bool) -> int:
     return 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, ended: Callable[[Session], None] | None = None) -> int:
+    """The command line; returns the exit code. `ended` is called after the verb, also if it failed."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     zygote = None
     if _starts_workers(arguments):
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from paceline.cli.app import command_line
 
-    return command_line(arguments, zygote)
+    return command_line(arguments, zygote, ended=ended)
 
 
 if __name__ == "__main__":

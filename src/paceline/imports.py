@@ -1,7 +1,9 @@
-"""Calls a function when a module has been imported, for modules that may never be."""
+"""Two things at imports: a function that is called when a module has been imported, for modules that may never be; and
+a package that stands in for another one where that is not installed."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.util
 import sys
@@ -43,6 +45,45 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def stand_in(name: str, home: str, *, asked: Callable[[str], bool]) -> None:
+    """From now on `import name` and `import name.x` give the modules `home` and `home.x`, the very same objects, if no
+    package of that name is installed. `asked(module)` is called for each module of that name that is not yet imported:
+    False if there shall be no such module; an ImportError that it raises says why."""
+    # The package itself comes last, so that an installed one is found first. Its modules come first: Python's own
+    # finder would find their files, and load each of them a second time.
+    sys.meta_path.append(_StandIn(name, home, asked, whole=True))
+    sys.meta_path.insert(0, _StandIn(name, home, asked, whole=False))
+
+
+class _StandIn(importlib.abc.MetaPathFinder):
+    def __init__(self, name: str, home: str, asked: Callable[[str], bool], *, whole: bool) -> None:
+        self.name, self.home, self.asked, self.whole = name, home, asked, whole
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        top, _, rest = name.partition(".")
+        if top != self.name or self.whole == bool(rest):
+            return None
+        if rest and sys.modules.get(top) is not sys.modules.get(self.home, self):
+            return None  # of an installed package
+        home = f"{self.home}.{rest}" if rest else self.home
+        if not self.asked(name) or importlib.util.find_spec(home) is None:
+            return None
+        return importlib.util.spec_from_loader(name, _Other(home))
+
+
+class _Other(importlib.abc.Loader):
+    """Puts a module into sys.modules under a second name."""
+
+    def __init__(self, home: str) -> None:
+        self.home = home
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: Any) -> None:
+        sys.modules[module.__name__] = importlib.import_module(self.home)
 
 
 def _watch() -> _Finder:

@@ -7,17 +7,18 @@ worker needs no environment variable to know its rank.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
-Launcher = Literal["torchrun", "tensorflow", "jax"]
+Launcher = Literal["torchrun", "horovod", "tensorflow", "jax"]
 
-# The variables by which launchers tell a process that it is one of several: torchrun's, TensorFlow's and JAX's. A
-# script that finds one of them takes its distributed branch.
+# The variables by which launchers tell a process that it is one of several: torchrun's, TensorFlow's, JAX's and
+# horovodrun's. A script that finds one of them takes its distributed branch.
 LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -39,6 +40,15 @@ LAUNCHER_VARIABLES = (
     "JAX_COORDINATOR_ADDRESS",
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_RANK",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_RANK",
+    "HOROVOD_CROSS_SIZE",
+    "HOROVOD_HOSTNAME",
+    "HOROVOD_CONTROLLER",
+    "HOROVOD_CPU_OPERATIONS",
 )
 # The same of Slurm and of MPI. A worker does not get them either: its script is a single process.
 SCHEDULER_VARIABLES = (
@@ -112,6 +122,7 @@ class RunSettings:
     whole: tuple[str, ...] = ()  # modules that are never sliced: class name or attribute path
     gather_below: int = SMALL  # bytes: smaller outputs of a model are gathered at once, larger ones stay sharded
     threads: int | None = None  # per worker; None: its share of the cores
+    environment: tuple[str, ...] = ()  # variables of the workers, as typed: NAME=VALUE
     steps: int | None = None  # stop after this number of steps
     enough: float = 0.0  # stop after this many seconds of settled steps, but not before ten steps; 0: no limit
     backend: Backend = "auto"
@@ -317,7 +328,72 @@ def thread_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
     return {name: env[name] for name in names if name in env}
 
 
+def horovod_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables by which a user tunes Horovod and NCCL, for workers on other hosts: these do not inherit them."""
+    env = os.environ if environ is None else environ
+    names = (name for name in env if name.startswith(("HOROVOD_", "NCCL_")) and name not in LAUNCHER_VARIABLES)
+    return {name: env[name] for name in names}
+
+
 def launcher_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment variables by which another launcher tells a process that it is a worker."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in LAUNCHER_VARIABLES if name in env}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorovodSettings:
+    """What Horovod's environment variables ask for. Read again at each `hvd.init()`."""
+
+    fusion_threshold: int = 128 << 20  # bytes in one fused buffer; 0: nothing is fused
+    cycle_time: float = 0.001  # seconds in which a worker collects submissions that nobody waits for
+    cache_capacity: int = 1024  # operations that are remembered; 0: none
+    timeline: str = ""  # file of the timeline; "DYNAMIC": written only between start_timeline and stop_timeline
+    timeline_cycles: bool = False  # mark cycles in the timeline
+    stall_check: float = 60.0  # seconds before a report about missing ranks; 0: no report
+    stall_shutdown: float = 0.0  # seconds before the operations in flight fail; 0: never
+    autotune: bool = False  # search a fusion threshold and a cycle time
+    autotune_log: str = ""  # file of the search's samples
+    dynamic_process_sets: bool = False  # process sets may be added and removed after init
+
+
+def horovod_settings(environ: Mapping[str, str] | None = None) -> HorovodSettings:
+    """The settings in variables named as Horovod names them."""
+    env = os.environ if environ is None else environ
+
+    def number(name: str, default: float) -> float:
+        try:
+            return float(env.get(name, ""))
+        except ValueError:
+            return default
+
+    def is_set(name: str) -> bool:
+        return number(name, 0) != 0
+
+    return HorovodSettings(
+        fusion_threshold=int(number("HOROVOD_FUSION_THRESHOLD", 128 << 20)),
+        cycle_time=number("HOROVOD_CYCLE_TIME", 1.0) / 1000,
+        cache_capacity=max(0, int(number("HOROVOD_CACHE_CAPACITY", 1024))),
+        timeline=env.get("HOROVOD_TIMELINE", ""),
+        timeline_cycles=is_set("HOROVOD_TIMELINE_MARK_CYCLES"),
+        stall_check=0.0 if is_set("HOROVOD_STALL_CHECK_DISABLE") else number("HOROVOD_STALL_CHECK_TIME_SECONDS", 60),
+        stall_shutdown=number("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0),
+        autotune=is_set("HOROVOD_AUTOTUNE"),
+        autotune_log=env.get("HOROVOD_AUTOTUNE_LOG", ""),
+        dynamic_process_sets=is_set("HOROVOD_DYNAMIC_PROCESS_SETS"),
+    )
+
+
+@contextmanager
+def changed_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process for a while: part of Horovod's interface (`horovod.common.util.env`)."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

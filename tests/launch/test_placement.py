@@ -69,6 +69,19 @@ def test_as_torchrun_the_variables_are_torchruns() -> None:
     assert more <= set(LAUNCHER_VARIABLES), "all of them are dropped where they are inherited"
 
 
+def test_as_horovod_the_variables_are_horovodruns_and_the_script_chooses_its_gpu() -> None:
+    placed = place(
+        run(2, launch_as="horovod", environment=("A=b=c", "HOROVOD_CYCLE_TIME=5")), host(4, gpus=2), own_threads=4
+    )
+    added = environment(placed[1])
+    assert (added["HOROVOD_RANK"], added["HOROVOD_SIZE"], added["HOROVOD_LOCAL_RANK"]) == ("1", "2", "1")
+    assert (added["HOROVOD_CROSS_RANK"], added["HOROVOD_CROSS_SIZE"]) == ("0", "1")
+    assert (added["CUDA_VISIBLE_DEVICES"], added["A"], added["HOROVOD_CYCLE_TIME"]) == ("0,1", "b=c", "5")
+    more = {name for name in added if name.startswith("HOROVOD_")} - {"HOROVOD_CYCLE_TIME"}
+    assert more <= set(LAUNCHER_VARIABLES), "all of them are dropped where they are inherited"
+    assert "RANK" not in added
+
+
 def test_as_tensorflow_and_as_jax_each_worker_knows_its_peers_and_sees_its_own_gpu() -> None:
     placed = place(run(2, launch_as="tensorflow"), host(4, gpus=2), own_threads=4)[1]
     added = environment(dataclasses.replace(placed, peers=("127.0.0.1:1", "127.0.0.1:2")))

@@ -499,3 +499,24 @@ def test_batch_scale_multiplies_the_global_batch(play: Play) -> None:
         batch="scale",
     ).well
     assert played.printed == "6 6 6 2 of 4\n"
+
+
+def test_a_step_that_calls_the_step_of_its_base_class_is_one_step(play: Play) -> None:
+    """torch runs its step hooks twice, for both classes."""
+    played = play(
+        """
+        import torch
+        class Own(torch.optim.SGD):
+            def step(self, closure=None):
+                return super().step(closure)
+        model = torch.nn.Linear(3, 1)
+        torch.optim.SGD(model.parameters(), lr=0.1)  # from here on, torch's hooks run in the step of SGD itself
+        optimizer = Own(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).mean().backward()
+            optimizer.step()
+        """,
+        workers=2,
+    ).well
+    assert played.outcome.steps == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, cast
 
 import typer
@@ -85,9 +85,11 @@ mods.add_to(app)
 doctor.add_to(app)
 
 
-def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
+def command_line(
+    arguments: Sequence[str], zygote: Zygote | None = None, *, ended: Callable[[Session], None] | None = None
+) -> int:
     """Runs one verb and returns the exit code. Every error ends here: a user's mistake prints two lines, a bug in
-    paceline prints its traceback. With --json, both also print a JSON document."""
+    paceline prints its traceback. With --json, both also print a JSON document. `ended` is called after the verb."""
     session = Session(zygote=zygote, verb=next(iter(arguments), ""))
     try:
         with raised_on_sigterm():
@@ -124,6 +126,8 @@ def command_line(arguments: Sequence[str], zygote: Zygote | None = None) -> int:
         )
         return _tell(session, bug, 1, kind="Bug")
     finally:
+        if ended is not None:
+            ended(session)
         if session.zygote is not None:
             with held_off():
                 session.zygote.close()

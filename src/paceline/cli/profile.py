@@ -128,9 +128,9 @@ def profile(
         return
     if not asked.script:
         raise UsageError("SCRIPT is missing.", advice="Type: paceline profile train.py")
-    if prove_it and asked.launch_as is not None:
+    if prove_it and (launcher := asked.launcher()) is not None:
         raise UsageError(
-            f"--prove tries mods, and with --as {asked.launch_as} no mod is applied: the script distributes itself.",
+            f"--prove tries mods, and with --as {launcher} no mod is applied: the script distributes itself.",
             advice="Leave out --prove, or --as.",
         )
     settings = replace(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.errors import UsageError
-from paceline.launch import messages, placement
+from paceline.launch import horovod_scripts, messages, placement
 from paceline.launch.control import ControlChannel
 from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits, texts
@@ -103,8 +103,17 @@ def _check_mods(run: RunSettings) -> None:
 
 def _check_launcher(run: RunSettings) -> None:
     """UsageError if an option asks Paceline to change a script that distributes itself."""
+    for typed in run.environment:
+        name, sign, _ = typed.partition("=")
+        if not sign or not name or "\0" in typed:
+            raise UsageError(f"--env {typed}: a variable has a name and a value.", advice="Type: --env NAME=VALUE")
     if run.launch_as is None:
         return
+    if run.launch_as == "horovod" and horovod_scripts.is_installed():
+        raise UsageError(
+            "--as horovod gives the script Paceline's own Horovod interface, but the real Horovod is installed here.",
+            advice="Start the script with that Horovod's launcher, or type: pip uninstall horovod",
+        )
     changes = {
         "--strategy": run.strategy != "mirrored",
         "--batch": run.batch != "keep",

@@ -46,6 +46,8 @@ def environment(worker: WorkerSettings) -> dict[str, str]:
         added |= {"GLOO_SOCKET_IFNAME": worker.interface, "NCCL_SOCKET_IFNAME": f"={worker.interface}"}
     if worker.run.launch_as == "torchrun":
         added |= _of_torchrun(worker)
+    elif worker.run.launch_as == "horovod":
+        added |= _of_horovodrun(worker)
     elif worker.run.launch_as == "tensorflow":
         task = {"cluster": {"worker": worker.peers}, "task": {"type": "worker", "index": worker.rank}}
         added["TF_CONFIG"] = json.dumps(task)
@@ -60,7 +62,7 @@ def environment(worker: WorkerSettings) -> dict[str, str]:
         added["KINETO_LOG_LEVEL"] = "99"  # by default torch's profiler prints its start and stop on the terminal
     if worker.gpus:
         seen = worker.gpus
-        if worker.run.launch_as == "torchrun":  # the script chooses by LOCAL_RANK, from the same list on all workers
+        if worker.run.launch_as in ("torchrun", "horovod"):  # the script chooses by local rank, from one list for all
             seen = _rotated(worker.gpus, -worker.local_rank)
         elif worker.run.launch_as is not None:  # TensorFlow and JAX take all that they see
             seen = worker.gpus[:1]
@@ -69,7 +71,8 @@ def environment(worker: WorkerSettings) -> dict[str, str]:
         # NCCL refuses workers of one host that share a GPU. As hosts of their own they talk over sockets: slow, but
         # with the same calls as between many GPUs.
         added["NCCL_HOSTID"] = f"paceline-{worker.rank}"
-    return added
+    typed = (text.partition("=") for text in worker.run.environment)
+    return added | {name: value for name, _, value in typed}
 
 
 def _of_jax(worker: WorkerSettings) -> dict[str, str]:
@@ -105,6 +108,21 @@ def _of_torchrun(worker: WorkerSettings) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": Path(worker.record).name or "none",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
+def _of_horovodrun(worker: WorkerSettings) -> dict[str, str]:
+    """The variables by which scripts and launchers of Horovod know a worker. `hvd.init()` does not read them."""
+    return {
+        "HOROVOD_RANK": str(worker.rank),
+        "HOROVOD_SIZE": str(worker.world),
+        "HOROVOD_LOCAL_RANK": str(worker.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(worker.local_world),
+        "HOROVOD_CROSS_RANK": str(worker.host_rank),
+        "HOROVOD_CROSS_SIZE": str(worker.hosts),
+        "HOROVOD_HOSTNAME": worker.host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
     }
 
 

@@ -24,7 +24,7 @@ def play(run: RunSettings) -> None:
     main.__file__ = path
     main.__dict__["__builtins__"] = __builtins__
     main.__spec__ = None
-    sys.modules["__main__"] = main
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # the second name is for spawned processes
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
     exec(code, main.__dict__)

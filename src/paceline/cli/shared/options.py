@@ -50,6 +50,16 @@ LaunchAs = Annotated[
         rich_help_panel=HOW,
     ),
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME=VALUE",
+        help="Set an environment variable of the workers. May be repeated.",
+        show_default=False,
+        rich_help_panel=HOW,
+    ),
+]
 Module = Annotated[bool, typer.Option("-m", help="Run SCRIPT as a module: -m package.train.")]
 BatchDim = Annotated[
     int,

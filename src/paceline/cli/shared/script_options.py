@@ -12,7 +12,9 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from paceline.cli.shared import options
-from paceline.settings import SMALL, RunSettings
+from paceline.errors import UsageError
+from paceline.launch.horovod_scripts import distributes_itself
+from paceline.settings import SMALL, Launcher, RunSettings
 from paceline.strategies import catalog as strategies
 
 
@@ -39,6 +41,7 @@ class ScriptOptions:
         """The settings of a run on one worker, before the verb's own options. Draws a seed if none was given."""
         return RunSettings(
             script=self.script,
+            launch_as=self.launcher(),
             arguments=options.own_arguments(self.arguments),
             module=self.module,
             strategy=str(strategies.parse(self.strategy)),
@@ -53,15 +56,31 @@ class ScriptOptions:
             share_record=self.share_record,
         )
 
+    def launcher(self) -> Launcher | None:
+        """None: Paceline splits the script's work. UsageError if the script does that itself: this verb changes it."""
+        if distributes_itself(self.script, module=self.module):
+            raise UsageError(
+                f"{self.script} distributes itself with Horovod: it calls hvd.init(). This verb runs scripts for a "
+                "single process, whose work Paceline splits.",
+                advice="Type: paceline run, or paceline profile. How to take Horovod out: see docs/from-horovod.md",
+            )
+        return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptionsWithLauncher(ScriptOptions):
     """The same for verbs that also run a script that distributes itself."""
 
     launch_as: options.LaunchAs = None
+    env: options.Env = None
 
     def settings(self) -> RunSettings:
-        return replace(ScriptOptions.settings(self), launch_as=self.launch_as)
+        return replace(ScriptOptions.settings(self), environment=tuple(self.env or ()))
+
+    def launcher(self) -> Launcher | None:
+        if self.launch_as is None and distributes_itself(self.script, module=self.module):
+            return "horovod"
+        return self.launch_as
 
 
 def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:

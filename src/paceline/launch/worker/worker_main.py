@@ -12,7 +12,7 @@ from paceline.comm.stopwatch import Stopwatch
 from paceline.mods import catalog
 from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter, write_tuning
-from paceline.script import own_gpu, rng
+from paceline.script import horovod_names, own_gpu, rng
 from paceline.script.notices import Notices
 from paceline.script.output import terminal
 from paceline.script.output.rank0 import Voice
@@ -69,6 +69,7 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
     if solution is not None:
         solution.install()
     self_distributed.watch(stage)
+    horovod_names.install(stage)
     api.take_stage(stage, folder)
     if stage.aside:
         self_distributed.seed(run, settings.rank)

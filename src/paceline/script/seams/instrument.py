@@ -278,7 +278,10 @@ def _before_step(stage: Stage, optimizer: Any) -> None:
 
 
 def _after_step(stage: Stage, optimizer: Any) -> None:
-    del stage.stepping[stage.stepping.index(optimizer) :]  # inner steps that raised end with it
+    # Its last entry: a class whose step calls that of its base class passes here twice. Inner steps that raised end
+    # with it.
+    last = max(number for number, other in enumerate(stage.stepping) if other is optimizer)
+    del stage.stepping[last:]
     if stage.stepping:
         return
     stage.watch.leave()

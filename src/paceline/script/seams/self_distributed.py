@@ -1,4 +1,4 @@
-"""Scripts that distribute themselves: run as they are with `--as torchrun`, refused without.
+"""Scripts that distribute themselves: run as they are with `--as torchrun` (or `horovod`), refused without.
 
 A script that makes its own process group (by hand, or through Fabric, Accelerate or Lightning) splits its own work.
 With `--as torchrun` Paceline launches and records the workers, and changes no number and no file. Without `--as` the
@@ -25,17 +25,24 @@ from paceline.errors import ScriptError
 from paceline.script.chance import kind_of
 from paceline.script.seams import api
 from paceline.script.seams.stage import Stage
-from paceline.settings import RunSettings
+from paceline.settings import Launcher, RunSettings
 
-ALONE = (
-    "--as {launcher}: the script made no process group, so each of the {world} workers ran all of it. If the script is "
-    "written for one process, leave --as out: Paceline then splits its work."
-)
+ALONE = {
+    "torchrun": "--as torchrun: the script made no process group, so each of the {world} workers ran all of it. If the "
+    "script is written for one process, leave --as out: Paceline then splits its work.",
+    "horovod": "The script was run as one that distributes itself with Horovod, but it did not call hvd.init(): each "
+    "of the {world} workers ran all of it. If the script is written for one process, start it with `paceline run`, "
+    "without --as: Paceline then splits its work.",
+}
+
+_pid = 0  # of the worker
+_joined: _Joined | None = None  # of this process
 
 
 def watch(stage: Stage) -> None:
     """From now on the script's process groups are made in the launcher's store; without `--as` they are refused."""
-    plain = dist.init_process_group
+    global _pid
+    _pid, plain = os.getpid(), dist.init_process_group
     new = _joins(stage, plain) if stage.aside else _refuses(stage)
     # torch's own modules (device_mesh) have imported the function by name.
     for name, module in list(sys.modules.items()):
@@ -51,23 +58,38 @@ def seed(run: RunSettings, rank: int) -> None:
     torch.manual_seed(own)
 
 
-def command(run: RunSettings) -> str:
+def joins_by_horovod() -> None:
+    """Called by `hvd.init()`. ScriptError, with the command to type, in a run of several workers that was not started
+    as one of a script that distributes itself: Paceline has split the script's work already. Outside `paceline run` it
+    does nothing."""
+    stage = api.current()
+    if stage is None or not stage.ending.stern:  # the Python API brings a stage of its own
+        return
+    if _joined is not None:
+        _joined.joined = True
+    if not stage.aside and stage.group.world > 1:
+        raise _refusal(stage, "hvd.init()", "horovod")
+
+
+def command(run: RunSettings, launcher: Launcher = "torchrun") -> str:
     """The command that runs this script as one that distributes itself."""
     script = ["-m", run.script] if run.module else [run.script]
-    return shlex.join(["paceline", "run", "-n", str(run.workers), "--as", "torchrun", *script, *run.arguments])
+    return shlex.join(["paceline", "run", "-n", str(run.workers), "--as", launcher, *script, *run.arguments])
+
+
+def _refusal(stage: Stage, call: str, launcher: Launcher) -> BaseException:
+    error = ScriptError(
+        f"{_own_line(stage.run)} calls {call}: the script distributes itself, but `paceline run` started it as a "
+        "script for a single process.",
+        advice=f"Type: {command(stage.run, launcher)}",
+    )
+    # A fork of the worker has no channel to the launcher.
+    return error if os.getpid() != _pid else stage.ending.carry(error)
 
 
 def _refuses(stage: Stage) -> Callable[..., Any]:
-    pid = os.getpid()
-
     def init_process_group(*args: Any, **kwargs: Any) -> None:
-        error = ScriptError(
-            f"{_own_line(stage.run)} calls torch.distributed.init_process_group: the script distributes itself, but "
-            "`paceline run` started it as a script for a single process.",
-            advice=f"Type: {command(stage.run)}",
-        )
-        # A fork of the worker has no channel to the launcher.
-        raise error if os.getpid() != pid else stage.ending.carry(error)
+        raise _refusal(stage, "torch.distributed.init_process_group", "torchrun")
 
     return init_process_group
 
@@ -95,12 +117,13 @@ class _Joined:
     def on_end(self) -> None:
         run, world = self.stage.run, self.stage.group.world
         by_api = api.current() is not self.stage  # paceline.Mirrored().distribute(…) brought its own stage
-        if run.launch_as == "torchrun" and not self.joined and not by_api and world > 1:
-            self.stage.pulse.notice(ALONE.format(launcher=run.launch_as, world=world))
+        if run.launch_as in ALONE and not self.joined and not by_api and world > 1:
+            self.stage.pulse.notice(ALONE[run.launch_as].format(world=world))
 
 
 def _joins(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
-    state = _Joined(stage)
+    global _joined
+    state = _joined = _Joined(stage)
     signature = inspect.signature(plain)
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:

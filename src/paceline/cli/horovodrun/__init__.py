@@ -1,0 +1,1 @@
+"""`horovodrun`: Horovod's command line, on top of `paceline run`."""

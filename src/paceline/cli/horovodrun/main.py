@@ -1,0 +1,192 @@
+"""The command `horovodrun`: its flags and its command line become those of `paceline run --as horovod`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline import __version__
+from paceline.__main__ import main as paceline
+from paceline.cli.horovodrun.config_file import read_config
+from paceline.cli.horovodrun.flags import Read, help_text, read
+from paceline.errors import PacelineError, UsageError
+from paceline.launch.cluster import hosts
+from paceline.launch.cluster.ssh import HERE
+from paceline.settings import horovod_environment
+
+if TYPE_CHECKING:
+    from paceline.cli.shared.session import Session
+
+PYTHON = re.compile(r"python[0-9.]*")
+EXAMPLE = "Type: horovodrun -np 2 python train.py"
+AVAILABLE = """\
+Paceline {version}, with Horovod's interface:
+
+Available Frameworks:
+    [ ] TensorFlow
+    [X] PyTorch
+    [ ] MXNet
+
+Available Controllers:
+    [ ] MPI
+    [X] Gloo
+
+Available Tensor Operations:
+    [{nccl}] NCCL
+    [ ] DDL
+    [ ] CCL
+    [ ] MPI
+    [X] Gloo"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    try:
+        asked = read(sys.argv[1:] if argv is None else argv)
+        if "help" in asked.values:
+            print(help_text())
+            return 0
+        if "version" in asked.values:
+            print(__version__)
+            return 0
+        if "check_build" in asked.values:
+            print(AVAILABLE.format(version=__version__, nccl="X" if _has_nccl() else " "))
+            return 0
+        arguments = run_arguments(asked)
+    except PacelineError as error:
+        print(f"horovodrun: {error.message.removeprefix('horovodrun ')}", file=sys.stderr)
+        print(f"  {error.advice}", file=sys.stderr)
+        return 2
+    if "verbose" in asked.values:
+        print(f"horovodrun: {shlex.join(['paceline', *arguments])}", file=sys.stderr)
+    folder = asked.values.get("output_filename")
+    return paceline(arguments, ended=None if folder is None else lambda session: _copy_logs(session, Path(folder)))
+
+
+def run_arguments(asked: Read) -> list[str]:
+    """The arguments of `paceline` that do what was asked of `horovodrun`."""
+    if (config := asked.values.get("config_file")) is not None:
+        typed = Read(dict(asked.values), dict(asked.variables))
+        read_config(config, asked)
+        asked.values |= typed.values  # what is typed counts more than what is in the file
+        asked.variables |= typed.variables
+    options = ["run", "--as", "horovod", "--oversubscribe", *_where(asked)]
+    options += ["--quiet"] if "quiet" in asked.values else []
+    variables = asked.variables if "--hosts" not in options else horovod_environment() | asked.variables
+    for name, value in variables.items():
+        options += ["--env", f"{name}={value}"]
+    return [*options, *_script(asked.command)]
+
+
+def _where(asked: Read) -> list[str]:
+    """The options about processes and hosts."""
+    values = asked.values
+    wanted = values.get("num_proc")
+    if "hosts" in values and "hostfile" in values:
+        raise UsageError("-H and --hostfile exclude each other.", advice="Leave one of the two flags out.")
+    listed = None
+    if "hosts" in values:
+        listed = hosts.parse(values["hosts"])
+    elif "hostfile" in values:
+        listed = hosts.read(Path(values["hostfile"]))
+    if listed is None:
+        if wanted is None:
+            raise UsageError("the number of processes is missing.", advice=EXAMPLE)
+        return ["-n", str(wanted)]
+    slots = sum(host.workers for host in listed)
+    wanted = slots if wanted is None else wanted
+    if wanted > slots:
+        raise UsageError(
+            f"-np {wanted}: the hosts have {slots} slot{'s' * (slots != 1)} in all.",
+            advice=f"Type -np {slots} or less, or more slots after the hosts' names: -H a:4,b:4",
+        )
+    used = list(_filled(listed, wanted))
+    if all(host.name in HERE for host in used):
+        return ["-n", str(wanted)]
+    options = ["--hosts", ",".join(map(str, used))]
+    interfaces = [part for part in values.get("network_interfaces", "").split(",") if part]
+    if len(interfaces) > 1:
+        raise UsageError(
+            f"--network-interfaces {','.join(interfaces)}: Paceline uses one interface between the hosts.",
+            advice=f"Type: --network-interface {interfaces[0]}",
+        )
+    options += ["--interface", *interfaces] if interfaces else []
+    ssh = ["ssh"]
+    ssh += ["-p", str(values["ssh_port"])] if "ssh_port" in values else []
+    ssh += ["-i", values["ssh_identity_file"]] if "ssh_identity_file" in values else []
+    return [*options, "--ssh", shlex.join(ssh)] if len(ssh) > 1 else options
+
+
+def _filled(listed: list[hosts.HostSpec], wanted: int) -> Iterator[hosts.HostSpec]:
+    """The hosts in their order, each with as many processes as it has slots, until all processes have a place."""
+    for host in listed:
+        if taken := min(host.workers, wanted):
+            wanted -= taken
+            yield hosts.HostSpec(host.name, taken)
+
+
+def _script(command: list[str]) -> list[str]:
+    """`python train.py …` as `paceline run` wants it: train.py …, or -m module …"""
+    if not command:
+        raise UsageError("the command is missing.", advice=EXAMPLE)
+    program, *words = command
+    if program.endswith(".py"):
+        return command
+    if PYTHON.fullmatch(os.path.basename(program)) is None:
+        raise UsageError(
+            f"the command {program!r} is not Python: Paceline's workers are Python processes.",
+            advice=EXAMPLE,
+        )
+    if os.path.isabs(program) and not _is_this_python(program):
+        raise UsageError(
+            f"{program} is another Python than the one that Paceline runs with ({sys.executable}).",
+            advice="Install Paceline there, or type: horovodrun -np 2 python train.py",
+        )
+    while words and words[0] in ("-u", "-B"):  # workers flush each line, and the sources' cache is the user's setting
+        words.pop(0)
+    if not words:
+        raise UsageError("python needs a script.", advice=EXAMPLE)
+    if words[0] == "-m" and len(words) > 1:
+        return words
+    if words[0].startswith("-"):
+        raise UsageError(
+            f"python {words[0]}: the workers cannot be given this option of Python.",
+            advice="Leave it out. (-u and -m are understood.)",
+        )
+    return words
+
+
+def _is_this_python(program: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samefile(program, sys.executable)
+    return False
+
+
+def _has_nccl() -> bool:
+    """Asks torch in a process of its own: this one never imports torch."""
+    code = "import torch.distributed as dist; print(dist.is_nccl_available())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() == "True"
+
+
+def _copy_logs(session: Session, folder: Path) -> None:
+    """Horovod's layout of a run's output: rank.R/stdout, with standard error in the same file."""
+    logs = sorted(session.record.glob("log.rank*.txt")) if session.record is not None else []
+    digits = len(str(max(len(logs) - 1, 0)))
+    for log in logs:
+        rank = int(log.stem.removeprefix("log.rank"))
+        own = folder / f"rank.{rank:0{digits}}"
+        own.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, own / "stdout")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

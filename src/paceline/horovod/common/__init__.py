@@ -1,0 +1,1 @@
+"""The modules that scripts import as `horovod.common`: Horovod gave them this name."""

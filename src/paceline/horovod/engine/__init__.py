@@ -1,0 +1,1 @@
+"""What Horovod's C++ core does: negotiation by name, fusion, the response cache, stall reports, the timeline."""

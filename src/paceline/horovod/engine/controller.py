@@ -1,0 +1,350 @@
+"""The background thread of a rank: tells rank 0 what this rank has submitted, and carries out what rank 0 decides.
+
+Nothing runs while nothing is submitted: the thread sleeps until a submission or a message. Submissions that no thread
+waits for yet, such as gradients during backward, are collected for one cycle (1 ms), so that they can be fused. As soon
+as a thread waits for a result, all that is collected goes at once.
+
+Any thread may submit and wait. If a rank leaves or is gone, the operations in flight fail on all other ranks.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.horovod.common.exceptions import HorovodInternalError
+from paceline.horovod.engine.coordinator import Coordinator
+from paceline.horovod.engine.execution import Job, fuse, make_job
+from paceline.horovod.engine.lines import Line, LineClosed, Waker
+from paceline.horovod.engine.lines import connect as connect_lines
+from paceline.horovod.engine.membership import Membership
+from paceline.horovod.engine.messages import (
+    ADD_SET,
+    BARRIER,
+    REMOVE_SET,
+    Agreed,
+    Ready,
+    Verdict,
+    bits_from_bytes,
+    bits_to_bytes,
+    encode,
+    ready_decoder,
+    slots_of,
+    verdict_decoder,
+)
+from paceline.horovod.engine.operation import Operation, Signature
+from paceline.horovod.engine.process_sets import ProcessSets
+from paceline.horovod.engine.runner import Runner
+from paceline.horovod.engine.stall import StallInspector
+from paceline.horovod.engine.timeline import Timeline
+from paceline.settings import HorovodSettings
+
+AWAKE, COLLECTING, IDLE = range(3)
+SHUT_DOWN = (
+    "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
+    "allgather or broadcast a tensor after one of the ranks finished execution."
+)
+DUPLICATE = (
+    "Requested to collective operation a tensor with the same name as another tensor that is currently being "
+    "processed.  If you want to request another tensor, use a different tensor name. The name is {name}."
+)
+
+
+class Controller:
+    """Between `start` and `stop`."""
+
+    def __init__(self, member: Membership, settings: HorovodSettings, store: Any) -> None:
+        """Every rank calls it; waits for all. `store` is for this controller only."""
+        self.member, self.settings = member, settings
+        self.sets = ProcessSets(store, member)
+        self.sets.add(0, tuple(range(member.size)))
+        self._lines: dict[int, Line] = connect_lines(store, member) if member.size > 1 else {}
+        self._coordinator = Coordinator(member.size, settings.cache_capacity) if member.rank == 0 else None
+        self._runner = Runner(self.sets)
+        self._stalls = StallInspector(settings)
+        self._fusion_threshold, self._cycle_time = settings.fusion_threshold, settings.cycle_time
+        self._lock = threading.Lock()  # guards the fields up to _ended
+        self._operations: dict[str, Operation] = {}  # in flight, by key
+        self._queue: list[Operation] = []  # not yet told to rank 0
+        self._state, self._urgent, self._joining, self._leaving = AWAKE, False, False, False
+        self._ended = ""
+        self._join: Operation | None = None
+        self._counters: dict[str, int] = {}
+        self._joins = 0
+        self._names: dict[str, tuple[int, Signature]] = {}  # response cache: bit and signature, by key
+        self._slots: dict[int, Agreed] = {}
+        self._heard = 0
+        self._first = 0.0  # since when the queue is collected
+        self._poll, self._waker = select.poll(), Waker()
+        self._poll.register(self._waker, select.POLLIN)
+        for line in self._lines.values():
+            self._poll.register(line, select.POLLIN)
+        self._by_descriptor = {line.fileno(): rank for rank, line in self._lines.items()}
+        self._thread = threading.Thread(target=self._run, name="paceline-horovod", daemon=True)
+
+    # -- for the threads of the script -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self.settings.timeline and self.settings.timeline.upper() != "DYNAMIC":
+            self.start_timeline(self.settings.timeline, marks_cycles=self.settings.timeline_cycles)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends Horovod on all ranks: operations in flight fail."""
+        with self._lock:
+            self._leaving = True
+        self._waker.wake()
+        self._thread.join()
+        self._waker.close()
+        self.stop_timeline()
+
+    def start_timeline(self, path: str, *, marks_cycles: bool) -> None:
+        """Begins a timeline of all ranks' operations, in a file of rank 0."""
+        self.stop_timeline()
+        if self._coordinator is not None:
+            self._runner.timeline = Timeline(path, marks_cycles=marks_cycles)
+            self._coordinator.on_arrival = self._runner.timeline.arrived
+
+    def stop_timeline(self) -> None:
+        if self._coordinator is not None and self._runner.timeline is not None:
+            self._coordinator.on_arrival = None
+            timeline, self._runner.timeline = self._runner.timeline, None
+            timeline.close()
+
+    @property
+    def is_running(self) -> bool:
+        return not self._ended
+
+    def submit(self, operation: Operation) -> None:
+        """Hands an operation over. ValueError if one of this name is in flight."""
+        with self._lock:
+            if self._ended:
+                raise HorovodInternalError(self._ended)
+            if operation.key in self._operations:
+                raise ValueError(DUPLICATE.format(name=operation.name))
+            self._operations[operation.key] = operation
+            self._queue.append(operation)
+            wakes, self._state = self._state == IDLE, AWAKE if self._state == IDLE else self._state
+        if wakes:
+            self._waker.wake()
+
+    def wait(self, operation: Operation) -> Any:
+        """The result of a submitted operation, which is sent at once. HorovodInternalError if it fails."""
+        if not operation.is_done:
+            self.hurry()
+        return operation.wait()
+
+    def hurry(self) -> None:
+        """A thread waits: what is collected is sent without waiting for the end of the cycle."""
+        with self._lock:
+            if not self._queue:
+                return
+            wakes, self._urgent = self._state != AWAKE, True
+        if wakes:
+            self._waker.wake()
+
+    def join(self, operation: Operation, device: int) -> None:
+        """Says that this rank has no more data. The operation ends with the rank that joined last. Zeros for other
+        ranks' operations on GPUs are made on this GPU."""
+        with self._lock:
+            if self._ended:
+                raise HorovodInternalError(self._ended)
+            if self._join is not None:
+                raise ValueError(DUPLICATE.format(name="join"))
+            self._join, self._joining, self._runner.join_device = operation, True, max(0, device)
+        self._waker.wake()
+
+    def make_name(self, kind: str) -> str:
+        """A name for an operation to which the script gave none. The counters start anew after each join, at which
+        ranks may have made different numbers of operations."""
+        with self._lock:
+            number = self._counters[kind] = self._counters.get(kind, 0) + 1
+            return f"{kind}.noname.{number}" if not self._joins else f"{kind}.noname.{self._joins}.{number}"
+
+    # -- the background thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                self._cycle()
+        except LineClosed:
+            self._end(f"Rank 0 is gone. {SHUT_DOWN}")
+        except PacelineError as error:  # a peer died within a collective
+            self._tell_end(f"{error.message} {SHUT_DOWN}")
+        except BaseException as error:
+            self._tell_end(f"{type(error).__name__}: {error}. {SHUT_DOWN}")
+        finally:
+            for line in self._lines.values():
+                line.close()
+
+    def _cycle(self) -> None:
+        ready, timeout = self._collect()
+        if ready is not None:
+            if (timeline := self._runner.timeline) is not None:
+                timeline.cycle()
+            self._say(ready)
+            timeout = 0.0
+        for descriptor, _ in self._poll.poll(timeout if timeout is None else timeout * 1000):
+            if descriptor == self._waker.fileno():
+                self._waker.clear()
+            else:
+                self._hear(self._by_descriptor[descriptor])
+        self._state = AWAKE
+        if self._coordinator is None:
+            return
+        if self._coordinator.has_pending and self._stalls.is_due():
+            self._coordinator.ended = self._coordinator.ended or self._stalls.look(self._coordinator.missing())
+        if (verdict := self._coordinator.decide()) is not None:
+            self._announce(verdict)
+
+    def _collect(self) -> tuple[Ready | None, float | None]:
+        """What this rank has to say now; or else how long to sleep."""
+        with self._lock:
+            joins, leaves = self._joining, self._leaving
+            if not (self._queue or joins or leaves):
+                self._state, self._first, self._urgent = IDLE, 0.0, False
+                return None, self._pause()
+            if not (self._urgent or joins or leaves):
+                now = time.monotonic()
+                self._first = self._first or now
+                left = self._first + self._cycle_time - now
+                if left > 0:
+                    self._state = COLLECTING
+                    return None, left
+            queue, self._queue = self._queue, []
+            self._first, self._urgent, self._joining = 0.0, False, False
+        bits, requests = 0, []
+        for operation in queue:
+            known = self._names.get(operation.key)
+            if known is not None and known[1] == operation.signature:
+                bits |= known[0]
+            else:
+                requests.append(operation.request())
+        return Ready(bits_to_bytes(bits), requests, self._heard, joins, leaves), 0.0
+
+    def _pause(self) -> float | None:
+        """How long to sleep if nothing happens. Rank 0 looks after operations that wait for other ranks."""
+        return self._stalls.every if self._coordinator is not None and self._coordinator.has_pending else None
+
+    def _say(self, ready: Ready) -> None:
+        if self._coordinator is not None:
+            self._coordinator.accept(0, ready)
+        else:
+            self._lines[0].send(encode(ready))
+
+    def _hear(self, rank: int) -> None:
+        try:
+            messages = self._lines[rank].receive()
+        except LineClosed:
+            if self._coordinator is None:
+                raise
+            self._poll.unregister(self._lines[rank])
+            if not self._coordinator.ended:
+                self._coordinator.ended = f"Rank {rank} is gone. {SHUT_DOWN}"
+            return
+        for message in messages:
+            if self._coordinator is not None:
+                self._coordinator.accept(rank, ready_decoder.decode(message))
+            else:
+                self._carry_out(verdict_decoder.decode(message))
+
+    def _announce(self, verdict: Verdict) -> None:
+        raw = encode(verdict)
+        for line in self._lines.values():
+            try:
+                line.send(raw)
+            except LineClosed:
+                continue  # heard of at the next poll
+        self._carry_out(verdict)
+
+    def _tell_end(self, reason: str) -> None:
+        """This rank cannot go on. Rank 0 tells the others; they see the end of another rank's line."""
+        if self._coordinator is not None:
+            raw = encode(Verdict(0, b"", [], ended=reason))
+            for line in self._lines.values():
+                try:
+                    line.send(raw)
+                except LineClosed:
+                    continue
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        with self._lock:
+            self._ended = SHUT_DOWN if reason == "shutdown" else reason
+            left, self._operations = list(self._operations.values()), {}
+            if self._join is not None:
+                left.append(self._join)
+        for operation in left:
+            operation.fail(self._ended)
+
+    # -- what all ranks do -----------------------------------------------------------------------------------------
+
+    def _carry_out(self, verdict: Verdict) -> None:
+        jobs: list[Job] = []
+        bits = bits_from_bytes(verdict.bits)
+        if bits:
+            slots, operations = self._slots, self._operations
+            for slot in slots_of(bits):
+                agreed = slots[slot]
+                if self.sets.has_member(agreed.request.process_set):
+                    jobs.append(make_job(agreed, operations.get(agreed.request.key)))
+        for slot in verdict.evicted:
+            old = self._slots.pop(slot)
+            self._names.pop(old.request.key, None)
+        for agreed in verdict.agreed:
+            self._admit(agreed, jobs)
+        self._heard = verdict.number
+        self._perform(jobs)
+        if verdict.last_joined >= 0:
+            self._finish_join(verdict.last_joined)
+        if verdict.ended:
+            self._end(verdict.ended)
+
+    def _admit(self, agreed: Agreed, jobs: list[Job]) -> None:
+        request = agreed.request
+        own = self._operations.get(request.key)
+        if agreed.error:
+            if own is not None:
+                self._forget([own])
+                own.fail(agreed.error)
+        elif request.kind in (ADD_SET, REMOVE_SET, BARRIER):
+            self._perform(jobs)  # what comes before may be in a set that is removed
+            jobs.clear()
+            if request.kind == ADD_SET and agreed.slot >= 0:
+                self.sets.add(agreed.slot, request.ranks)
+            elif request.kind == REMOVE_SET:
+                self.sets.remove(request.root)
+            if own is not None:
+                self._forget([own])
+                own.finish(agreed.slot)
+        else:
+            if agreed.slot >= 0:
+                self._slots[agreed.slot] = agreed
+                if own is not None:
+                    self._names[request.key] = 1 << agreed.slot, own.signature
+            if self.sets.has_member(request.process_set):
+                jobs.append(make_job(agreed, own))
+
+    def _perform(self, jobs: list[Job]) -> None:
+        for batch in fuse(jobs, self._fusion_threshold):
+            results = self._runner.run(batch)
+            owns = [(job.own, result) for job, result in zip(batch, results, strict=True) if job.own is not None]
+            self._forget([own for own, _ in owns])
+            for own, result in owns:
+                own.finish(result)
+
+    def _forget(self, operations: list[Operation]) -> None:
+        """Their names may be used again."""
+        with self._lock:
+            for operation in operations:
+                del self._operations[operation.key]
+
+    def _finish_join(self, last: int) -> None:
+        with self._lock:
+            join, self._join = self._join, None
+            self._joins, self._counters = self._joins + 1, {}
+        if join is not None:
+            join.finish(last)

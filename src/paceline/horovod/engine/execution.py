@@ -1,0 +1,317 @@
+"""Carries out operations on which all ranks have agreed: fuses what is alike, moves it, and hands out the results.
+
+Which operations come together follows from the verdict alone, so every rank fuses the same ones. A rank that has joined
+takes part in allreduces with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.horovod.engine.adasum import adasum
+from paceline.horovod.engine.exchange import Exchange
+from paceline.horovod.engine.messages import (
+    ADASUM,
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    AVERAGE,
+    BROADCAST,
+    REDUCESCATTER,
+    Agreed,
+    Request,
+)
+from paceline.horovod.engine.operation import Operation
+
+Marks = Callable[[str], None]  # told which activity begins, for the timeline
+
+
+class Job(NamedTuple):
+    """An operation to carry out. Without `own` this rank has joined, and has submitted nothing."""
+
+    agreed: Agreed
+    own: Operation | None
+    numbers: int  # elements of this rank's parts
+    bytes: int
+
+
+def make_job(agreed: Agreed, own: Operation | None) -> Job:
+    if own is not None:
+        numbers = sum(tensor.numel() for tensor in own.tensors)
+        return Job(agreed, own, numbers, numbers * own.tensors[0].element_size() if own.tensors else 0)
+    numbers = sum(torch.Size(shape).numel() for _, shape in agreed.request.parts)
+    parts = agreed.request.parts
+    return Job(agreed, own, numbers, numbers * dtype_of(parts[0][0]).itemsize if parts else 0)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def fuse(jobs: Sequence[Job], threshold: int) -> list[list[Job]]:
+    """Jobs that may share a buffer, together, up to `threshold` bytes each; in the order of their first jobs."""
+    batches: list[list[Job]] = []
+    open_batches: dict[Any, tuple[list[Job], int]] = {}
+    for job in jobs:
+        key = _alike(job.agreed.request) if threshold > 0 else None
+        if key is None:
+            batches.append([job])
+            continue
+        # Allgather adds different sizes on each rank: its batches are limited by what all ranks know.
+        size = job.bytes if job.agreed.request.kind != ALLGATHER else _gathered_bytes(job.agreed)
+        batch, filled = open_batches.get(key, (None, 0))
+        if batch is None or filled + size > threshold:
+            batch, filled = [], 0
+            batches.append(batch)
+        batch.append(job)
+        open_batches[key] = batch, filled + size
+    return batches
+
+
+def _alike(request: Request) -> tuple[Any, ...] | None:
+    """Jobs with the same key can be fused; None: with no other."""
+    if request.kind not in (ALLREDUCE, ALLGATHER, BROADCAST, REDUCESCATTER):
+        return None
+    dtype = request.parts[0][0] if request.parts else ""
+    if any(other != dtype for other, _ in request.parts):
+        return None
+    return (
+        request.kind,
+        dtype,
+        request.op,
+        request.root,
+        request.process_set,
+        request.prescale,
+        request.postscale,
+        request.device,
+    )
+
+
+def _gathered_bytes(agreed: Agreed) -> int:
+    total = 0
+    for at, (dtype, shape) in enumerate(agreed.request.parts):
+        row = torch.Size(shape[1:]).numel() * dtype_of(dtype).itemsize
+        total += row * sum(sizes[at] for sizes in agreed.sizes)
+    return total
+
+
+class Executor:
+    """Carries out batches of jobs. Used by the background thread only."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
+
+    def run(self, batch: list[Job], exchange: Exchange, ranks: Sequence[int], mark: Marks) -> list[Any]:
+        """The result of each job: a list of tensors. `ranks` are those of the process set."""
+        request = batch[0].agreed.request
+        dtypes = {dtype for dtype, _ in request.parts}
+        if len(dtypes) > 1:  # a group of several dtypes is one job, and is not fused with others
+            return [self._run_mixed(batch[0], exchange, ranks, mark)]
+        inputs = [_inputs(job) for job in batch]
+        if request.device != "cpu":
+            inputs = _on_one_device(inputs)
+        outputs = [job.own.outputs if job.own is not None else None for job in batch]
+        if request.kind == ALLREDUCE:
+            return self._allreduce(request, inputs, outputs, exchange, mark)
+        if request.kind == ALLGATHER:
+            return self._allgather([job.agreed for job in batch], inputs, exchange, mark)
+        if request.kind == BROADCAST:
+            return self._broadcast(ranks.index(request.root), inputs, outputs, exchange, mark)
+        if request.kind == REDUCESCATTER:
+            return self._reducescatter(request, inputs, exchange, mark)
+        if request.kind == ALLTOALL:
+            return [self._alltoall(batch[0].agreed, inputs[0][0], exchange, mark)]
+        return [None] * len(batch)
+
+    def _run_mixed(self, job: Job, exchange: Exchange, ranks: Sequence[int], mark: Marks) -> Any:
+        """A group with tensors of several dtypes: one after the other."""
+        results = []
+        for at, part in enumerate(job.agreed.request.parts):
+            fields = {name: getattr(job.agreed.request, name) for name in Request.__struct_fields__}
+            request = Request(**fields | {"parts": (part,)})
+            agreed = Agreed(request, tuple((sizes[at],) for sizes in job.agreed.sizes))
+            inputs = [[_inputs(job)[at]]]
+            outputs = [[job.own.outputs[at]] if job.own is not None and job.own.outputs is not None else None]
+            if request.kind == ALLREDUCE:
+                results += self._allreduce(request, inputs, outputs, exchange, mark)[0]
+            elif request.kind == ALLGATHER:
+                results += self._allgather([agreed], inputs, exchange, mark)[0]
+            else:
+                results += self._reducescatter(request, inputs, exchange, mark)[0]
+        return results
+
+    # -- each kind -------------------------------------------------------------------------------------------------
+
+    def _allreduce(
+        self,
+        request: Request,
+        inputs: list[list[torch.Tensor]],
+        outputs: Sequence[list[torch.Tensor] | None],
+        exchange: Exchange,
+        mark: Marks,
+    ) -> list[Any]:
+        tensors = [tensor for group in inputs for tensor in group]
+        into = [t for group, own in zip(outputs, inputs, strict=True) for t in (group if group is not None else own)]
+        if len(tensors) == 1:
+            flat = into[0].view(-1)
+            if into[0] is not tensors[0]:
+                flat.copy_(tensors[0].view(-1))
+            self._reduce(flat, [flat.numel()], request, exchange, mark)
+        else:
+            mark("MEMCPY_IN_FUSION_BUFFER")
+            lengths = [tensor.numel() for tensor in tensors]
+            flat = self._buffer(tensors[0], sum(lengths))
+            torch.cat([tensor.view(-1) for tensor in tensors], out=flat)
+            self._reduce(flat, lengths, request, exchange, mark)
+            mark("MEMCPY_OUT_FUSION_BUFFER")
+            torch._foreach_copy_([tensor.view(-1) for tensor in into], flat.split(lengths))
+        return [group if group is not None else None for group in outputs]
+
+    def _reduce(
+        self, flat: torch.Tensor, lengths: Sequence[int], request: Request, exchange: Exchange, mark: Marks
+    ) -> None:
+        scale(flat, request.prescale)
+        mark("ADASUM_ALLREDUCE" if request.op == ADASUM else "ALLREDUCE")
+        if request.op == ADASUM:
+            adasum(exchange, flat, lengths)
+        else:
+            exchange.all_reduce(flat, request.op)
+        finish_reduction(flat, request, exchange.world)
+
+    def _allgather(
+        self, agreed: Sequence[Agreed], inputs: list[list[torch.Tensor]], exchange: Exchange, mark: Marks
+    ) -> list[Any]:
+        tensors = [tensor for group in inputs for tensor in group]
+        # rows[part][rank]
+        rows = [[s[at] for s in each.sizes] for each in agreed for at in range(len(each.request.parts))]
+        widths = [torch.Size(tensor.shape[1:]).numel() for tensor in tensors]
+        mark("ALLGATHER")
+        own = tensors[0].view(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+        totals = [sum(rows[p][r] * widths[p] for p in range(len(tensors))) for r in range(exchange.world)]
+        whole = own.new_empty(sum(totals))
+        exchange.all_gather(own, list(whole.split(totals)))
+        if len(tensors) == 1:
+            results = [whole.view(sum(rows[0]), *tensors[0].shape[1:])]
+        else:
+            results = self._sort_gathered(whole, rows, widths, [tensor.shape[1:] for tensor in tensors])
+        return _regroup(results, inputs)
+
+    def _sort_gathered(
+        self, whole: torch.Tensor, rows: list[list[int]], widths: list[int], shapes: list[torch.Size]
+    ) -> list[torch.Tensor]:
+        """From rank by rank to tensor by tensor."""
+        world, count = len(rows[0]), len(rows)
+        pieces = whole.split([rows[p][r] * widths[p] for r in range(world) for p in range(count)])
+        return [
+            torch.cat([pieces[r * count + p] for r in range(world)]).view(sum(rows[p]), *shapes[p])
+            for p in range(count)
+        ]
+
+    def _broadcast(
+        self,
+        root: int,
+        inputs: list[list[torch.Tensor]],
+        outputs: Sequence[list[torch.Tensor] | None],
+        exchange: Exchange,
+        mark: Marks,
+    ) -> list[Any]:
+        tensors = [tensor for group in inputs for tensor in group]
+        into = [tensor for group in outputs if group is not None for tensor in group]
+        mark("BROADCAST")
+        if len(tensors) == 1:
+            if exchange.rank == root and into[0] is not tensors[0]:
+                into[0].copy_(tensors[0])
+            exchange.broadcast(into[0].view(-1), root)
+            return list(outputs)
+        lengths = [tensor.numel() for tensor in tensors]
+        flat = self._buffer(tensors[0], sum(lengths))
+        if exchange.rank == root:
+            torch.cat([tensor.view(-1) for tensor in tensors], out=flat)
+        exchange.broadcast(flat, root)
+        torch._foreach_copy_([tensor.view(-1) for tensor in into], flat.split(lengths))
+        return list(outputs)
+
+    def _reducescatter(
+        self, request: Request, inputs: list[list[torch.Tensor]], exchange: Exchange, mark: Marks
+    ) -> list[Any]:
+        tensors = [tensor for group in inputs for tensor in group]
+        rows = [split_rows(tensor.shape[0], exchange.world) for tensor in tensors]
+        pieces = [tensor.split(each) for tensor, each in zip(tensors, rows, strict=True)]
+        # All that rank 0 gets, then all that rank 1 gets, …
+        flat = torch.cat([part[r].reshape(-1) for r in range(exchange.world) for part in pieces])
+        counts = [sum(part[r].numel() for part in pieces) for r in range(exchange.world)]
+        mark("REDUCESCATTER")
+        scale(flat, request.prescale)
+        own = flat.new_empty(counts[exchange.rank])
+        exchange.reduce_scatter(flat, own, counts, request.op)
+        finish_reduction(own, request, exchange.world)
+        mine = [part[exchange.rank] for part in pieces]
+        results = [
+            (part if len(tensors) == 1 else part.clone()).view(piece.shape)
+            for part, piece in zip(own.split([piece.numel() for piece in mine]), mine, strict=True)
+        ]
+        return _regroup(results, inputs)
+
+    def _alltoall(self, agreed: Agreed, tensor: torch.Tensor, exchange: Exchange, mark: Marks) -> Any:
+        """The received rows, and how many came from each rank."""
+        mark("ALLTOALL")
+        width = torch.Size(tensor.shape[1:]).numel()
+        sent = [rows * width for rows in agreed.sizes[exchange.rank]]
+        received = [splits[exchange.rank] for splits in agreed.sizes]
+        whole = tensor.new_empty((sum(received), *tensor.shape[1:]))
+        exchange.all_to_all(tensor.reshape(-1).split(sent), whole.view(-1).split([rows * width for rows in received]))
+        return whole, received
+
+    def _buffer(self, like: torch.Tensor, numel: int) -> torch.Tensor:
+        """The fusion buffer of this dtype and device, which is kept."""
+        key = like.dtype, like.device
+        found = self._buffers.get(key)
+        if found is None or found.numel() < numel:
+            with torch.inference_mode(False):
+                found = self._buffers[key] = torch.empty(numel, dtype=like.dtype, device=like.device)
+        return found[:numel]
+
+
+def _inputs(job: Job) -> list[torch.Tensor]:
+    if job.own is not None:
+        return job.own.tensors
+    device = job.agreed.request.device
+    return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in job.agreed.request.parts]
+
+
+def _on_one_device(inputs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    """A script may have tensors on several GPUs: a buffer is on one of them."""
+    device = inputs[0][0].device
+    return [[tensor if tensor.device == device else tensor.to(device) for tensor in group] for group in inputs]
+
+
+def _regroup(tensors: list[torch.Tensor], like: list[list[torch.Tensor]]) -> list[Any]:
+    ends = list(accumulate(len(group) for group in like))
+    return [tensors[end - len(group) : end] for end, group in zip(ends, like, strict=True)]
+
+
+def split_rows(rows: int, world: int) -> list[int]:
+    """The first ranks get a row more, if the rows cannot be split evenly."""
+    each, more = divmod(rows, world)
+    return [each + (rank < more) for rank in range(world)]
+
+
+def finish_reduction(flat: torch.Tensor, request: Request, world: int) -> None:
+    if request.op == AVERAGE:
+        flat.div_(world, rounding_mode=None if flat.is_floating_point() else "trunc")
+    scale(flat, request.postscale)
+
+
+def scale(flat: torch.Tensor, factor: float) -> None:
+    """In place. Integers are scaled in float64, and rounded toward zero."""
+    if factor == 1.0:
+        return
+    if flat.is_floating_point() or flat.is_complex():
+        flat.mul_(factor)
+    else:
+        flat.copy_(flat.double().mul_(factor))

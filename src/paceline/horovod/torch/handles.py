@@ -1,0 +1,48 @@
+"""Handles of asynchronous operations: numbers, as in Horovod, that `poll` and `synchronize` take."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from paceline.horovod.engine.current import current, required
+from paceline.horovod.engine.operation import Operation
+
+_numbers = itertools.count()
+_operations: dict[int, tuple[Operation, Callable[[Any], Any] | None]] = {}  # with what makes the result of it
+
+
+def submit(operation: Operation, finish: Callable[[Any], Any] | None = None) -> int:
+    """Hands an operation to the background thread, and returns its handle. `finish` is applied to the result."""
+    required().submit(operation)
+    handle = next(_numbers)
+    _operations[handle] = operation, finish
+    return handle
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation has completed, so that `synchronize` will not wait."""
+    try:
+        return _operations[handle][0].is_done
+    except KeyError:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for the operation and returns its result. HorovodInternalError if it has failed. None if there is no such
+    handle, or if it was synchronized before."""
+    found = _operations.pop(handle, None)
+    if found is None:
+        return None
+    operation, finish = found
+    # After `shutdown` there is no controller, and the operation has failed.
+    if operation.lock.locked() and (controller := current()) is not None:
+        controller.hurry()
+    result = operation.wait()
+    return result if finish is None else finish(result)
+
+
+def forget_all() -> None:
+    """At `init`: handles of an earlier time are not valid."""
+    _operations.clear()
