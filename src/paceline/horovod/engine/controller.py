@@ -17,7 +17,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.horovod.common.exceptions import HorovodInternalError
 from paceline.horovod.engine.coordinator import Coordinator
-from paceline.horovod.engine.execution import Job, fuse, make_job
+from paceline.horovod.engine.execution import Job, Known, fuse
 from paceline.horovod.engine.lines import Line, LineClosed, Waker
 from paceline.horovod.engine.lines import connect as connect_lines
 from paceline.horovod.engine.membership import Membership
@@ -35,7 +35,7 @@ from paceline.horovod.engine.messages import (
     slots_of,
     verdict_decoder,
 )
-from paceline.horovod.engine.operation import Operation, Signature
+from paceline.horovod.engine.operation import Operation
 from paceline.horovod.engine.process_sets import ProcessSets
 from paceline.horovod.engine.runner import Runner
 from paceline.horovod.engine.stall import StallInspector
@@ -74,8 +74,8 @@ class Controller:
         self._join: Operation | None = None
         self._counters: dict[str, int] = {}
         self._joins = 0
-        self._names: dict[str, tuple[int, Signature]] = {}  # response cache: bit and signature, by key
-        self._slots: dict[int, Agreed] = {}
+        self._names: dict[str, tuple[int, tuple[Any, ...]]] = {}  # response cache: bit and signature, by key
+        self._slots: dict[int, Known] = {}
         self._heard = 0
         self._first = 0.0  # since when the queue is collected
         self._poll, self._waker = select.poll(), Waker()
@@ -286,14 +286,12 @@ class Controller:
         jobs: list[Job] = []
         bits = bits_from_bytes(verdict.bits)
         if bits:
-            slots, operations = self._slots, self._operations
-            for slot in slots_of(bits):
-                agreed = slots[slot]
-                if self.sets.has_member(agreed.request.process_set):
-                    jobs.append(make_job(agreed, operations.get(agreed.request.key)))
+            found = map(self._slots.__getitem__, slots_of(bits))
+            members, operations = self.sets.memberships, self._operations
+            jobs = [Job(known, operations.get(known.key)) for known in found if known.request.process_set in members]
         for slot in verdict.evicted:
             old = self._slots.pop(slot)
-            self._names.pop(old.request.key, None)
+            self._names.pop(old.key, None)
         for agreed in verdict.agreed:
             self._admit(agreed, jobs)
         self._heard = verdict.number
@@ -305,7 +303,8 @@ class Controller:
 
     def _admit(self, agreed: Agreed, jobs: list[Job]) -> None:
         request = agreed.request
-        own = self._operations.get(request.key)
+        known = Known(agreed)
+        own = self._operations.get(known.key)
         if agreed.error:
             if own is not None:
                 self._forget([own])
@@ -322,19 +321,20 @@ class Controller:
                 own.finish(agreed.slot)
         else:
             if agreed.slot >= 0:
-                self._slots[agreed.slot] = agreed
+                self._slots[agreed.slot] = known
                 if own is not None:
-                    self._names[request.key] = 1 << agreed.slot, own.signature
+                    self._names[known.key] = 1 << agreed.slot, own.signature
             if self.sets.has_member(request.process_set):
-                jobs.append(make_job(agreed, own))
+                jobs.append(Job(known, own))
 
     def _perform(self, jobs: list[Job]) -> None:
         for batch in fuse(jobs, self._fusion_threshold):
             results = self._runner.run(batch)
-            owns = [(job.own, result) for job, result in zip(batch, results, strict=True) if job.own is not None]
-            self._forget([own for own, _ in owns])
-            for own, result in owns:
-                own.finish(result)
+            self._forget([job.own for job in batch if job.own is not None])
+            for (_, own), result in zip(batch, results, strict=True):
+                if own is not None:
+                    own.result = result
+                    own.lock.release()
 
     def _forget(self, operations: list[Operation]) -> None:
         """Their names may be used again."""
