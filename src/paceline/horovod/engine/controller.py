@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.horovod.common.exceptions import HorovodInternalError
+from paceline.horovod.engine.autotune import Autotuner
 from paceline.horovod.engine.coordinator import Coordinator
 from paceline.horovod.engine.execution import Job, Known, fuse
 from paceline.horovod.engine.lines import Line, LineClosed, Waker
@@ -68,6 +69,7 @@ class Controller:
         self._coordinator = Coordinator(member.size, settings.cache_capacity) if member.rank == 0 else None
         self._runner = Runner(self.sets)
         self._stalls = StallInspector(settings)
+        self._tuner = Autotuner(settings) if settings.autotune and member.rank == 0 else None
         self._fusion_threshold, self._cycle_time = settings.fusion_threshold, settings.cycle_time
         self._lock = threading.Lock()  # guards the fields up to _ended
         self._operations: dict[str, Operation] = {}  # in flight, by key
@@ -260,6 +262,8 @@ class Controller:
                 self._carry_out(verdict_decoder.decode(message))
 
     def _announce(self, verdict: Verdict) -> None:
+        if self._tuner is not None:
+            verdict = self._tuner.apply(verdict)
         raw = encode(verdict)
         for line in self._lines.values():
             try:
@@ -291,6 +295,8 @@ class Controller:
     # -- what all ranks do -----------------------------------------------------------------------------------------
 
     def _carry_out(self, verdict: Verdict) -> None:
+        if verdict.fusion_threshold >= 0:
+            self._fusion_threshold, self._cycle_time = verdict.fusion_threshold, verdict.cycle_time
         jobs: list[Job] = []
         bits = bits_from_bytes(verdict.bits)
         if bits:
@@ -304,6 +310,8 @@ class Controller:
             self._admit(agreed, jobs)
         self._heard = verdict.number
         self._perform(jobs)
+        if self._tuner is not None:
+            self._tuner.observe(sum(job.known.bytes for job in jobs))
         if verdict.last_joined >= 0:
             self._finish_join(verdict.last_joined)
         if verdict.ended:
