@@ -22,7 +22,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--batch-size", type=int, default=64)
-    options.add_argument("--samples", type=int, default=12800)
+    options.add_argument("--samples", type=int, default=6400)
     asked = options.parse_args()
     workers = str(asked.workers)
     script = ["--batch-size", str(asked.batch_size), "--samples", str(asked.samples)]

@@ -35,7 +35,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=12800)
+    parser.add_argument("--samples", type=int, default=6400)
     parser.add_argument("--lr", type=float, default=0.01)
     args = parser.parse_args()
 

@@ -33,6 +33,7 @@ class Operation:
     """Made by the submitting thread, carried out by the background thread. The lock is held until it is done."""
 
     __slots__ = (
+        "bytes",
         "error",
         "event",
         "how",
@@ -75,8 +76,10 @@ class Operation:
         # What must be as it was for a cached response to hold.
         if len(tensors) == 1:
             tensor = tensors[0]
+            self.bytes = tensor.nbytes
             self.signature: tuple[Any, ...] = (kind, tensor.dtype, tensor.shape, tensor.is_cuda, how)
         else:
+            self.bytes = sum(tensor.nbytes for tensor in tensors)
             self.signature = (kind, *((tensor.dtype, tensor.shape, tensor.is_cuda) for tensor in tensors), how)
 
     def request(self) -> Request:
