@@ -162,7 +162,7 @@ def _check_elastic(run: RunSettings) -> None:
         )
     others = {
         "--strategy": run.strategy != "mirrored",
-        "--as": run.launch_as is not None,
+        "--as": run.launch_as not in (None, "horovod"),  # a Horovod script has an elastic state of its own
         "--backend": run.backend != "auto",
         "--mod view": any(one.entry.name == "view" for one in catalog.parse(run.mods)),
         "--noise-scale": run.noise_scale,

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.horovod.engine import regroup
+from paceline.settings import JOINED
 
 
 class State:
@@ -34,7 +35,14 @@ class State:
 
     def check_host_updates(self) -> None:
         """HostsUpdatedInterrupt on every rank if the workers have changed."""
-        if regroup.is_elastic() and self._bcast_object(regroup.has_news(), name="elastic.news"):
+        if not regroup.is_elastic():
+            return
+        news, grows = self._bcast_object((regroup.has_news(), regroup.may_grow()), name="elastic.news")
+        if grows:
+            if self._rank() == 0:
+                self.write()
+            raise SystemExit(JOINED)
+        if news:
             raise HostsUpdatedInterrupt
 
     def save(self) -> None:
@@ -50,6 +58,13 @@ class State:
 
     def reset(self) -> None:
         """Called when the workers have changed, before `sync`."""
+
+    def write(self) -> None:
+        """Writes what was committed to the disk: all workers start again from it, with new ones."""
+        raise NotImplementedError
+
+    def read(self) -> None:
+        """Reads it, where a run starts from it. Called on rank 0, before the first `sync`."""
 
 
 class ObjectState(State):
@@ -83,6 +98,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     @functools.wraps(func)
     def call(state: State, *args: Any, **kwargs: Any) -> Any:
         skip_sync = False
+        if state._rank() == 0:
+            state.read()
         while True:
             try:
                 if not skip_sync:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from paceline.comm.called_off import Regrouping
 from paceline.comm.link import messages as say
 from paceline.comm.link.client import LinkStore, link_of_this_process
+from paceline.comm.link.members import has_room
 from paceline.errors import PeerLostError
 from paceline.settings import of_this_process
 
@@ -28,6 +29,12 @@ def is_elastic() -> bool:
 def has_news() -> bool:
     """Whether a worker was lost since this process has connected."""
     return is_elastic() and _store().check([say.left_key(_generation + 1)])
+
+
+def may_grow() -> bool:
+    """Whether the launcher would start workers in place of lost ones."""
+    link = link_of_this_process()
+    return of_this_process().run.most is not None and link is not None and has_room(link)
 
 
 def connect(make: Callable[[tuple[int, ...], int], T]) -> T:

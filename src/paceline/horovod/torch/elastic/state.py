@@ -9,6 +9,7 @@ import torch
 
 from paceline.horovod.common import basics
 from paceline.horovod.common.elastic import ObjectState
+from paceline.horovod.torch.elastic import on_disk
 from paceline.horovod.torch.elastic.sampler import ElasticSampler
 from paceline.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -21,10 +22,10 @@ class StateHandler:
         self.save()
 
     def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
+        self.saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
+        self.value.load_state_dict(self.saved)
 
     def sync(self) -> None:
         """Gives all ranks rank 0's."""
@@ -99,6 +100,18 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
+
+    def write(self) -> None:
+        on_disk.write({name: handler.saved for name, handler in self._handlers.items()}, self._saved_state)
+
+    def read(self) -> None:
+        if (found := on_disk.read()) is None:
+            return
+        states, values = found
+        for name, handler in self._handlers.items():
+            handler.saved = states[name]
+        self._saved_state |= {name: value for name, value in values.items() if name in self._saved_state}
+        self.restore()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._handlers:
