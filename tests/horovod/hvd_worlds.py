@@ -21,12 +21,12 @@ from paceline.settings import RunSettings, WorkerSettings, use
 class World:
     """Ranks with Horovod."""
 
-    def __init__(self, pool: Pool, environment: dict[str, str] | None = None) -> None:
-        self._pool, self._environment = pool, environment or {}
+    def __init__(self, pool: Pool, environment: dict[str, str] | None = None, *, hosts: int = 1) -> None:
+        self._pool, self._environment, self._hosts = pool, environment or {}, hosts
 
     def run(self, function: Any, *args: Any) -> list[Any]:
         """The results of all ranks."""
-        return self._pool.run(_call, self._environment, function, *args)
+        return self._pool.run(_call, self._environment, self._hosts, function, *args)
 
 
 def world(pool: Pools, size: int) -> World:
@@ -34,23 +34,28 @@ def world(pool: Pools, size: int) -> World:
 
 
 @contextmanager
-def fresh(size: int, **environment: str) -> Iterator[World]:
-    """Workers of a test's own, with environment variables."""
+def fresh(size: int, hosts: int = 1, **environment: str) -> Iterator[World]:
+    """Workers of a test's own, with environment variables. With several `hosts` they take each other for processes on
+    other machines."""
     with alone(size) as own:
-        yield World(own, environment)
+        yield World(own, environment, hosts=hosts)
 
 
-def _call(group: Group, environment: dict[str, str], function: Any, *args: Any) -> Any:
+def _call(group: Group, environment: dict[str, str], hosts: int, function: Any, *args: Any) -> Any:
     if not hvd.is_initialized():
         os.environ.update(environment)
+        here = group.world // hosts
         use(
             WorkerSettings(
                 run=RunSettings(script="", workers=group.world),
                 record="",
                 rank=group.rank,
                 world=group.world,
-                local_rank=group.rank,
-                local_world=group.world,
+                local_rank=group.rank % here,
+                local_world=here,
+                host_rank=group.rank // here,
+                hosts=hosts,
+                address="127.0.0.1",
             )
         )
         hvd.init()

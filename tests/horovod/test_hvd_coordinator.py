@@ -7,7 +7,7 @@ import random
 import pytest
 
 from paceline.horovod.engine.coordinator import Coordinator
-from paceline.horovod.engine.execution import fuse, make_job, split_rows
+from paceline.horovod.engine.execution import Job, Known, fuse, split_rows
 from paceline.horovod.engine.messages import (
     ALLGATHER,
     ALLREDUCE,
@@ -112,9 +112,9 @@ def test_what_repeats_is_a_bit() -> None:
 
 
 def test_fusion_keeps_to_the_threshold_and_to_what_is_alike() -> None:
-    jobs = [make_job(Agreed(request(f"f{i}", 10)), None) for i in range(5)]
-    jobs.insert(2, make_job(Agreed(request("d", 10, dtype="float64")), None))
-    names = [[job.agreed.request.name for job in batch] for batch in fuse(jobs, 80)]
+    jobs = [Job(Known(Agreed(request(f"f{i}", 10))), None) for i in range(5)]
+    jobs.insert(2, Job(Known(Agreed(request("d", 10, dtype="float64"))), None))
+    names = [[job.known.request.name for job in batch] for batch in fuse(jobs, 80)]
     assert names == [["f0", "f1"], ["d"], ["f2", "f3"], ["f4"]]
     assert len(fuse(jobs, 1 << 20)) == 2
     assert len(fuse(jobs, 0)) == 6

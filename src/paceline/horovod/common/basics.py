@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline.comm.link.client import within
 from paceline.comm.link.stores import connect_store
 from paceline.horovod.common.process_sets import ProcessSet, adopt, global_process_set
-from paceline.horovod.engine import membership
+from paceline.horovod.engine import membership, regroup
 from paceline.horovod.engine.controller import Controller
 from paceline.horovod.engine.current import NOT_INITIALIZED, current, set_current, take_current
 from paceline.settings import horovod_settings
@@ -36,23 +36,30 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         raise ValueError(
             "init: comm must be a list of ranks. Communicators of MPI cannot be used: there is no MPI here."
         )
-    member = membership.find(comm)
     dynamic = isinstance(process_sets, str) and process_sets.lower() == "dynamic"
     if isinstance(process_sets, str) and not dynamic:
         raise ValueError(f'init: process_sets must be a list of ProcessSets or "dynamic", not {process_sets!r}.')
     asked = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
-    _refuse_duplicates(asked, member.size)
     _inits += 1
+    if regroup.is_elastic() and comm is None:
+        controller = regroup.connect(lambda left, generation: _connect(left, asked, f"{_inits}.{generation}"))
+    else:
+        controller = _connect(comm, asked, str(_inits))
+    controller.start()
+    set_current(controller, dynamic=dynamic)
+    global_process_set.ranks = list(range(controller.member.size))
+    for process_set in asked:
+        adopt(process_set)
+
+
+def _connect(ranks: Sequence[int] | None, asked: Sequence[ProcessSet], which: str) -> Controller:
+    member = membership.find(ranks)
+    _refuse_duplicates(asked, member.size)
     store = None
     if member.size > 1:
         names = ".".join(map(str, member.ranks))
-        store = within(connect_store(member.settings), f"horovod/{_inits}/{names}")
-    controller = Controller(member, horovod_settings(), store)
-    controller.start()
-    set_current(controller, dynamic=dynamic)
-    global_process_set.ranks = list(range(member.size))
-    for process_set in asked:
-        adopt(process_set)
+        store = within(connect_store(member.settings), f"horovod/{which}/{names}")
+    return Controller(member, horovod_settings(), store)
 
 
 def _refuse_duplicates(asked: Sequence[ProcessSet], size: int) -> None:

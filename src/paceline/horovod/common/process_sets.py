@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.horovod.engine.current import current, required, sets_may_change
 from paceline.horovod.engine.messages import ADD_SET, REMOVE_SET
-from paceline.horovod.engine.operation import Operation
+from paceline.horovod.engine.operation import How, Operation
 
 NOT_RANKS = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
 
@@ -78,7 +78,7 @@ def adopt(process_set: ProcessSet) -> ProcessSet:
     ranks = tuple(process_set.ranks or ())
     if any(not 0 <= rank < controller.member.size for rank in ranks) or len(set(ranks)) != len(ranks):
         raise ValueError(f"A process set needs different ranks below {controller.member.size}: {process_set}")
-    number = _change(Operation(ADD_SET, ADD_SET, [], ranks=ranks))
+    number = _change(Operation(ADD_SET, ADD_SET, [], how=How(ranks=ranks)))
     if number < 0:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
     process_set.process_set_id = number
@@ -99,7 +99,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process_set._invalidate()
     if number not in required().sets.ranks:
         return False
-    _change(Operation(REMOVE_SET, REMOVE_SET, [], root=number))
+    _change(Operation(REMOVE_SET, REMOVE_SET, [], how=How(root=number)))
     return True
 
 

@@ -1,8 +1,9 @@
 """The background thread of a rank: tells rank 0 what this rank has submitted, and carries out what rank 0 decides.
 
 Nothing runs while nothing is submitted: the thread sleeps until a submission or a message. Submissions that no thread
-waits for yet, such as gradients during backward, are collected for one cycle (1 ms), so that they can be fused. As soon
-as a thread waits for a result, all that is collected goes at once.
+waits for yet, such as gradients during backward, are collected for one cycle (1 ms), so that they can be fused; small
+ones for some cycles, as a negotiation costs more than they gain by an early start. As soon as a thread waits for a
+result, all that is collected goes at once.
 
 Any thread may submit and wait. If a rank leaves or is gone, the operations in flight fail on all other ranks.
 """
@@ -16,8 +17,9 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.horovod.common.exceptions import HorovodInternalError
+from paceline.horovod.engine.autotune import Autotuner
 from paceline.horovod.engine.coordinator import Coordinator
-from paceline.horovod.engine.execution import Job, fuse, make_job
+from paceline.horovod.engine.execution import Job, Known, fuse
 from paceline.horovod.engine.lines import Line, LineClosed, Waker
 from paceline.horovod.engine.lines import connect as connect_lines
 from paceline.horovod.engine.membership import Membership
@@ -35,14 +37,16 @@ from paceline.horovod.engine.messages import (
     slots_of,
     verdict_decoder,
 )
-from paceline.horovod.engine.operation import Operation, Signature
+from paceline.horovod.engine.operation import Operation
 from paceline.horovod.engine.process_sets import ProcessSets
 from paceline.horovod.engine.runner import Runner
 from paceline.horovod.engine.stall import StallInspector
 from paceline.horovod.engine.timeline import Timeline
 from paceline.settings import HorovodSettings
 
-AWAKE, COLLECTING, IDLE = range(3)
+AWAKE, COLLECTING, COLLECTING_SMALL, IDLE = range(4)
+SMALL = 1 << 20  # bytes: with less in the queue …
+SMALL_CYCLES = 10  # … submissions are collected for so many cycles
 SHUT_DOWN = (
     "Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, "
     "allgather or broadcast a tensor after one of the ranks finished execution."
@@ -65,17 +69,19 @@ class Controller:
         self._coordinator = Coordinator(member.size, settings.cache_capacity) if member.rank == 0 else None
         self._runner = Runner(self.sets)
         self._stalls = StallInspector(settings)
+        self._tuner = Autotuner(settings) if settings.autotune and member.rank == 0 else None
         self._fusion_threshold, self._cycle_time = settings.fusion_threshold, settings.cycle_time
         self._lock = threading.Lock()  # guards the fields up to _ended
         self._operations: dict[str, Operation] = {}  # in flight, by key
         self._queue: list[Operation] = []  # not yet told to rank 0
+        self._queued = 0  # bytes
         self._state, self._urgent, self._joining, self._leaving = AWAKE, False, False, False
         self._ended = ""
         self._join: Operation | None = None
         self._counters: dict[str, int] = {}
         self._joins = 0
-        self._names: dict[str, tuple[int, Signature]] = {}  # response cache: bit and signature, by key
-        self._slots: dict[int, Agreed] = {}
+        self._names: dict[str, tuple[int, tuple[Any, ...]]] = {}  # response cache: bit and signature, by key
+        self._slots: dict[int, Known] = {}
         self._heard = 0
         self._first = 0.0  # since when the queue is collected
         self._poll, self._waker = select.poll(), Waker()
@@ -127,7 +133,10 @@ class Controller:
                 raise ValueError(DUPLICATE.format(name=operation.name))
             self._operations[operation.key] = operation
             self._queue.append(operation)
-            wakes, self._state = self._state == IDLE, AWAKE if self._state == IDLE else self._state
+            self._queued += operation.bytes
+            wakes = self._state == IDLE or (self._state == COLLECTING_SMALL and self._queued >= SMALL)
+            if wakes:
+                self._state = AWAKE
         if wakes:
             self._waker.wake()
 
@@ -210,11 +219,12 @@ class Controller:
             if not (self._urgent or joins or leaves):
                 now = time.monotonic()
                 self._first = self._first or now
-                left = self._first + self._cycle_time - now
+                is_small = self._queued < SMALL
+                left = self._first + self._cycle_time * (SMALL_CYCLES if is_small else 1) - now
                 if left > 0:
-                    self._state = COLLECTING
+                    self._state = COLLECTING_SMALL if is_small else COLLECTING
                     return None, left
-            queue, self._queue = self._queue, []
+            queue, self._queue, self._queued = self._queue, [], 0
             self._first, self._urgent, self._joining = 0.0, False, False
         bits, requests = 0, []
         for operation in queue:
@@ -252,6 +262,8 @@ class Controller:
                 self._carry_out(verdict_decoder.decode(message))
 
     def _announce(self, verdict: Verdict) -> None:
+        if self._tuner is not None:
+            verdict = self._tuner.apply(verdict)
         raw = encode(verdict)
         for line in self._lines.values():
             try:
@@ -283,21 +295,23 @@ class Controller:
     # -- what all ranks do -----------------------------------------------------------------------------------------
 
     def _carry_out(self, verdict: Verdict) -> None:
+        if verdict.fusion_threshold >= 0:
+            self._fusion_threshold, self._cycle_time = verdict.fusion_threshold, verdict.cycle_time
         jobs: list[Job] = []
         bits = bits_from_bytes(verdict.bits)
         if bits:
-            slots, operations = self._slots, self._operations
-            for slot in slots_of(bits):
-                agreed = slots[slot]
-                if self.sets.has_member(agreed.request.process_set):
-                    jobs.append(make_job(agreed, operations.get(agreed.request.key)))
+            found = map(self._slots.__getitem__, slots_of(bits))
+            members, operations = self.sets.memberships, self._operations
+            jobs = [Job(known, operations.get(known.key)) for known in found if known.request.process_set in members]
         for slot in verdict.evicted:
             old = self._slots.pop(slot)
-            self._names.pop(old.request.key, None)
+            self._names.pop(old.key, None)
         for agreed in verdict.agreed:
             self._admit(agreed, jobs)
         self._heard = verdict.number
         self._perform(jobs)
+        if self._tuner is not None:
+            self._tuner.observe(sum(job.known.bytes for job in jobs))
         if verdict.last_joined >= 0:
             self._finish_join(verdict.last_joined)
         if verdict.ended:
@@ -305,7 +319,8 @@ class Controller:
 
     def _admit(self, agreed: Agreed, jobs: list[Job]) -> None:
         request = agreed.request
-        own = self._operations.get(request.key)
+        known = Known(agreed)
+        own = self._operations.get(known.key)
         if agreed.error:
             if own is not None:
                 self._forget([own])
@@ -322,19 +337,20 @@ class Controller:
                 own.finish(agreed.slot)
         else:
             if agreed.slot >= 0:
-                self._slots[agreed.slot] = agreed
+                self._slots[agreed.slot] = known
                 if own is not None:
-                    self._names[request.key] = 1 << agreed.slot, own.signature
+                    self._names[known.key] = 1 << agreed.slot, own.signature
             if self.sets.has_member(request.process_set):
-                jobs.append(make_job(agreed, own))
+                jobs.append(Job(known, own))
 
     def _perform(self, jobs: list[Job]) -> None:
         for batch in fuse(jobs, self._fusion_threshold):
             results = self._runner.run(batch)
-            owns = [(job.own, result) for job, result in zip(batch, results, strict=True) if job.own is not None]
-            self._forget([own for own, _ in owns])
-            for own, result in owns:
-                own.finish(result)
+            self._forget([job.own for job in batch if job.own is not None])
+            for (_, own), result in zip(batch, results, strict=True):
+                if own is not None:
+                    own.result = result
+                    own.lock.release()
 
     def _forget(self, operations: list[Operation]) -> None:
         """Their names may be used again."""

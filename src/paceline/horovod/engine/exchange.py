@@ -122,6 +122,8 @@ class OverGroup:
     def all_gather(self, own: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
         own, into = bytes_of(own), [bytes_of(piece) for piece in into]
         longest = max(piece.numel() for piece in into)
+        if not longest:
+            return
         padded = own if own.numel() == longest else own.new_zeros(longest)
         if padded is not own:
             padded[: own.numel()] = own
@@ -136,6 +138,7 @@ class OverGroup:
         self._group.broadcast([bytes_of(flat)], options).wait()
 
     def all_to_all(self, pieces: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+        pieces, into = [bytes_of(piece) for piece in pieces], [bytes_of(piece) for piece in into]
         out = into[0].new_empty(sum(piece.numel() for piece in into))
         sizes, sent = [piece.numel() for piece in into], [piece.numel() for piece in pieces]
         self._group.alltoall_base(out, torch.cat(list(pieces)), sizes, sent, dist.AllToAllOptions()).wait()

@@ -30,22 +30,26 @@ from paceline.horovod.engine.operation import Operation
 Marks = Callable[[str], None]  # told which activity begins, for the timeline
 
 
+class Known:
+    """An agreed operation, with what follows from it alone. Those in the response cache are kept."""
+
+    __slots__ = ("agreed", "alike", "bytes", "key", "request")
+
+    def __init__(self, agreed: Agreed) -> None:
+        self.agreed, self.request = agreed, agreed.request
+        self.key = agreed.request.key
+        self.alike = _alike(agreed.request)  # operations with the same value can be fused; None: with no other
+        if agreed.request.kind == ALLGATHER:
+            self.bytes = _gathered_bytes(agreed)
+        else:
+            self.bytes = sum(torch.Size(shape).numel() * dtype_of(d).itemsize for d, shape in agreed.request.parts)
+
+
 class Job(NamedTuple):
     """An operation to carry out. Without `own` this rank has joined, and has submitted nothing."""
 
-    agreed: Agreed
+    known: Known
     own: Operation | None
-    numbers: int  # elements of this rank's parts
-    bytes: int
-
-
-def make_job(agreed: Agreed, own: Operation | None) -> Job:
-    if own is not None:
-        numbers = sum(tensor.numel() for tensor in own.tensors)
-        return Job(agreed, own, numbers, numbers * own.tensors[0].element_size() if own.tensors else 0)
-    numbers = sum(torch.Size(shape).numel() for _, shape in agreed.request.parts)
-    parts = agreed.request.parts
-    return Job(agreed, own, numbers, numbers * dtype_of(parts[0][0]).itemsize if parts else 0)
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -56,40 +60,37 @@ def dtype_of(name: str) -> torch.dtype:
 def fuse(jobs: Sequence[Job], threshold: int) -> list[list[Job]]:
     """Jobs that may share a buffer, together, up to `threshold` bytes each; in the order of their first jobs."""
     batches: list[list[Job]] = []
-    open_batches: dict[Any, tuple[list[Job], int]] = {}
+    open_batches: dict[Any, list[Job]] = {}
+    filled: dict[Any, int] = {}
     for job in jobs:
-        key = _alike(job.agreed.request) if threshold > 0 else None
-        if key is None:
+        known = job.known
+        if known.alike is None or threshold <= 0:
             batches.append([job])
             continue
-        # Allgather adds different sizes on each rank: its batches are limited by what all ranks know.
-        size = job.bytes if job.agreed.request.kind != ALLGATHER else _gathered_bytes(job.agreed)
-        batch, filled = open_batches.get(key, (None, 0))
-        if batch is None or filled + size > threshold:
-            batch, filled = [], 0
-            batches.append(batch)
-        batch.append(job)
-        open_batches[key] = batch, filled + size
+        total = filled.get(known.alike, threshold + 1) + known.bytes
+        if total > threshold:
+            total = known.bytes
+            open_batches[known.alike] = []
+            batches.append(open_batches[known.alike])
+        open_batches[known.alike].append(job)
+        filled[known.alike] = total
     return batches
 
 
-def _alike(request: Request) -> tuple[Any, ...] | None:
-    """Jobs with the same key can be fused; None: with no other."""
+_keys: dict[tuple[Any, ...], int] = {}
+
+
+def _alike(request: Request) -> int | None:
     if request.kind not in (ALLREDUCE, ALLGATHER, BROADCAST, REDUCESCATTER):
         return None
     dtype = request.parts[0][0] if request.parts else ""
     if any(other != dtype for other, _ in request.parts):
         return None
-    return (
-        request.kind,
-        dtype,
-        request.op,
-        request.root,
-        request.process_set,
-        request.prescale,
-        request.postscale,
-        request.device,
+    key = (
+        *(request.kind, dtype, request.device, request.process_set),
+        *(request.op, request.root, request.prescale, request.postscale),
     )
+    return _keys.setdefault(key, len(_keys))  # a number is hashed faster than what it stands for
 
 
 def _gathered_bytes(agreed: Agreed) -> int:
@@ -108,7 +109,7 @@ class Executor:
 
     def run(self, batch: list[Job], exchange: Exchange, ranks: Sequence[int], mark: Marks) -> list[Any]:
         """The result of each job: a list of tensors. `ranks` are those of the process set."""
-        request = batch[0].agreed.request
+        request = batch[0].known.request
         dtypes = {dtype for dtype, _ in request.parts}
         if len(dtypes) > 1:  # a group of several dtypes is one job, and is not fused with others
             return [self._run_mixed(batch[0], exchange, ranks, mark)]
@@ -119,22 +120,22 @@ class Executor:
         if request.kind == ALLREDUCE:
             return self._allreduce(request, inputs, outputs, exchange, mark)
         if request.kind == ALLGATHER:
-            return self._allgather([job.agreed for job in batch], inputs, exchange, mark)
+            return self._allgather([job.known.agreed for job in batch], inputs, exchange, mark)
         if request.kind == BROADCAST:
             return self._broadcast(ranks.index(request.root), inputs, outputs, exchange, mark)
         if request.kind == REDUCESCATTER:
             return self._reducescatter(request, inputs, exchange, mark)
         if request.kind == ALLTOALL:
-            return [self._alltoall(batch[0].agreed, inputs[0][0], exchange, mark)]
+            return [self._alltoall(batch[0].known.agreed, inputs[0][0], exchange, mark)]
         return [None] * len(batch)
 
     def _run_mixed(self, job: Job, exchange: Exchange, ranks: Sequence[int], mark: Marks) -> Any:
         """A group with tensors of several dtypes: one after the other."""
         results = []
-        for at, part in enumerate(job.agreed.request.parts):
-            fields = {name: getattr(job.agreed.request, name) for name in Request.__struct_fields__}
+        for at, part in enumerate(job.known.request.parts):
+            fields = {name: getattr(job.known.request, name) for name in Request.__struct_fields__}
             request = Request(**fields | {"parts": (part,)})
-            agreed = Agreed(request, tuple((sizes[at],) for sizes in job.agreed.sizes))
+            agreed = Agreed(request, tuple((sizes[at],) for sizes in job.known.agreed.sizes))
             inputs = [[_inputs(job)[at]]]
             outputs = [[job.own.outputs[at]] if job.own is not None and job.own.outputs is not None else None]
             if request.kind == ALLREDUCE:
@@ -166,10 +167,10 @@ class Executor:
             mark("MEMCPY_IN_FUSION_BUFFER")
             lengths = [tensor.numel() for tensor in tensors]
             flat = self._buffer(tensors[0], sum(lengths))
-            torch.cat([tensor.view(-1) for tensor in tensors], out=flat)
+            torch.cat(_flat(tensors), out=flat)
             self._reduce(flat, lengths, request, exchange, mark)
             mark("MEMCPY_OUT_FUSION_BUFFER")
-            torch._foreach_copy_([tensor.view(-1) for tensor in into], flat.split(lengths))
+            torch._foreach_copy_(_flat(into), flat.split(lengths))
         return [group if group is not None else None for group in outputs]
 
     def _reduce(
@@ -231,9 +232,9 @@ class Executor:
         lengths = [tensor.numel() for tensor in tensors]
         flat = self._buffer(tensors[0], sum(lengths))
         if exchange.rank == root:
-            torch.cat([tensor.view(-1) for tensor in tensors], out=flat)
+            torch.cat(_flat(tensors), out=flat)
         exchange.broadcast(flat, root)
-        torch._foreach_copy_([tensor.view(-1) for tensor in into], flat.split(lengths))
+        torch._foreach_copy_(_flat(into), flat.split(lengths))
         return list(outputs)
 
     def _reducescatter(
@@ -277,11 +278,16 @@ class Executor:
         return found[:numel]
 
 
+def _flat(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Making a view takes longer than copying a small tensor."""
+    return [tensor if tensor.dim() == 1 else tensor.view(-1) for tensor in tensors]
+
+
 def _inputs(job: Job) -> list[torch.Tensor]:
     if job.own is not None:
         return job.own.tensors
-    device = job.agreed.request.device
-    return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in job.agreed.request.parts]
+    device = job.known.request.device
+    return [torch.zeros(shape, dtype=dtype_of(dtype), device=device) for dtype, shape in job.known.request.parts]
 
 
 def _on_one_device(inputs: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:

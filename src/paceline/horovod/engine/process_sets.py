@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -43,7 +44,13 @@ class ProcessSets:
         for table in (self.ranks, self._exchanges, self._on_gpus):
             table.pop(number, None)
 
+    @property
+    def memberships(self) -> Collection[int]:
+        """The sets that include this rank."""
+        return self._exchanges.keys()
+
     def has_member(self, number: int) -> bool:
+        """Whether the set includes this rank."""
         return number in self._exchanges
 
     def exchange(self, number: int, device: str) -> Exchange:

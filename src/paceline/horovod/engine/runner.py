@@ -24,11 +24,11 @@ class Runner:
 
     def run(self, batch: list[Job]) -> list[Any]:
         """The result of each job. Ranks of the process set wait for each other."""
-        request = batch[0].agreed.request
+        request = batch[0].known.request
         exchange = self._sets.exchange(request.process_set, request.device)
         ranks, mark = self._sets.ranks[request.process_set], _ignore
         if (timeline := self.timeline) is not None:
-            requests = [job.agreed.request for job in batch]
+            requests = [job.known.request for job in batch]
             timeline.begin(requests)
             mark = partial(timeline.activity, requests)
         # Tensors that were made in inference mode can be written only there. Leaving it switches gradients on.
@@ -39,7 +39,7 @@ class Runner:
             else:
                 results = self._run_on_gpu(batch, lambda: self._executor.run(batch, exchange, ranks, mark))
         if timeline is not None:
-            timeline.end([job.agreed.request for job in batch])
+            timeline.end([job.known.request for job in batch])
         return results
 
     def _run_on_gpu(self, batch: list[Job], run: Callable[[], list[Any]]) -> list[Any]:

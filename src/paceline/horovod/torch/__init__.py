@@ -10,7 +10,7 @@ hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 from __future__ import annotations
 
-from paceline.horovod.torch import mpi_ops
+from paceline.horovod.torch import elastic, mpi_ops
 from paceline.horovod.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -30,5 +30,6 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "elastic",
     "mpi_ops",
 ]

@@ -13,7 +13,7 @@ from paceline.horovod.common import basics
 from paceline.horovod.common.process_sets import ProcessSet
 from paceline.horovod.common.util import split_list
 from paceline.horovod.torch.functions import broadcast_object
-from paceline.horovod.torch.handles import synchronize
+from paceline.horovod.torch.handles import hurry, synchronize
 from paceline.horovod.torch.named_parameters import name_parameters
 from paceline.horovod.torch.operations import (
     Average,
@@ -62,6 +62,7 @@ class AveragedGradients:
         self._passes_left = dict.fromkeys(self._parameter_names, backward_passes_per_step)
         self._handles: dict[Group, tuple[Any, Any]] = {}  # handle and contexts of the compressor, of what is in flight
         self._counted: set[torch.Tensor] = set()  # with a gradient that is not yet submitted
+        self._in_flight = 0  # parameters whose gradients are submitted
         self._synchronized, self._should_synchronize = False, True
         self._requires_update: list[torch.Tensor] = []
         self._group_of: dict[torch.Tensor, Group] = {}
@@ -107,9 +108,12 @@ class AveragedGradients:
         self._counted.add(parameter)
         if len(group) == 1 or self._counted.issuperset(group):
             self._submit(group)
+            if self._in_flight == len(self._requires_update):
+                hurry()  # the last one: nothing is gained by collecting more
 
     def _submit(self, group: Group) -> None:
         self._counted.difference_update(group)
+        self._in_flight += len(group)
         for parameter in group:
             if parameter.grad is None:
                 # Another rank may have computed it: models may choose their layers for each batch.
@@ -156,6 +160,7 @@ class AveragedGradients:
             for group, (handle, contexts) in self._handles.items():
                 self._put_back(group, handle, contexts)
             self._handles.clear()
+            self._in_flight = 0
         self._synchronized = True
 
     @torch.no_grad()
@@ -207,6 +212,7 @@ class AveragedGradients:
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self._handles.clear()
         self._counted.clear()
+        self._in_flight = 0
         self._synchronized, self._should_synchronize = False, True
         self._passes_left = dict.fromkeys(self._passes_left, self.backward_passes_per_step)
         super().load_state_dict(*args, **kwargs)  # type: ignore[misc]

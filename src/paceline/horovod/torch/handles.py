@@ -23,10 +23,18 @@ def submit(operation: Operation, finish: Callable[[Any], Any] | None = None) -> 
 
 def poll(handle: int) -> bool:
     """Whether the operation has completed, so that `synchronize` will not wait."""
-    try:
-        return _operations[handle][0].is_done
-    except KeyError:
-        raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
+    if handle not in _operations:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    if _operations[handle][0].is_done:
+        return True
+    hurry()
+    return False
+
+
+def hurry() -> None:
+    """A thread waits: what is submitted is sent at once."""
+    if (controller := current()) is not None:
+        controller.hurry()
 
 
 def synchronize(handle: int) -> Any:
@@ -36,9 +44,8 @@ def synchronize(handle: int) -> Any:
     if found is None:
         return None
     operation, finish = found
-    # After `shutdown` there is no controller, and the operation has failed.
-    if operation.lock.locked() and (controller := current()) is not None:
-        controller.hurry()
+    if operation.lock.locked():
+        hurry()
     result = operation.wait()
     return result if finish is None else finish(result)
 

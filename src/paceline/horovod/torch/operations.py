@@ -30,7 +30,7 @@ from paceline.horovod.engine.messages import (
     REDUCESCATTER,
     SUM,
 )
-from paceline.horovod.engine.operation import Operation
+from paceline.horovod.engine.operation import How, Operation
 from paceline.horovod.torch.handles import submit, synchronize
 
 Average, Sum, Adasum, Min, Max, Product = AVERAGE, SUM, ADASUM, MIN, MAX, PRODUCT
@@ -44,31 +44,38 @@ MOVABLE = {*REDUCIBLE, torch.bool}
 
 def _check(tensors: Sequence[torch.Tensor], dtypes: set[torch.dtype]) -> None:
     for tensor in tensors:
-        if tensor.dtype not in dtypes or tensor.layout is not torch.strided:
+        if tensor.dtype not in dtypes or tensor.is_sparse:
             raise ValueError(f"Tensor type {tensor.type()} is not supported.")
         if not tensor.is_contiguous():
             raise ValueError("Tensor is required to be contiguous.")
 
 
-def _make(
+def _set_number(process_set: ProcessSet, kind: str) -> int:
+    """ValueError if the set is not registered, or if this process is not in it."""
+    number = process_set.process_set_id
+    if number == 0:
+        return 0
+    sets = required().sets
+    if number is None or number not in sets.ranks:
+        raise ValueError(f"{kind.capitalize()}: {process_set} does not exist or has not been registered.")
+    if not sets.has_member(number):
+        raise ValueError(f"{kind.capitalize()}: {process_set} does not include this process.")
+    return number
+
+
+def _start(
     kind: str,
     tensors: list[torch.Tensor],
     outputs: list[torch.Tensor] | None,
     name: str | None,
-    process_set: ProcessSet,
-    **fields: Any,
-) -> Operation:
-    controller = required()
-    number = process_set.process_set_id
-    if number != 0 and (number is None or not controller.sets.has_member(number)):
-        if number is None or number not in controller.sets.ranks:
-            raise ValueError(f"{kind.capitalize()}: {process_set} does not exist or has not been registered.")
-        raise ValueError(f"{kind.capitalize()}: {process_set} does not include this process.")
-    full = f"{kind}.{name}" if name else controller.make_name(kind)
-    operation = Operation(full, kind, tensors, outputs, process_set=number, repeats=bool(name), **fields)
-    if operation.device == "cuda":
+    how: How,
+    finish: Callable[[Any], Any],
+) -> int:
+    full = f"{kind}.{name}" if name else required().make_name(kind)
+    operation = Operation(full, kind, tensors, outputs, how, bool(name))
+    if tensors and tensors[0].is_cuda:
         operation.event = torch.cuda.current_stream(tensors[0].device).record_event()
-    return operation
+    return submit(operation, finish)
 
 
 def _only(result: Any) -> Any:
@@ -101,10 +108,8 @@ def _allreduce(
     if op == ADASUM:
         _check_adasum(process_set)
     _check(tensors, REDUCIBLE)
-    operation = _make(
-        ALLREDUCE, tensors, outputs, name, process_set, op=op, prescale=prescale_factor, postscale=postscale_factor
-    )
-    return submit(operation, finish)
+    how = How(op, -1, _set_number(process_set, ALLREDUCE), prescale_factor, postscale_factor)
+    return _start(ALLREDUCE, tensors, outputs, name, how, finish)
 
 
 def _check_adasum(process_set: ProcessSet) -> None:
@@ -201,7 +206,8 @@ def sparse_allreduce_async(
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Concatenates the tensors of all ranks along the first dimension, whose size may differ between ranks."""
     _check([tensor], MOVABLE)
-    return submit(_make(ALLGATHER, [tensor], None, name, process_set), _only)
+    how = How(process_set=_set_number(process_set, ALLGATHER))
+    return _start(ALLGATHER, [tensor], None, name, how, _only)
 
 
 def grouped_allgather_async(
@@ -210,7 +216,8 @@ def grouped_allgather_async(
     """Gathers several tensors at once."""
     tensors = list(tensors)
     _check(tensors, MOVABLE)
-    return submit(_make(ALLGATHER, tensors, None, name, process_set), tuple)
+    how = How(process_set=_set_number(process_set, ALLGATHER))
+    return _start(ALLGATHER, tensors, None, name, how, tuple)
 
 
 # -- broadcast -----------------------------------------------------------------------------------------------------
@@ -221,8 +228,8 @@ def broadcast_async(
 ) -> int:
     """Copies the root's tensor to all ranks. `root_rank` is a rank among all ranks, also in a process set."""
     _check([tensor], MOVABLE)
-    outputs = [_empty_like(tensor)]
-    return submit(_make(BROADCAST, [tensor], outputs, name, process_set, root=root_rank), _only)
+    how = How(root=root_rank, process_set=_set_number(process_set, BROADCAST))
+    return _start(BROADCAST, [tensor], [_empty_like(tensor)], name, how, _only)
 
 
 def broadcast_async_(
@@ -230,7 +237,8 @@ def broadcast_async_(
 ) -> int:
     """Like broadcast_async, in place."""
     _check([tensor], MOVABLE)
-    return submit(_make(BROADCAST, [tensor], [tensor], name, process_set, root=root_rank), _only)
+    how = How(root=root_rank, process_set=_set_number(process_set, BROADCAST))
+    return _start(BROADCAST, [tensor], [tensor], name, how, _only)
 
 
 # -- alltoall ------------------------------------------------------------------------------------------------------
@@ -267,7 +275,8 @@ def alltoall_async(
         output, received = result
         return output, torch.tensor(received, dtype=torch.int32, device=like.device)
 
-    return submit(_make(ALLTOALL, [given], None, name, process_set, splits=tuple(rows)), finish)
+    how = How(process_set=_set_number(process_set, ALLTOALL), splits=tuple(rows))
+    return _start(ALLTOALL, [given], None, name, how, finish)
 
 
 # -- reducescatter -------------------------------------------------------------------------------------------------
@@ -284,8 +293,8 @@ def reducescatter_async(
     """Reduces a tensor over the ranks, and gives each rank its part of the first dimension; the first ranks get a row
     more if the rows cannot be split evenly."""
     _check([tensor], REDUCIBLE)
-    fields = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
-    return submit(_make(REDUCESCATTER, [tensor], None, name, process_set, **fields), _only)
+    how = How(op, -1, _set_number(process_set, REDUCESCATTER), prescale_factor, postscale_factor)
+    return _start(REDUCESCATTER, [tensor], None, name, how, _only)
 
 
 def grouped_reducescatter_async(
@@ -299,8 +308,8 @@ def grouped_reducescatter_async(
     """Like reducescatter_async, of several tensors at once."""
     tensors = list(tensors)
     _check(tensors, REDUCIBLE)
-    fields = {"op": op, "prescale": prescale_factor, "postscale": postscale_factor}
-    return submit(_make(REDUCESCATTER, tensors, None, name, process_set, **fields), tuple)
+    how = How(op, -1, _set_number(process_set, REDUCESCATTER), prescale_factor, postscale_factor)
+    return _start(REDUCESCATTER, tensors, None, name, how, tuple)
 
 
 # -- join and barrier ----------------------------------------------------------------------------------------------
@@ -317,4 +326,4 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until every rank of the set has called it."""
-    synchronize(submit(_make(BARRIER, [], None, None, process_set), _none))
+    synchronize(_start(BARRIER, [], None, None, How(process_set=_set_number(process_set, BARRIER)), _none))
