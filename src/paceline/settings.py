@@ -335,6 +335,11 @@ def horovod_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     return {name: env[name] for name in names}
 
 
+def keras_backend(environ: Mapping[str, str] | None = None) -> str:
+    """The backend that the user has chosen for Keras; empty if none."""
+    return (os.environ if environ is None else environ).get("KERAS_BACKEND", "")
+
+
 def launcher_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment variables by which another launcher tells a process that it is a worker."""
     env = os.environ if environ is None else environ

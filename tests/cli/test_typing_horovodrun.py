@@ -65,6 +65,14 @@ def test_flags_are_mapped(typed: str, expected: str) -> None:
     assert mapped(typed) == f"{AS_HOROVOD} {expected}"
 
 
+def test_without_hosts_a_run_stays_on_this_host_inside_a_schedulers_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "a,b")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert mapped("-np 2 python t.py") == f"{AS_HOROVOD} -n 2 --on local t.py"
+    assert mapped("-H a,b python t.py") == f"{AS_HOROVOD} --hosts a:1,b:1 t.py"
+
+
 def test_slots_of_a_host_file_are_filled_in_order(tmp_path: Path) -> None:
     (file := tmp_path / "hosts").write_text("a slots=2\nb slots=2\n# c slots=2\n")
     assert mapped(f"-np 3 -hostfile {file} python t.py") == f"{AS_HOROVOD} --hosts a:2,b:1 t.py"

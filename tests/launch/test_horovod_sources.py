@@ -62,6 +62,20 @@ def test_modules_beside_the_script_are_read_too(tmp_path: Path) -> None:
     assert not distributes_itself(str(tmp_path / "train.py"), module=False)
 
 
+@pytest.mark.parametrize(
+    ("script", "module"),
+    [
+        ("import world\n", "def begin():\n    import horovod.torch as hvd\n    hvd.init()\n"),
+        ("import world\n", "try:\n    import horovod.torch as hvd\nexcept ImportError:\n    hvd = None\nhvd.init()\n"),
+        ("if args.horovod:\n    import world\n", "import horovod.torch as hvd\nhvd.init()\n"),
+    ],
+)
+def test_a_module_that_may_never_be_used_tells_nothing(tmp_path: Path, script: str, module: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "world.py").write_text(module)
+    assert not distributes_itself(str(tmp_path / "train.py"), module=False)
+
+
 def test_a_module_is_looked_for_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "program").mkdir()
     (tmp_path / "program" / "__main__.py").write_text("from program.train import main\n")

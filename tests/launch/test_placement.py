@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 
 import pytest
@@ -80,6 +81,18 @@ def test_as_horovod_the_variables_are_horovodruns_and_the_script_chooses_its_gpu
     more = {name for name in added if name.startswith("HOROVOD_")} - {"HOROVOD_CYCLE_TIME"}
     assert more <= set(LAUNCHER_VARIABLES), "all of them are dropped where they are inherited"
     assert "RANK" not in added
+
+
+def test_as_horovod_keras_means_torch_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    [placed] = place(run(1, launch_as="horovod"), host(4), own_threads=4)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert environment(placed)["KERAS_BACKEND"] == "torch"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert "KERAS_BACKEND" not in environment(placed), "TensorFlow is installed"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert "KERAS_BACKEND" not in environment(placed), "the user's choice is inherited"
 
 
 def test_as_tensorflow_and_as_jax_each_worker_knows_its_peers_and_sees_its_own_gpu() -> None:

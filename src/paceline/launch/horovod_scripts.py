@@ -1,9 +1,9 @@
 """Tells from a script's source, before it runs, whether it distributes itself with Horovod.
 
-The sign is a call of `hvd.init()`: in the script, or in a module beside it that it imports. A call that depends on a
-condition of the script's own (`if args.horovod:`) tells nothing: the script may be meant for a single process. It then
-starts as one, and `hvd.init()` itself says what to type. Nothing is executed here, and no file is parsed in which the
-word does not occur.
+The sign is a call of `hvd.init()`: in the script, or in a module beside it that it imports at its top, and that itself
+imports Horovod at its top. A call that depends on a condition of the script's own (`if args.horovod:`) tells nothing:
+the script may be meant for a single process. It then starts as one, and `hvd.init()` itself says what to type. Nothing
+is executed here, and no file is parsed in which the word does not occur.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 NAME = "horovod"
 MOST = 300  # files read; larger programs start from a package that is installed
-_IMPORTS = re.compile(r"^\s*(?:from\s+(\.*[\w.]*)\s+import\s+(\([^)]*\)|.+)|import\s+(.+))", re.MULTILINE)
+_IMPORTS = re.compile(r"^(?:from\s+(\.*[\w.]*)\s+import\s+(\([^)]*\)|.+)|import\s+(.+))", re.MULTILINE)
 
 
 def distributes_itself(script: str, *, module: bool) -> bool:
@@ -26,7 +26,8 @@ def distributes_itself(script: str, *, module: bool) -> bool:
     if first is None or is_installed():
         return False
     folder = Path.cwd() if module else first.absolute().parent
-    return any(_calls_init(source) for source in _sources(first.absolute(), folder) if NAME in source)
+    sources = _sources(first.absolute(), folder)
+    return any(_calls_init(source, at_top=number > 0) for number, source in enumerate(sources) if NAME in source)
 
 
 def is_installed() -> bool:
@@ -42,7 +43,7 @@ def _module_file(name: str) -> Path | None:
 
 
 def _sources(first: Path, folder: Path) -> list[str]:
-    """The text of the script and of the modules in its folder that it imports, directly or through others."""
+    """The text of the script, and of the modules in its folder that it imports, directly or through others."""
     waiting, seen = [first], {first}
     found: list[str] = []
     while waiting and len(found) < MOST:
@@ -60,8 +61,8 @@ def _sources(first: Path, folder: Path) -> list[str]:
 
 
 def _imported(text: str, file: Path, folder: Path) -> list[Path]:
-    """The files in `folder` that a source imports. By its lines, not by its syntax tree: that is fast, and a line that
-    is no import only names a file too many."""
+    """The files in `folder` that a source imports at its top. By its lines, not by its syntax tree: that is fast, and a
+    line that is no import only names a file too many."""
     found = []
     for source, names, plain in _IMPORTS.findall(text):
         listed = [part.split()[0] for part in re.split(r"[,()]", re.sub("#.*", "", plain or names)) if part.split()]
@@ -76,13 +77,16 @@ def _imported(text: str, file: Path, folder: Path) -> list[Path]:
     return found
 
 
-def _calls_init(source: str) -> bool:
+def _calls_init(source: str, *, at_top: bool) -> bool:
+    """`at_top`: only imports of Horovod at the top of the file count."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return False
     names = _Names()
-    names.visit(tree)
+    for node in tree.body if at_top else [tree]:
+        if not at_top or isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.visit(node)
     found = _Calls(names.known)
     found.visit(tree)
     return found.certain

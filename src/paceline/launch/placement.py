@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 from pathlib import Path
 
 from paceline.mods import catalog
-from paceline.settings import RunSettings, WorkerSettings, asked_threads
+from paceline.settings import RunSettings, WorkerSettings, asked_threads, keras_backend
 from paceline.topology import Core, Host
 
 
@@ -112,8 +113,10 @@ def _of_torchrun(worker: WorkerSettings) -> dict[str, str]:
 
 
 def _of_horovodrun(worker: WorkerSettings) -> dict[str, str]:
-    """The variables by which scripts and launchers of Horovod know a worker. `hvd.init()` does not read them."""
-    return {
+    """The variables by which scripts and launchers of Horovod know a worker. `hvd.init()` does not read them. Without
+    TensorFlow, Keras's own default backend, a script for Horovod and Keras means torch's."""
+    has_default = keras_backend() or importlib.util.find_spec("tensorflow") is not None
+    return ({} if has_default else {"KERAS_BACKEND": "torch"}) | {
         "HOROVOD_RANK": str(worker.rank),
         "HOROVOD_SIZE": str(worker.world),
         "HOROVOD_LOCAL_RANK": str(worker.local_rank),

@@ -73,3 +73,15 @@ if hvd is not None:
     assert hvd.allgather(np.full((rank + 1, 2), rank)).shape == (size * (size + 1) // 2, 2)
     assert float(hvd.broadcast(float(rank), root_rank=size - 1)) == size - 1
     assert float(hvd.allreduce(1.0, op=hvd.Sum)) == size
+
+# Other ways to reduce the same gradients.
+for how in ({"groups": 2}, {"gradient_predivide_factor": 2.0}, {"local_layers": []}, {"backward_passes_per_step": 1}):
+    keras.utils.set_random_seed(5)
+    small = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(LR)
+    if hvd is not None:
+        wrap = hvd.PartialDistributedOptimizer if "local_layers" in how else hvd.DistributedOptimizer
+        optimizer = wrap(optimizer, **how)
+    small.compile(optimizer=optimizer, loss="mse")
+    small.fit(x[own], y[own], batch_size=BATCH // size, epochs=1, shuffle=False, verbose=0)
+    print(sorted(how), [round(float(np.abs(w).sum()), 5) for w in small.get_weights()])

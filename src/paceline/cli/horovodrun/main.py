@@ -20,7 +20,7 @@ from paceline.cli.horovodrun.flags import Read, help_text, read
 from paceline.errors import PacelineError, UsageError
 from paceline.launch.cluster import hosts
 from paceline.launch.cluster.ssh import HERE
-from paceline.settings import horovod_environment
+from paceline.settings import horovod_environment, is_one_of_several
 
 if TYPE_CHECKING:
     from paceline.cli.shared.session import Session
@@ -80,6 +80,8 @@ def run_arguments(asked: Read) -> list[str]:
         asked.variables |= typed.variables
     options = ["run", "--as", "horovod", "--oversubscribe", *_where(asked)]
     options += ["--quiet"] if "quiet" in asked.values else []
+    # Horovod stays on this host unless hosts are named, also where a scheduler has given more of them.
+    options += ["--on", "local"] if "--hosts" not in options and is_one_of_several() else []
     variables = asked.variables if "--hosts" not in options else horovod_environment() | asked.variables
     for name, value in variables.items():
         options += ["--env", f"{name}={value}"]

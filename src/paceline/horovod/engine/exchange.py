@@ -27,8 +27,8 @@ REDUCE_OPS: dict[int, Any] = {
     MAX: dist.ReduceOp.MAX,
     PRODUCT: dist.ReduceOp.PRODUCT,
 }
-# The dtypes that Gloo can reduce.
-GLOO_REDUCES = {
+# The dtypes that both Gloo and NCCL can reduce.
+REDUCED = {
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
     *(torch.int8, torch.uint8, torch.int32, torch.int64),
 }
@@ -112,7 +112,7 @@ class OverGroup:
     def all_reduce(self, flat: torch.Tensor, op: int) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = REDUCE_OPS[op]
-        if flat.is_cuda or flat.dtype in GLOO_REDUCES:
+        if flat.dtype in REDUCED:
             self._group.allreduce([flat], options).wait()
             return
         wide = flat.to(torch.int32)  # bool and int16
