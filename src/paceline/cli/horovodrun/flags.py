@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from paceline.errors import UsageError
 
-Part = Literal["run", "tuning", "no effect", "elastic"]
+Part = Literal["run", "tuning", "no effect", "missing"]
 PARTS: dict[Part, str] = {
     "run": "Processes, hosts and output",
     "tuning": "Set variables of the workers, which hvd.init() reads",
     "no effect": "Accepted, without effect",
-    "elastic": "Not supported yet",
+    "missing": "Not supported yet",
 }
 
 
@@ -161,11 +161,19 @@ FLAGS = (
     _without_effect("--start-timeout", takes=_at_least_0),
     _without_effect("--mpi-args", takes=str),
     _without_effect("--binding-args", takes=str),
+    Flag(
+        names=("--min-np", "--min-num-proc"),
+        takes=_at_least_1,
+        help="Go on without processes that are killed, as long as so many are left.",
+    ),
+    Flag(
+        names=("--max-np", "--max-num-proc"),
+        takes=_at_least_1,
+        help="Replace processes that were killed at the next commit. The run starts with as many.",
+    ),
     *(
-        Flag(names=names, part="elastic")
+        Flag(names=names, part="missing")
         for names in (
-            ("--min-np", "--min-num-proc"),
-            ("--max-np", "--max-num-proc"),
             ("--slots", "--slots-per-host"),
             ("--host-discovery-script",),
             ("--elastic-timeout",),
@@ -213,10 +221,10 @@ def read(arguments: Sequence[str]) -> Read:
             close = difflib.get_close_matches(name, BY_NAME, n=1)
             hint = f"Did you mean {close[0]}? {_HINT}" if close else _HINT
             raise UsageError(f"horovodrun {name}: there is no such flag.", advice=hint)
-        if flag.part == "elastic":
+        if flag.part == "missing":
             raise UsageError(
-                f"horovodrun {name}: elastic runs of Horovod scripts are not supported yet.",
-                advice=f"Leave {name} out: the run then has a fixed number of processes (-np).",
+                f"horovodrun {name}: elastic runs of Horovod scripts are on one host, and have no such flag yet.",
+                advice=f"Leave {name} out.",
             )
         if flag.takes is None and sign:
             raise UsageError(f"horovodrun {name} takes no value, and was given {typed!r}.", advice=f"Type: {name}")

@@ -78,7 +78,7 @@ def run_arguments(asked: Read) -> list[str]:
         read_config(config, asked)
         asked.values |= typed.values  # what is typed counts more than what is in the file
         asked.variables |= typed.variables
-    options = ["run", "--as", "horovod", "--oversubscribe", *_where(asked)]
+    options = ["run", "--as", "horovod", "--oversubscribe", *_where(asked), *_bounds(asked)]
     options += ["--quiet"] if "quiet" in asked.values else []
     # Horovod stays on this host unless hosts are named, also where a scheduler has given more of them.
     options += ["--on", "local"] if "--hosts" not in options and is_one_of_several() else []
@@ -88,10 +88,19 @@ def run_arguments(asked: Read) -> list[str]:
     return [*options, *_script(asked.command)]
 
 
+def _bounds(asked: Read) -> list[str]:
+    """The options of an elastic run."""
+    least, most = asked.values.get("min_num_proc"), asked.values.get("max_num_proc")
+    if least is None and most is None:
+        return []
+    least = least or asked.values.get("num_proc") or most
+    return ["--elastic", f"{least}:{most}" if most is not None else str(least)]
+
+
 def _where(asked: Read) -> list[str]:
     """The options about processes and hosts."""
     values = asked.values
-    wanted = values.get("num_proc")
+    wanted = values.get("max_num_proc", values.get("num_proc"))
     if "hosts" in values and "hostfile" in values:
         raise UsageError("-H and --hostfile exclude each other.", advice="Leave one of the two flags out.")
     listed = None
