@@ -5,6 +5,9 @@
 Both sides run in the same two workers, in alternation: `hvd.allreduce_async_` of all tensors by name, then
 `hvd.synchronize`; and `dist.all_reduce` of all tensors, which must have the same order on both ranks. A second line
 compares with Gloo's asynchronous all-reduces, all started before the first is waited for.
+
+Seen on a VM with 16 cores, torch 2.11, 9 rounds: Gloo takes 12.1 (7.8 – 15.2) × as long, and 8.4 (4.9 – 9.4) × as long
+if all are started at once.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from paceline.horovod.engine.membership import Membership
 from paceline.horovod.engine.messages import (
     ADD_SET,
     BARRIER,
+    CACHED,
     REMOVE_SET,
     Agreed,
     Ready,
@@ -321,6 +322,8 @@ class Controller:
         request = agreed.request
         known = Known(agreed)
         own = self._operations.get(known.key)
+        if (timeline := self._runner.timeline) is not None and (agreed.error or request.kind not in CACHED):
+            timeline.agreed(request)  # nothing is carried out
         if agreed.error:
             if own is not None:
                 self._forget([own])

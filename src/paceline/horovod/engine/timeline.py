@@ -75,6 +75,8 @@ class Timeline:
                 self._file.flush()
 
     def close(self) -> None:
+        for name in [*self._negotiated, *self._running]:  # of operations that are under way
+            self._add("E", name)
         with self._lock:
             if not self._file.closed:
                 self._file.write(f'{{"ph": "i", "pid": 0, "name": "END", "ts": {self._now()}, "s": "g"}}\n]\n')
