@@ -6,6 +6,10 @@ Four workers under `paceline run --elastic 1:4`; a fault comes every 30 s on ave
 times), or frozen for up to three seconds. Lost workers are replaced at the next commit. The printed lines, with the
 loss and the samples of every step, are compared with those of plain python. Descriptors, threads, memory and sockets of
 the launcher and its zygote, and the number of processes, are read every few seconds.
+
+Figures, 2 cores with a load of 5 to 40 from other work, `--minutes 15`: 69 minutes, 83 workers killed, 37 frozen, 79
+starts; all 18,000 lines as plain python prints them; 43 descriptors, 6 threads, 11 sockets and 369 MB in the first
+tenth and in the last; nothing left behind.
 """
 
 from __future__ import annotations

@@ -100,10 +100,8 @@ class SaveSettings:
     resume: str = ""  # the folder of a checkpoint; empty: the script starts from the beginning
 
 
-# Exit codes of workers whose state was saved at a commit: the run was told to end (sysexits.h: a temporary failure, to
-# be tried again), or goes on with more workers.
+# Exit codes of workers whose state was saved at a commit: the run was told to end (EX_TEMPFAIL), or is to grow.
 PREEMPTED, JOINED = 75, 76
-
 SMALL = 1 << 16
 
 
@@ -392,13 +390,11 @@ def horovod_settings(environ: Mapping[str, str] | None = None) -> HorovodSetting
 @contextmanager
 def changed_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Sets variables of this process for a while: part of Horovod's interface (`horovod.common.util.env`)."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)

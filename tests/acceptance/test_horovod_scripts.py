@@ -97,6 +97,7 @@ def test_wrong_flags_leave_no_record(horovodrun: Type, tmp_path: Path) -> None:
     assert not (tmp_path / "paceline-runs").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_workers(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     command = [*HOROVODRUN, "-np", "2", "python", "endless.py"]

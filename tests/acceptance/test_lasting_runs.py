@@ -86,7 +86,7 @@ class Running:
         return self.run.returncode, "".join(self.printed) + out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_run_that_is_told_to_end_goes_on_later(
     typist: Typist, tmp_path: Path, undisturbed: str, number: signal.Signals
 ) -> None:

@@ -38,6 +38,8 @@ OPTIONAL = (
     Optional(name="fsspec", extra="data", unlocks="data on s3://, gs:// and other storage"),
     Optional(name="pillow", extra="data", unlocks="decoding of PNG and other images"),
     Optional(name="simplejpeg", extra="data", unlocks="fast decoding of JPEG images"),
+    Optional(name="cloudpickle", extra="horovod", unlocks="lambdas and local functions in horovod.run"),
+    Optional(name="pyyaml", extra="horovod", unlocks="horovodrun --config-file"),
 )
 
 

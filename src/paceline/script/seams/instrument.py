@@ -267,8 +267,11 @@ def lead_steps(stage: Stage, kind: Any) -> list[Callable[[], None]]:
     return [patch(kind, "step", hooked)]
 
 
+STEP_FRAMES = ("step", "wrapper")
+
+
 def _before_step(stage: Stage, optimizer: Any) -> None:
-    if stage.stepping and not _runs(stage.stepping[0]):  # the previous step raised, and the script continued
+    if stage.stepping and not _runs(stage.stepping[0], optimizer):  # the previous step raised, the script continued
         stage.stepping.clear()
         stage.watch.leave()
     if not stage.stepping:  # the step of an optimizer inside another one's step (SAM, Lookahead) is part of that step
@@ -288,11 +291,13 @@ def _after_step(stage: Stage, optimizer: Any) -> None:
     stage.emit("after_step", optimizer)
 
 
-def _runs(optimizer: Any) -> bool:
-    """Whether a method of the optimizer is running."""
+def _runs(outer: Any, optimizer: Any) -> bool:
+    """Whether a method of the outer optimizer is running, while this one's step begins. If it is the same one: another
+    step of it than the one that begins, whose first frame is torch's (`wrapper`)."""
     frame: Any = sys._getframe(2)
+    found = 0
     while frame is not None:
-        if frame.f_locals.get("self") is optimizer:
-            return True
+        if frame.f_locals.get("self") is outer and (outer is not optimizer or frame.f_code.co_name in STEP_FRAMES):
+            found += 1
         frame = frame.f_back
-    return False
+    return found > (outer is optimizer)
