@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from typist import Typist
 
 TRAIN = """
-import os, signal, sys
+import os, pathlib, signal, sys
 import torch, paceline
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from paceline.settings import of_this_process
 
 torch.manual_seed(0)
 torch.set_default_dtype(torch.float64)
@@ -37,6 +36,11 @@ while state.epoch < 3:
         print(state.epoch, f"{loss.item():.9f}", *ids.tolist(), flush=True)
         if "--wait" in sys.argv:
             sys.stdin.readline()
+        for commits, rank in (map(int, word.split(":")) for word in sys.argv[1:] if ":" in word):
+            mark = pathlib.Path(f"killed{commits}")
+            if state.commits == commits and not mark.exists() and of_this_process().rank == rank:
+                os.close(os.open(mark, os.O_CREAT))
+                os.kill(os.getpid(), signal.SIGKILL)
         state.commit()
     state.epoch += 1
 print("end", f"{sum(p.sum() for p in model.parameters()).item():.9f}", len(state.seen))
@@ -76,10 +80,6 @@ class Running:
             self.line()
             self.step()
 
-    def workers(self) -> list[psutil.Process]:
-        children = psutil.Process(self.run.pid).children(recursive=True)
-        return [child for child in children if not child.children()]
-
     def end(self) -> tuple[int, str, str]:
         """The exit code, all that was printed, and what Paceline said."""
         out, err = self.run.communicate("\n" * 40)
@@ -106,34 +106,37 @@ def test_a_run_that_is_told_to_end_goes_on_later(
     assert again.stdout == undisturbed.splitlines(keepends=True)[-1]
 
 
-def test_a_run_that_failed_starts_again_from_its_last_save(tmp_path: Path, undisturbed: str) -> None:
-    going = Running(tmp_path, "-n", "2", "--save-every", "5", "--restarts", "2")
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero1", "sharded", "mesh(data=1,model=2)", "pipeline(stages=2)", "central"])
+def test_a_state_is_saved_under_every_strategy(typist: Typist, tmp_path: Path, undisturbed: str, strategy: str) -> None:
+    going = Running(tmp_path, "-n", "2", "--strategy", strategy, "--save-every", "3")
     going.steps(7)
     going.line()
-    going.workers()[1].kill()
+    going.run.send_signal(signal.SIGTERM)
     code, printed, said = going.end()
-    assert code == 0, said
-    assert "1 restart left" in said
-    assert "goes on from commit 5" in said
+    assert code == 75, said
+    later = typist.type(tmp_path, "run", "-n", "3", "--resume", "auto", "train.py")
+    assert printed + later.stdout == undisturbed
+
+
+def test_a_run_that_failed_starts_again_from_its_last_save(typist: Typist, tmp_path: Path, undisturbed: str) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = typist.type(tmp_path, "run", "-n", "2", "--save-every", "5", "--restarts", "2", "train.py", "7:0")
+    assert done.returncode == 0, done.stderr
+    assert "1 restart left" in done.stderr
+    assert "goes on from commit 5" in done.stderr
     expected = undisturbed.splitlines(keepends=True)
-    assert printed == "".join([*expected[:8], *expected[5:]])
+    assert done.stdout == "".join([*expected[:8], *expected[5:]])
 
 
-def test_lost_workers_are_replaced_at_a_commit(tmp_path: Path, undisturbed: str) -> None:
+def test_lost_workers_are_replaced_at_a_commit(typist: Typist, tmp_path: Path, undisturbed: str) -> None:
     """No sample is lost or repeated, and no line printed twice."""
-    going = Running(tmp_path, "-n", "3", "--elastic", "1:3")
-    chance = random.Random(0)
-    for _ in range(2):
-        going.steps(7)
-        going.line()
-        chance.choice(going.workers()).kill()
-        going.step()
-    going.steps(2)
-    assert len(going.workers()) == 3
-    code, printed, said = going.end()
-    assert code == 0, said
-    assert said.count("starts again with all workers") == 2
-    assert printed == undisturbed
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = typist.type(tmp_path, "run", "-n", "3", "--elastic", "1:3", "train.py", "7:0", "15:0")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Worker 0 was killed") == 2
+    assert done.stderr.count("starts again with all workers") == 2
+    assert done.stdout == undisturbed
 
 
 def test_a_save_without_a_state_is_told(typist: Typist, tmp_path: Path) -> None:
