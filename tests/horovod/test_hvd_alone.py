@@ -6,10 +6,12 @@ import pytest
 from hvd_worlds import fresh
 
 import paceline.horovod.torch as hvd
+from paceline.horovod.runner.util.threads import in_thread
 
 SCRIPT = """
 import torch
 import paceline.horovod.torch as hvd
+from paceline.horovod.runner.util.threads import in_thread
 
 hvd.init()
 assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()) == (0, 1, 0, 1)
@@ -49,3 +51,11 @@ def test_nothing_works_before_init() -> None:
     with pytest.raises(ValueError, match="has not been initialized"):
         hvd.size()
     hvd.shutdown()
+
+
+def test_a_thread_is_started() -> None:
+    done: list[int] = []
+    in_thread(done.append, (1,)).join()
+    assert done == [1]
+    with pytest.raises(ValueError, match="args must be a tuple"):
+        in_thread(done.append, 1)  # type: ignore[arg-type]

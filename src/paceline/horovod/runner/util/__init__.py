@@ -1,0 +1,1 @@
+"""Parts of `horovod.runner` that scripts and Horovod's own tests import."""
