@@ -65,3 +65,14 @@ def test_training_goes_on_from_the_last_commit(
     assert {int(size) for _, size, _ in lines} == sizes
     assert done.stderr.count("the run goes on with") == 2
     assert done.stderr.count("starts again") == (2 if ":" in bounds else 0)
+
+
+def test_a_run_that_failed_starts_again_from_a_written_commit(
+    typist: Typist, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(victims={7: 0}))
+    done = typist.type(tmp_path, "run", "-n", "2", "--save-every", "2", "--restarts", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [int(step) for step, _, _ in lines] == [*range(7), *range(4, 12)]  # commits come at 2, 4, 6, …
+    assert all(loss == undisturbed[step] for step, _, loss in lines)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.horovod.engine import regroup
-from paceline.settings import JOINED
+from paceline.settings import JOINED, of_this_process
 
 
 class State:
@@ -18,6 +19,7 @@ class State:
         """`bcast_object` gives all ranks an object of rank 0."""
         self._bcast_object, self._rank = bcast_object, get_rank
         self._reset_callbacks: list[Callable[[], Any]] = []
+        self._unwritten, self._written_at = 0, time.monotonic()  # commits since the last one that went to the disk
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
         """Functions that are called after the number of workers has changed: to scale the learning rate anew."""
@@ -35,15 +37,26 @@ class State:
 
     def check_host_updates(self) -> None:
         """HostsUpdatedInterrupt on every rank if the workers have changed."""
-        if not regroup.is_elastic():
+        if not regroup.is_elastic() and of_this_process().run.saving is None:
             return
-        news, grows = self._bcast_object((regroup.has_news(), regroup.may_grow()), name="elastic.news")
+        asked = (regroup.has_news(), regroup.may_grow(), self._is_due())
+        news, grows, due = self._bcast_object(asked, name="elastic.news")
+        if (grows or due) and self._rank() == 0:
+            self.write()
         if grows:
-            if self._rank() == 0:
-                self.write()
             raise SystemExit(JOINED)
         if news:
             raise HostsUpdatedInterrupt
+
+    def _is_due(self) -> bool:
+        """Whether the state is to be written to the disk (`--save-every`). Called at each commit."""
+        saving, now = of_this_process().run.saving, time.monotonic()
+        self._unwritten += 1
+        by_number = saving is not None and saving.commits and self._unwritten >= saving.commits
+        by_time = saving is not None and saving.seconds and now - self._written_at >= saving.seconds
+        if due := bool(by_number or by_time):
+            self._unwritten, self._written_at = 0, now
+        return due
 
     def save(self) -> None:
         raise NotImplementedError
