@@ -37,6 +37,35 @@ while state.step < {STEPS}:
     time.sleep(0.02 * ("--slow" in sys.argv))
 """
 
+HOROVOD = f"""
+import sys, time, torch
+import horovod.torch as hvd
+hvd.init()
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = torch.nn.Linear(6, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+
+@hvd.elastic.run
+def train(state):
+    while state.step < {STEPS}:
+        x = torch.randn(12, 6, generator=torch.Generator().manual_seed(state.step))
+        x = x[hvd.rank() * 12 // hvd.size() : (hvd.rank() + 1) * 12 // hvd.size()]
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        whole = hvd.allreduce(loss.detach(), name="loss")
+        if hvd.rank() == 0:
+            print(state.step, f"{{whole.item():.6f}}", flush=True)
+        state.step += 1
+        state.commit()
+        time.sleep(0.02 * ("--slow" in sys.argv))
+
+train(hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0))
+"""
+
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
@@ -97,3 +126,29 @@ def test_a_run_goes_on_without_a_host_and_takes_it_back(
     expected = reported(plain.stdout.splitlines())
     assert len(printed) > 50
     assert printed == {step: expected[step] for step in range(len(printed))}
+
+
+def test_a_horovod_script_goes_on_without_a_host(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text(HOROVOD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", hosts.spec(1), "--ssh", hosts.ssh]
+    command += ["--elastic", "2:3", "--save-every", "10", "--quiet", "train.py", "--slow"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = []
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if len(lines) == 50:
+                link(hosts, "down")
+            if len(lines) == 150:
+                break
+    finally:
+        link(hosts, "up")
+        process.terminate()
+        _, err = process.communicate(timeout=100)
+    assert f"The host {hosts.names[2]}, with worker 2, is lost" in err
+    steps = [int(line.split()[0]) for line in lines]
+    assert steps != list(range(len(steps)))  # some were made again
+    reported(lines)
