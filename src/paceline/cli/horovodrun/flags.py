@@ -171,11 +171,15 @@ FLAGS = (
         takes=_at_least_1,
         help="Replace processes that were killed at the next commit. The run starts with as many.",
     ),
+    Flag(
+        names=("--host-discovery-script",),
+        takes=str,
+        help="A program that prints the hosts that there are now, one on a line: a:4. Needs --min-np and --max-np.",
+    ),
     *(
         Flag(names=names, part="missing")
         for names in (
             ("--slots", "--slots-per-host"),
-            ("--host-discovery-script",),
             ("--elastic-timeout",),
             ("--reset-limit",),
             ("--blacklist-cooldown-range",),
@@ -223,7 +227,7 @@ def read(arguments: Sequence[str]) -> Read:
             raise UsageError(f"horovodrun {name}: there is no such flag.", advice=hint)
         if flag.part == "missing":
             raise UsageError(
-                f"horovodrun {name}: elastic runs of Horovod scripts are on one host, and have no such flag yet.",
+                f"horovodrun {name}: elastic runs have no such flag here.",
                 advice=f"Leave {name} out.",
             )
         if flag.takes is None and sign:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline import __version__
 from paceline.__main__ import main as paceline
@@ -78,23 +78,32 @@ def run_arguments(asked: Read) -> list[str]:
         read_config(config, asked)
         asked.values |= typed.values  # what is typed counts more than what is in the file
         asked.variables |= typed.variables
-    options = ["run", "--as", "horovod", "--oversubscribe", *_where(asked), *_bounds(asked)]
+    where = _where(asked)
+    options = ["run", "--as", "horovod", "--oversubscribe", *where, *_bounds(asked, where)]
     options += ["--quiet"] if "quiet" in asked.values else []
+    several = bool({"--hosts", "--discover"} & {*where})
     # Horovod stays on this host unless hosts are named, also where a scheduler has given more of them.
-    options += ["--on", "local"] if "--hosts" not in options and is_one_of_several() else []
-    variables = asked.variables if "--hosts" not in options else horovod_environment() | asked.variables
+    options += ["--on", "local"] if not several and is_one_of_several() else []
+    variables = horovod_environment() | asked.variables if several else asked.variables
     for name, value in variables.items():
         options += ["--env", f"{name}={value}"]
     return [*options, *_script(asked.command)]
 
 
-def _bounds(asked: Read) -> list[str]:
-    """The options of an elastic run."""
+def _bounds(asked: Read, where: list[str]) -> list[str]:
+    """The options of an elastic run; `where` are those about hosts."""
     least, most = asked.values.get("min_num_proc"), asked.values.get("max_num_proc")
     if least is None and most is None:
+        if "--discover" in where:
+            raise UsageError("--host-discovery-script is for elastic runs.", advice="Add: --min-np 2 --max-np 8")
         return []
     least = least or asked.values.get("num_proc") or most
-    return ["--elastic", f"{least}:{most}" if most is not None else str(least)]
+    several = "--hosts" in where or "--discover" in where
+    if several and most is None:
+        raise UsageError("elastic runs on several hosts need a largest number of processes.", advice="Add: --max-np 8")
+    # On several hosts the run goes on from the disk: each commit goes there.
+    saves = ["--save-every", "1"] if several else []
+    return ["--elastic", f"{least}:{most}" if most is not None else str(least), *saves]
 
 
 def _where(asked: Read) -> list[str]:
@@ -108,6 +117,8 @@ def _where(asked: Read) -> list[str]:
         listed = hosts.parse(values["hosts"])
     elif "hostfile" in values:
         listed = hosts.read(Path(values["hostfile"]))
+    if listed is None and "host_discovery_script" in values:
+        return ["--discover", values["host_discovery_script"], *_ssh(values)]
     if listed is None:
         if wanted is None:
             raise UsageError("the number of processes is missing.", advice=EXAMPLE)
@@ -130,10 +141,14 @@ def _where(asked: Read) -> list[str]:
             advice=f"Type: --network-interface {interfaces[0]}",
         )
     options += ["--interface", *interfaces] if interfaces else []
+    return [*options, *_ssh(values)]
+
+
+def _ssh(values: dict[str, Any]) -> list[str]:
     ssh = ["ssh"]
     ssh += ["-p", str(values["ssh_port"])] if "ssh_port" in values else []
     ssh += ["-i", values["ssh_identity_file"]] if "ssh_identity_file" in values else []
-    return [*options, "--ssh", shlex.join(ssh)] if len(ssh) > 1 else options
+    return ["--ssh", shlex.join(ssh)] if len(ssh) > 1 else []
 
 
 def _filled(listed: list[hosts.HostSpec], wanted: int) -> Iterator[hosts.HostSpec]:

@@ -45,7 +45,7 @@ def launch_on(
             "--as tensorflow runs on one host: TF_CONFIG names a port of each worker, which only that host knows.",
             advice="Leave the options about hosts out.",
         )
-    present = Present(backend, run.elastic)
+    present = Present(backend, run.elastic, run.most)
     topology = {"hosts": [dataclasses.asdict(host) for host in present.hosts]}
     run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
 

@@ -18,12 +18,13 @@ AVOIDED = 30.0  # seconds in which a host that was lost is not used again, even 
 
 
 class Present:
-    """The hosts of one attempt after another. `least`: the workers that a run needs; None: all."""
+    """The hosts of one attempt after another. `least`: the workers that a run needs, None: all; `most`: the workers
+    that it may have."""
 
-    def __init__(self, backend: ClusterBackend, least: int | None) -> None:
-        self._backend, self._least = backend, least
+    def __init__(self, backend: ClusterBackend, least: int | None, most: int | None) -> None:
+        self._backend, self._least, self._most = backend, least, most
         self._gone: dict[str, float] = {}  # when each host was lost
-        self.hosts = backend.hosts()
+        self.hosts = list(self._filled(backend.hosts()))
 
     def look_again(self, error: BaseException | None) -> None:
         """An attempt has ended, with this error. Sets the hosts of the next one, if they are enough."""
@@ -58,7 +59,15 @@ class Present:
         except PacelineError:
             return self.hosts  # the program that lists them failed: nothing new is known
         now = time.monotonic()
-        return [host for host in listed if host.name not in self._gone or self._is_back(host, now)]
+        return list(self._filled([host for host in listed if host.name not in self._gone or self._is_back(host, now)]))
+
+    def _filled(self, listed: list[HostSpec]) -> Iterator[HostSpec]:
+        """The hosts in their order, until there are as many workers as the run may have."""
+        left = sum(host.workers for host in listed) if self._most is None else self._most
+        for host in listed:
+            if taken := min(host.workers, left):
+                left -= taken
+                yield HostSpec(host.name, taken)
 
     def _is_back(self, host: HostSpec, now: float) -> bool:
         """Only ssh can be asked."""
