@@ -139,6 +139,29 @@ def test_lost_workers_are_replaced_at_a_commit(typist: Typist, tmp_path: Path, u
     assert done.stdout == undisturbed
 
 
+def test_a_script_that_gives_up_does_not_save_half_a_step(typist: Typist, tmp_path: Path, undisturbed: str) -> None:
+    (tmp_path / "train.py").write_text(
+        TRAIN.replace(
+            "        optimizer.step()\n",
+            '        if state.commits == 7 and "--give-up" in sys.argv:\n'
+            "            sys.exit(3)\n        optimizer.step()\n",
+        )
+    )
+    first = typist.type(tmp_path, "run", "-n", "2", "--save-every", "5", "train.py", "--give-up")
+    assert first.returncode == 3
+    later = typist.type(tmp_path, "run", "-n", "2", "--resume", "auto", "train.py")
+    expected = undisturbed.splitlines(keepends=True)
+    assert first.stdout == "".join(expected[:7])
+    assert later.stdout == "".join(expected[5:])
+
+
+def test_a_state_that_would_be_replaced_is_told(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    for told in (False, True):
+        done = typist.type(tmp_path, "run", "-n", "1", "--save-every", "1h", "train.py")
+        assert ("holds the state of an earlier run" in done.stderr) is told
+
+
 def test_a_save_without_a_state_is_told(typist: Typist, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     done = typist.type(tmp_path, "run", "-n", "1", "--save-every", "10m", "train.py")

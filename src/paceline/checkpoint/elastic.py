@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -102,8 +103,11 @@ class Elastic:
             raise SystemExit(PREEMPTED if wish is Wish.LEAVE else JOINED)
 
     def on_end(self) -> None:
-        """The script has ended: a later start finds nothing left to do."""
-        if self._commits > self._saved:
+        """The script has ended: a later start finds nothing left to do. A script that gives up by `sys.exit(1)` may
+        have left its state half changed: then the last save stays."""
+        error = sys.exception()
+        gives_up = isinstance(error, SystemExit) and error.code not in (None, 0)
+        if self._commits > self._saved and not gives_up:
             self._save()
 
     def _wish(self, stage: Stage, saving: SaveSettings) -> Wish:

@@ -73,7 +73,8 @@ def outcome_of(watch: Watch, record: Path, seconds: float) -> Outcome:
     )
     if watch.left_with is not None:
         outcome.exit_code, outcome.interrupted = watch.left_with, True
-        outcome.cause = outcome.message = "Ended as asked, after the script's state was saved."
+        outcome.cause = f"Ended as asked, after the script's state was saved in {watch.saves_to}."
+        outcome.message = f"{outcome.cause}\nTo go on from it, type the same command with --resume auto."
     elif watch.interrupted is not None:
         outcome.exit_code, outcome.interrupted = 128 + watch.interrupted, True
         outcome.cause = outcome.message = f"Interrupted by {signal.Signals(watch.interrupted).name}."

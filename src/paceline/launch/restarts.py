@@ -14,6 +14,10 @@ from paceline.settings import JOINED, RunSettings
 from paceline.units import count
 
 SAVED = "checkpoint.json"  # in the folder of a whole checkpoint
+REPLACED = (
+    "{folder} holds the state of an earlier run. This run starts from the beginning, and its first save replaces that "
+    "state. To go on from it, type: --resume auto"
+)
 UNUSED = "Nothing was saved: the script makes no paceline.Elastic, or no commit. See docs/elastic.md."
 
 
@@ -33,6 +37,8 @@ def with_restarts(
         notices.append(text)
         on_event(Notice(text))
 
+    if first and not saving.resume:
+        tell(REPLACED.format(folder=saving.folder))
     while True:
         before = _age(saving.folder)
         gone: HostsGoneError | None = None

@@ -96,6 +96,7 @@ class Watch:
         self._hosts, self._signals, self._record, self._tell = hosts, signals, record, on_event
         self._least, self._most, self._put, self._lost = run.elastic, run.most, put, list[Failure]()
         self._saves, self._codes = run.saving is not None, dict[int, int]()  # exit codes, by rank
+        self.saves_to = run.saving.folder if run.saving is not None else ""
         self._voice = Voice(alike=run.launch_as is None)
         self._host_of = {rank: host for host in hosts for rank in host.ranks}
         self.standings = [stall.WorkerStanding(rank, host=self._host_of[rank].name) for rank in range(run.workers)]

@@ -45,13 +45,11 @@ class Present:
                     on_more()
                     return
 
-        thread = threading.Thread(target=look, name="hosts", daemon=True)
-        thread.start()
+        threading.Thread(target=look, name="hosts", daemon=True).start()
         try:
             yield
         finally:
-            over.set()
-            thread.join()
+            over.set()  # the thread may still wait for a host that does not answer: nobody waits for it
 
     def _usable(self) -> list[HostSpec]:
         try:
