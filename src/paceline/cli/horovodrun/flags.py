@@ -13,7 +13,8 @@ from paceline.errors import UsageError
 Part = Literal["run", "tuning", "no effect", "missing"]
 PARTS: dict[Part, str] = {
     "run": "Processes, hosts and output",
-    "tuning": "Set variables of the workers, which hvd.init() reads",
+    "tuning": "Set HOROVOD_… variables of the workers (so far without effect: hierarchical, torus, samples of the "
+    "tuning, Gloo's time limit, streams, affinity, log level)",
     "no effect": "Accepted, without effect",
     "missing": "Not supported yet",
 }
