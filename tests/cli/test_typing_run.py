@@ -331,3 +331,43 @@ def test_a_tensorboard_folder_that_cannot_be_written_is_refused_before_anything_
     assert "--tensorboard train.py/board cannot be written" in err
     assert launched.runs == []
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts", "workers"),
+    [
+        ((), ["a:4", "b:4", "c:1"], 9),
+        (("-n", "6"), ["a:4", "b:2"], 6),
+        (("--elastic", "2:5"), ["a:4", "b:1"], 5),
+        (("-n", "5", "--elastic", "2:5"), ["a:4", "b:1"], 5),
+        (("-n", "20", "--elastic", "2:20"), ["a:4", "b:4", "c:1"], 9),
+    ],
+)
+def test_n_is_the_number_of_workers_on_found_hosts(launched, paceline_, tmp_path, monkeypatch, options, hosts, workers):
+    (tmp_path / "now").write_text("a:4\nb:4\nc\n")
+    asked = []
+
+    def launch_on(run, cluster, *, record, **_):
+        asked.append((run.workers, [str(host) for host in cluster.hosts()]))
+        return launched(run, zygote=None, record=record, on_event=print)
+
+    monkeypatch.setattr("paceline.cli.run.launch_on", launch_on)
+    code, _, err = paceline_("run", "--discover", f"cat {tmp_path}/now", *options, "train.py")
+    assert code == 0, err
+    assert asked == [(workers, hosts)]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-n", "10"), "have 9 workers"),
+        (("-n", "4", "--elastic", "2:5"), "-n 4 contradicts --elastic"),
+        (("--rendezvous", "a:29500", "--nodes", "2"), "--rendezvous and --discover exclude each other"),
+    ],
+)
+def test_a_number_of_workers_that_found_hosts_cannot_have(launched, paceline_, tmp_path, options, said):
+    (tmp_path / "now").write_text("a:4\nb:4\nc\n")
+    code, _, err = paceline_("run", "--discover", f"cat {tmp_path}/now", *options, "train.py")
+    assert code == 2
+    assert said in " ".join(err.split())
+    assert not (tmp_path / "paceline-runs").exists()

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +130,7 @@ def _where(asked: Read) -> list[str]:
             f"-np {wanted}: the hosts have {slots} slot{'s' * (slots != 1)} in all.",
             advice=f"Type -np {slots} or less, or more slots after the hosts' names: -H a:4,b:4",
         )
-    used = list(_filled(listed, wanted))
+    used = list(hosts.filled(listed, wanted))
     if all(host.name in HERE for host in used):
         return ["-n", str(wanted)]
     options = ["--hosts", ",".join(map(str, used))]
@@ -149,14 +149,6 @@ def _ssh(values: dict[str, Any]) -> list[str]:
     ssh += ["-p", str(values["ssh_port"])] if "ssh_port" in values else []
     ssh += ["-i", values["ssh_identity_file"]] if "ssh_identity_file" in values else []
     return ["--ssh", shlex.join(ssh)] if len(ssh) > 1 else []
-
-
-def _filled(listed: list[hosts.HostSpec], wanted: int) -> Iterator[hosts.HostSpec]:
-    """The hosts in their order, each with as many processes as it has slots, until all processes have a place."""
-    for host in listed:
-        if taken := min(host.workers, wanted):
-            wanted -= taken
-            yield hosts.HostSpec(host.name, taken)
 
 
 def _script(command: list[str]) -> list[str]:

@@ -56,7 +56,8 @@ Discover = Annotated[
     typer.Option(
         "--discover",
         metavar="PROGRAM",
-        help="The same from a program, which is run again and again: hosts may come and go (with --elastic).",
+        help="The same from a program, which is run again and again: hosts may come and go (with --elastic). -n is the "
+        "number of workers on the first of these hosts.",
         show_default=False,
         rich_help_panel=HOSTS,
     ),
@@ -170,7 +171,8 @@ def cluster_of(
     """The hosts that the user has asked for, None: this host alone; and the number of workers. `workers` is the number
     that was typed, `own` this host's if none was. A process that another one controls ends
     here, with the exit code of the run."""
-    process = mpi_process() if asked.on in (None, "mpi") and asked.hosts is None and asked.hostfile is None else None
+    names_hosts = (asked.hosts, asked.hostfile, asked.discover) != (None, None, None)
+    process = mpi_process() if asked.on in (None, "mpi") and not names_hosts else None
     if process is not None:
         with _under_mpi(asked, settings, workers, quiet, process) as found:
             yield found
@@ -183,15 +185,15 @@ def cluster_of(
             yield cluster, total(cluster)
     else:
         _refuse_stray(asked)
-        yield _placed(asked, workers, own)
+        yield _placed(asked, workers, own, settings.most)
 
 
-def _placed(asked: RunOptions, workers: int | None, own: int) -> tuple[ClusterBackend | None, int]:
-    """Hosts that this process starts agents on by itself."""
+def _placed(asked: RunOptions, workers: int | None, own: int, most: int | None) -> tuple[ClusterBackend | None, int]:
+    """Hosts that this process starts agents on by itself. `most` is the MAX of --elastic."""
     if asked.discover is not None and (asked.hosts or asked.hostfile):
         raise UsageError("--discover and --hosts exclude each other.", advice="Leave one of the two options out.")
     if asked.discover is not None:
-        return (live := FoundHosts((), asked.ssh, program=asked.discover)), total(live)
+        return (live := _found(asked.discover, asked.ssh, workers, most)), total(live)
     listed = listed_hosts(asked.hosts, asked.hostfile, workers)
     allocation = slurm_allocation()
     if listed is not None:
@@ -208,6 +210,22 @@ def _placed(asked: RunOptions, workers: int | None, own: int) -> tuple[ClusterBa
     if is_here(allocation):
         return None, max(own, *workers_of(allocation)) if workers is None else workers
     return (nodes := allocated(allocation, workers)), total(nodes)
+
+
+def _found(program: str, ssh: str, workers: int | None, most: int | None) -> FoundHosts:
+    """The hosts that a program finds, with the number of workers that was typed, if one was."""
+    if workers is not None and most not in (None, workers):
+        raise UsageError(
+            f"-n {workers} contradicts --elastic, by which the run has up to {count(most, 'worker')}.",
+            advice="Leave -n out.",
+        )
+    found = FoundHosts((), ssh, program=program, most=most if workers is None else workers)
+    if workers is not None and most is None and (there := total(found)) < workers:
+        raise UsageError(
+            f"-n {workers}: the hosts that --discover {program} finds have {count(there, 'worker')}.",
+            advice=f"Type -n {there} or less, or leave -n out.",
+        )
+    return found
 
 
 @contextlib.contextmanager
@@ -282,7 +300,7 @@ def ending(finish: Callable[[int, str], None]) -> Iterator[None]:
 
 def _rendezvous(asked: RunOptions, settings: RunSettings, workers: int | None, own: int) -> Asked:
     assert asked.rendezvous is not None
-    other = next((name for name in ("hosts", "hostfile") if getattr(asked, name) is not None), None)
+    other = next((name for name in ("hosts", "hostfile", "discover") if getattr(asked, name) is not None), None)
     if other is not None:
         raise UsageError(f"--rendezvous and --{other} exclude each other.", advice="Leave one of the two options out.")
     host, port = parse_place(asked.rendezvous)

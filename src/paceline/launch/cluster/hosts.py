@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,14 @@ def parse_lines(text: str, what: str) -> list[HostSpec]:
             raise _wrong(f"{what}, line {number}: {words!r} is not a host")
         found.append(HostSpec(match["alone"] or match["name"], int(match["workers"] or 1)))
     return _checked(what, found)
+
+
+def filled(hosts: Iterable[HostSpec], workers: int) -> Iterator[HostSpec]:
+    """The hosts in their order, each with as many workers as it may have, until all workers have a place."""
+    for host in hosts:
+        if taken := min(host.workers, workers):
+            workers -= taken
+            yield HostSpec(host.name, taken)
 
 
 def _checked(what: str, hosts: list[HostSpec]) -> list[HostSpec]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from paceline.errors import PacelineError
 from paceline.launch.cluster.backend import ClusterBackend
-from paceline.launch.cluster.hosts import HostSpec
+from paceline.launch.cluster.hosts import HostSpec, filled
 from paceline.launch.cluster.ssh import SshHosts
 from paceline.launch.host import HostsGoneError
 
@@ -24,7 +24,7 @@ class Present:
     def __init__(self, backend: ClusterBackend, least: int | None, most: int | None) -> None:
         self._backend, self._least, self._most = backend, least, most
         self._gone: dict[str, float] = {}  # when each host was lost
-        self.hosts = list(self._filled(backend.hosts()))
+        self.hosts = self._filled(backend.hosts())
 
     def look_again(self, error: BaseException | None) -> None:
         """An attempt has ended, with this error. Sets the hosts of the next one, if they are enough."""
@@ -57,15 +57,10 @@ class Present:
         except PacelineError:
             return self.hosts  # the program that lists them failed: nothing new is known
         now = time.monotonic()
-        return list(self._filled([host for host in listed if host.name not in self._gone or self._is_back(host, now)]))
+        return self._filled([host for host in listed if host.name not in self._gone or self._is_back(host, now)])
 
-    def _filled(self, listed: list[HostSpec]) -> Iterator[HostSpec]:
-        """The hosts in their order, until there are as many workers as the run may have."""
-        left = sum(host.workers for host in listed) if self._most is None else self._most
-        for host in listed:
-            if taken := min(host.workers, left):
-                left -= taken
-                yield HostSpec(host.name, taken)
+    def _filled(self, listed: list[HostSpec]) -> list[HostSpec]:
+        return listed if self._most is None else list(filled(listed, self._most))
 
     def _is_back(self, host: HostSpec, now: float) -> bool:
         """Only ssh can be asked."""

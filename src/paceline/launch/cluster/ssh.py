@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from paceline.errors import LaunchError
 from paceline.launch.cluster.backend import PATIENCE
-from paceline.launch.cluster.hosts import HostSpec, parse_lines
+from paceline.launch.cluster.hosts import HostSpec, filled, parse_lines
 from paceline.launch.cluster.process import ProcessAgent, agent_command
 
 HERE = ("localhost", "127.0.0.1")  # no ssh is needed
@@ -55,9 +55,11 @@ class SshHosts:
 
 @dataclass(frozen=True)
 class FoundHosts(SshHosts):
-    """Hosts that come and go: a program prints those that there are now, as in a hostfile."""
+    """Hosts that come and go: a program prints those that there are now, as in a hostfile. `most`: the workers that
+    are wanted, on the first hosts; None: on all."""
 
     program: str = ""
+    most: int | None = None
 
     def hosts(self) -> list[HostSpec]:
         try:
@@ -71,4 +73,5 @@ class FoundHosts(SshHosts):
             raise LaunchError(
                 f"--discover {self.program} failed: {why}.", advice="It must print hosts, one on a line: a slots=4"
             )
-        return parse_lines(done.stdout, f"--discover {self.program}")
+        found = parse_lines(done.stdout, f"--discover {self.program}")
+        return found if self.most is None else list(filled(found, self.most))
