@@ -17,8 +17,7 @@ Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 Launcher = Literal["torchrun", "horovod", "tensorflow", "jax"]
 
-# The variables by which launchers tell a process that it is one of several: torchrun's, TensorFlow's, JAX's and
-# horovodrun's. A script that finds one of them takes its distributed branch.
+# Set by launchers (torchrun, TensorFlow, JAX, horovodrun): a script that finds one takes its distributed branch.
 LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
@@ -247,6 +246,7 @@ class SlurmAllocation:
     tasks: str  # per node, in Slurm's short form: 4(x2),3
     gpus: int  # on this node; 0 also if this process is on none of the nodes
     node: str  # on which this process runs; empty: none of them, as under salloc
+    restarts: int  # how often the job has gone back into the queue
 
 
 def slurm_allocation(environ: Mapping[str, str] | None = None) -> SlurmAllocation | None:
@@ -262,6 +262,7 @@ def slurm_allocation(environ: Mapping[str, str] | None = None) -> SlurmAllocatio
         tasks=env.get("SLURM_TASKS_PER_NODE", "1"),
         gpus=int(gpus) if gpus.isdigit() else 0,
         node=env.get("SLURMD_NODENAME", ""),
+        restarts=int(env.get("SLURM_RESTART_COUNT") or 0),
     )
 
 
@@ -328,9 +329,8 @@ def thread_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 
 def horovod_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables by which a user tunes Horovod and NCCL, for workers on other hosts: these do not inherit them."""
-    env = os.environ if environ is None else environ
-    names = (name for name in env if name.startswith(("HOROVOD_", "NCCL_")) and name not in LAUNCHER_VARIABLES)
-    return {name: env[name] for name in names}
+    own = (os.environ if environ is None else environ).items()
+    return {n: value for n, value in own if n.startswith(("HOROVOD_", "NCCL_")) and n not in LAUNCHER_VARIABLES}
 
 
 def keras_backend(environ: Mapping[str, str] | None = None) -> str:
@@ -340,8 +340,7 @@ def keras_backend(environ: Mapping[str, str] | None = None) -> str:
 
 def launcher_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment variables by which another launcher tells a process that it is a worker."""
-    env = os.environ if environ is None else environ
-    return {name: env[name] for name in LAUNCHER_VARIABLES if name in env}
+    return {name: v for name, v in (os.environ if environ is None else environ).items() if name in LAUNCHER_VARIABLES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

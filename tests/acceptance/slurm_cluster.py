@@ -70,7 +70,8 @@ def slurm(folder: Path, nodes: int) -> Iterator[Slurm]:
         "SlurmUser=root",
         "SlurmdUser=root",
         "AuthType=auth/munge",
-        f"AuthInfo=socket={folder}/munge/socket",
+        # A job that goes back into the queue waits until its credential has expired: 120 s without this.
+        f"AuthInfo=socket={folder}/munge/socket,cred_expire=5",
         "CredType=cred/munge",
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",

@@ -44,6 +44,25 @@ if "fail" in sys.argv:
     sys.exit(7)
 """
 
+LASTING = """
+import sys, time, torch, paceline
+from torch import nn
+torch.manual_seed(0)
+model = nn.Linear(3, 1).double()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = paceline.Elastic(model, optimizer, step=0)
+while state.step < 40:
+    loss = model(torch.randn(8, 3, dtype=torch.float64)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(state.step, f"{loss.item():.12f}", flush=True)
+    state.step += 1
+    state.commit()
+    if "slow" in sys.argv:
+        time.sleep(0.2)
+"""
+
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
@@ -89,4 +108,21 @@ def test_a_job_is_submitted_and_requeued_when_it_has_saved(slurm: Slurm, pacelin
     until(lambda: "Restarts=1" in slurm.typed("scontrol", "show", "job", job))
     assert (slurm.folder / "saved").exists()
     assert "back into the queue after SIGUSR1 (exit code 75)" in (slurm.folder / f"slurm-{job}.out").read_text()
-    slurm.typed("scancel", job)  # Slurm would hold it for two minutes before it starts again
+    slurm.typed("scancel", job)
+
+
+def test_a_requeued_job_goes_on_from_the_state_that_it_has_saved(slurm: Slurm, paceline: tuple[str, ...]) -> None:
+    """On one node and on two, the same command runs twice, without --resume."""
+    (slurm.folder / "lasting.py").write_text(LASTING)
+    plain = subprocess.run([sys.executable, "lasting.py"], cwd=slurm.folder, capture_output=True, text=True, check=True)
+    for nodes in ("1", "2"):
+        line = ("--nodes", nodes, "--run-options=--quiet --save-every 1h", "--time", "60", "lasting.py", "slow")
+        job = slurm.typed(*paceline, "submit", "--slurm", *line).split()[-1]
+        out = slurm.folder / f"slurm-{job}.out"
+        until(lambda out=out: out.exists() and out.read_text().count("\n") >= 3)
+        slurm.typed("scancel", "--signal=USR1", "--batch", job)
+        until(lambda job=job: "JobState=COMPLETED" in slurm.typed("scontrol", "show", "job", job))
+        printed = out.read_text()
+        assert "back into the queue after SIGUSR1 (exit code 75)" in printed
+        assert "The script goes on from commit" in printed
+        assert [line for line in printed.splitlines() if line[0].isdigit()] == plain.stdout.splitlines()

@@ -16,7 +16,8 @@ from paceline.launch import processes
 from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.jobs.batch_script import Job, batch_script
 from paceline.launch.cluster.slurm import allocated, is_here, workers_of
-from paceline.settings import is_one_of_several, slurm_allocation, without_slurm_options
+from paceline.launch.requeue import of_this_job
+from paceline.settings import SaveSettings, is_one_of_several, slurm_allocation, without_slurm_options
 
 INSIDE = {
     "SLURM_JOB_ID": "7",
@@ -104,6 +105,59 @@ def test_the_batch_script_passes_the_signal_on_and_requeues(
     process.communicate(timeout=50)
     assert process.returncode == code
     assert (programs / "requeued").exists() == requeued
+
+
+LASTING = """
+import os, signal, torch, paceline
+model = torch.nn.Linear(1, 1)
+state = paceline.Elastic(model, step=0)
+while state.step < 4:
+    print(state.step, flush=True)
+    if state.step == 1 and "SLURM_RESTART_COUNT" not in os.environ:
+        os.kill(int(os.environ["BATCH"]), signal.SIGUSR1)
+        signal.pause()  # until the signal has come back from the batch script, by way of the launcher
+    state.step += 1
+    state.commit()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_starts_again_goes_on_from_its_state(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch script is started twice, as Slurm would do it."""
+    (programs / "train.py").write_text(LASTING)
+    (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {programs}/requeued\n')
+    command = [sys.executable, "-m", "paceline", "run", "--quiet", "--save-every", "1h", "train.py"]
+    (programs / "job").write_text(
+        f"export BATCH=$$\n{batch_script(Job(name='x', command=command, folder=str(programs)))}"
+    )
+    node = {"SLURM_JOB_NUM_NODES": "1", "SLURM_TASKS_PER_NODE": "1", "SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7"}
+    for name, value in (INSIDE | node).items():
+        monkeypatch.setenv(name, value)
+    first = subprocess.run(["bash", str(programs / "job")], capture_output=True, text=True)
+    assert (first.returncode, first.stdout) == (75, "0\n1\n"), first.stderr
+    assert (programs / "requeued").read_text() == "requeue 7\n"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    second = subprocess.run(["bash", str(programs / "job")], capture_output=True, text=True)
+    assert (second.returncode, second.stdout) == (0, "2\n3\n"), second.stderr
+
+
+def test_a_job_goes_on_only_from_what_it_has_saved_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = SaveSettings(folder=str(tmp_path / "saves" / "train"))
+
+    def start(job: str, restarts: int, age: int) -> bool:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+        return of_this_job(typed, age).resume == typed.folder
+
+    assert not of_this_job(typed, 5).resume  # outside of Slurm
+    assert not Path(f"{typed.folder}.job").exists()
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    assert not start("7", 0, 5)
+    assert not start("7", 1, 5)  # the state is that of an earlier run: job 7 was killed before its first save
+    assert start("7", 2, 6)
+    assert start("7", 3, 6)
+    assert not start("8", 0, 6)
+    assert not start("8", 1, 6)
 
 
 def test_the_batch_script_has_what_was_asked() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.launch.events import Event, Notice
 from paceline.launch.host import HostsGoneError
+from paceline.launch.requeue import of_this_job
 from paceline.record import Outcome
 from paceline.settings import JOINED, RunSettings
 from paceline.units import count
@@ -32,6 +33,8 @@ def with_restarts(
     if saving is None:
         return attempt(run)
     first = _age(saving.folder)
+    saving = of_this_job(saving, first)
+    run = dataclasses.replace(run, saving=saving)
 
     def tell(text: str) -> None:
         notices.append(text)
