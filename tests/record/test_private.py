@@ -11,7 +11,7 @@ import pytest
 from paceline.errors import RecordError
 from paceline.record import Run, StepWriter, new_folder, prepare, write_run
 from paceline.record import private as modes
-from paceline.record.folder import open_log
+from paceline.record.logs import open_log
 from paceline.record.noise import Noise
 from paceline.record.private import create, keep_private, make_folder, write_file
 from paceline.record.sharpness import RunSharpness, write_sharpness
@@ -64,7 +64,7 @@ def test_a_new_record_is_its_owners_alone(tmp_path, umask):
     prepare(folder)
     assert mode(folder / "scratch") & 0o077 == 0
     files = fill(folder)
-    assert len(files) == 7
+    assert len(files) == 8
     assert {mode(file) for file in files} == {0o600}
     assert mode(folder / "plots") & 0o077 == 0
 

@@ -24,6 +24,7 @@ from paceline.record import (
     read_steps,
     write_run,
 )
+from paceline.record.folder import RESERVE, release
 from paceline.record.phases import PHASES
 
 
@@ -187,6 +188,8 @@ def test_preparing_a_folder_again_takes_out_the_run_before(tmp_path: Path) -> No
     for name in ("log.rank0.txt", "steps.rank0.jsonl", "notes.txt"):
         (tmp_path / name).touch()
     prepare(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "scratch", RESERVE}
+    release(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "scratch"}
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import RecordError
-from paceline.record.folder import unwritable
 from paceline.record.inside import Folder
 from paceline.record.private import write_file
+from paceline.record.stopping import stop
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -44,12 +44,12 @@ def findings_path(folder: Path) -> Path:
 
 
 def write_findings(folder: Path, found: list[Finding]) -> None:
-    """RecordError if the folder cannot be written."""
+    """If the folder cannot be written, see `record.stopping`."""
     path = findings_path(folder)
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     except OSError as error:
-        raise unwritable(path, error) from error
+        stop(path, error)
 
 
 def read_findings(folder: Path | Folder) -> list[Finding]:

@@ -30,9 +30,10 @@ from paceline.cli import (
 )
 from paceline.cli.shared.example_first import program
 from paceline.cli.shared.session import Session
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Zygote
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
+from paceline.record import stopping
 
 INTERRUPTED = 130  # the exit code that a shell reports for a program ended by SIGINT
 
@@ -92,7 +93,7 @@ def command_line(
     paceline prints its traceback. With --json, both also print a JSON document. `ended` is called after the verb."""
     session = Session(zygote=zygote, verb=next(iter(arguments), ""))
     try:
-        with raised_on_sigterm():
+        with raised_on_sigterm(), stopping.listening(_warn):
             code = typer.main.get_command(app).main(
                 args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session
             )
@@ -141,6 +142,13 @@ def _asked_for_json(arguments: Sequence[str]) -> bool:
         if argument == "--json":
             return True
     return False
+
+
+def _warn(error: RecordError) -> None:
+    """A record can no longer be written: the verb goes on without it."""
+    print(f"paceline: {error.message} Recording stops here.", file=sys.stderr)
+    if error.advice:
+        print(f"  {error.advice}", file=sys.stderr)
 
 
 def _tell(session: Session, error: PacelineError, code: int, *, kind: str = "") -> int:

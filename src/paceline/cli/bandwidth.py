@@ -14,11 +14,10 @@ from paceline import __version__
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import progress_bar, stderr
+from paceline.cli.shared.terminal import open_folder, progress_bar, stderr
 from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
-from paceline.record import new_folder
 from paceline.record.schema import Outcome, Run
 from paceline.topology import Host, discover
 from paceline.topology.host import read
@@ -121,7 +120,7 @@ def bandwidth(
         memory=free_memory(),
         oversubscribe=oversubscribe or workers is None,
     )
-    session.record = new_folder(record, "bandwidth", share=share_record)
+    session.record = open_folder(record, "bandwidth", share=share_record)
     plan = trials.plan(
         host,
         session.record,

@@ -17,10 +17,9 @@ from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.series import Line, parse_time, recorded, run_of
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.shared.terminal import open_folder, stderr
 from paceline.cli.tables.demo import show_printed, show_tuned
 from paceline.cli.tune import keep
-from paceline.record import new_folder
 from paceline.record.private import write_file
 from paceline.settings import RunSettings, asked_threads
 from paceline.topology import Host, discover
@@ -126,7 +125,7 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
     console.print(expect(story.machine))
     console.print(f"  $ python {script}\n  $ paceline run -n {workers} {script}", soft_wrap=True)
     settings = RunSettings(script=script, workers=workers)
-    session.record = new_folder(story.parent, f"scale-{story.script.stem}")
+    session.record = open_folder(story.parent, f"scale-{story.script.stem}")
     results: list[scaling.Result] = []
     line = Line(console, clock, quiet=console.quiet)
 
@@ -171,7 +170,7 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
         return
     console.print(f"  $ paceline tune --budget {seconds:.0f}s {story.script}", soft_wrap=True)
     settings = RunSettings(script=str(story.script), steps=STEPS, enough=ENOUGH)
-    story.tune_record = new_folder(story.parent, f"tune-{story.script.stem}")
+    story.tune_record = open_folder(story.parent, f"tune-{story.script.stem}")
     budget = Budget(seconds)
     line = Line(console, budget, quiet=console.quiet)
 

@@ -16,14 +16,14 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr
+from paceline.cli.shared.terminal import open_folder, stderr
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
 from paceline.errors import PacelineError, UsageError
 from paceline.launch import check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
-from paceline.record import Outcome, new_folder
+from paceline.record import Outcome
 from paceline.settings import ProfileSettings, RunSettings
 from paceline.topology import discover
 from paceline.topology.sampling import Sampler
@@ -144,7 +144,7 @@ def profile(
     check(settings, discover(), oversubscribe=asked.oversubscribe)
     if tensorboard is not None:
         prove_board(tensorboard)
-    session.record = new_folder(record, asked.script, share=asked.share_record)
+    session.record = open_folder(record, asked.script, share=asked.share_record)
     outcome = _run(
         settings, session, console, oversubscribe=asked.oversubscribe, tensorboard=tensorboard, quiet=quiet, json=json
     )

@@ -16,18 +16,18 @@ from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import stderr, time_table
+from paceline.cli.shared.terminal import open_folder, stderr, time_table
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
-from paceline.errors import UsageError
+from paceline.errors import RecordError, UsageError
 from paceline.launch import check, launch
 from paceline.launch.cluster.controller import launch_on
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
-from paceline.record import new_folder
+from paceline.record.phases import PHASES
 from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
-from paceline.settings import Batch, Compression, Launcher
+from paceline.settings import Batch, Compression, Launcher, RunSettings
 from paceline.topology import discover
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.tune.candidates import together
@@ -196,7 +196,7 @@ def run(
             )
         if tensorboard is not None:
             prove_board(tensorboard)
-        session.record = new_folder(record, asked.script, share=asked.share_record)
+        session.record = open_folder(record, asked.script, share=asked.share_record)
         console = stderr()
         if said and not quiet:
             console.print(f"paceline: {said}", soft_wrap=True)
@@ -217,15 +217,15 @@ def run(
                     )
         finally:
             live.close()
-        summary = summarize(session.record)
+        summary = summary_of(session.record, outcome, settings)
         if timeline is not None:
-            spans = write_trace(session.record, timeline)
-            console.print(f"timeline: {timeline} ({spans} spans; open it in ui.perfetto.dev)", soft_wrap=True)
+            show_timeline(console, session.record, timeline)
         if outcome.message:
             console.print(outcome.message, style="red", soft_wrap=True)
         noise = find_noise(session.record) if noise_scale else None
         if not quiet:
-            show_summary(console, summary, session, launch_as=settings.launch_as)
+            lost = bool(outcome.unrecorded)
+            show_summary(console, summary, session, launch_as=settings.launch_as, unrecorded=lost)
             if noise_scale and summary.steps:
                 show_noise(console, noise, summary.samples / summary.steps)
         if json:
@@ -235,7 +235,54 @@ def run(
         raise typer.Exit(outcome.exit_code)
 
 
-def show_summary(console: Console, summary: Summary, session: Session, *, launch_as: Launcher | None = None) -> None:
+def summary_of(record: Path, outcome: Outcome, settings: RunSettings) -> Summary:
+    """The summary of the run; of what is known, if its record was lost while it ran."""
+    try:
+        summary = summarize(record)
+    except RecordError:
+        if not outcome.unrecorded:
+            raise
+        summary = Summary(
+            workers=settings.workers,
+            view=outcome.view,
+            strategy=settings.strategy,
+            mods=list(settings.mods),
+            steps=0,
+            warm_up=0,
+            samples=0,
+            seconds=outcome.seconds,
+            samples_per_s=0.0,
+            median_samples_per_s=0.0,
+            step=dict.fromkeys(("total", *PHASES), 0.0),
+            slowest=None,
+            first_loss=None,
+            last_loss=None,
+            exit_code=outcome.exit_code,
+        )
+    if outcome.unrecorded:
+        summary.workers, summary.steps = settings.workers, max(summary.steps, outcome.steps)
+        summary.seconds = outcome.seconds
+    return summary
+
+
+def show_timeline(console: Console, record: Path, timeline: Path) -> None:
+    """Writes the trace. One that cannot be written does not make the run fail."""
+    try:
+        spans = write_trace(record, timeline)
+    except RecordError as error:
+        console.print(f"paceline: --timeline {timeline}: {error.message}", style="yellow", soft_wrap=True)
+    else:
+        console.print(f"timeline: {timeline} ({spans} spans; open it in ui.perfetto.dev)", soft_wrap=True)
+
+
+def show_summary(
+    console: Console,
+    summary: Summary,
+    session: Session,
+    *,
+    launch_as: Launcher | None = None,
+    unrecorded: bool = False,
+) -> None:
     """Prints the summary at the end of a run."""
     console.print()
     if summary.steps == 0:
@@ -253,8 +300,9 @@ def show_summary(console: Console, summary: Summary, session: Session, *, launch
         if summary.samples_per_s > 0:
             head.append(f"{rate(summary.samples_per_s)} samples/s")
         console.print(" · ".join(head), style="bold", soft_wrap=True)
-        console.print()
-        console.print(time_table(summary.step))
+        if summary.step["total"]:
+            console.print()
+            console.print(time_table(summary.step))
         if summary.warm_up:
             left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
             console.print(f"(means over steps and workers; the first {left_out} left out as warm-up)", style="dim")
@@ -271,7 +319,11 @@ def show_summary(console: Console, summary: Summary, session: Session, *, launch
                 f"the bottleneck is {waited.report.bottleneck}",
                 soft_wrap=True,
             )
-    console.print(f"record: {session.record}", soft_wrap=True)
+    place = str(session.record)
+    if unrecorded:
+        kept = session.record is not None and session.record.is_dir()
+        place = f"{place} (incomplete: see the warning above)" if kept else "none (see the warning above)"
+    console.print(f"record: {place}", soft_wrap=True)
 
 
 def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import plotted, progress_bar, stderr
+from paceline.cli.shared.terminal import open_folder, plotted, progress_bar, stderr
 from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
 from paceline.mods import catalog
-from paceline.record import new_folder
 from paceline.record.schema import Outcome
 from paceline.settings import RunSettings
 from paceline.topology import discover
@@ -80,7 +79,7 @@ def scale(
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     for number in (numbers[0], numbers[-1]):
         check(replace(settings, workers=number), discover(), oversubscribe=asked.oversubscribe)
-    session.record = new_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
+    session.record = open_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
     console = stderr()
     results, outcome = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
     verdict = trials.judge(results, mode=mode, record=session.record, interrupted=outcome.interrupted)

@@ -19,8 +19,8 @@ from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables import tune as tune_tables
 from paceline.errors import UsageError
 from paceline.mods import catalog
-from paceline.record.folder import unwritable
 from paceline.record.private import write_file
+from paceline.record.stopping import stop
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.trials.core.bench import Budget, Measured, Status, details
@@ -232,11 +232,11 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file of the record; RecordError if that fails."""
+    """Writes a file of the record. If that fails: see `record.stopping`."""
     try:
         write_file(path, data)
     except OSError as error:
-        raise unwritable(path, error) from error
+        stop(path, error)
 
 
 def show_result(console: Console, verdict: Verdict, told: dict[str, Any], record: Path) -> None:

@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from paceline.comm.pulse import Pulse
+from paceline.errors import RecordError
 from paceline.launch import messages
 from paceline.launch.failures import texts
 from paceline.launch.failures.tracebacks import stack_of
@@ -50,7 +51,7 @@ class ControlChannel:
         self._decoder = msgspec.json.Decoder(messages.FromWorker)
         self._peers: dict[int, bytes] = {}
 
-    def receive(self) -> Iterator[tuple[int, messages.Beat | messages.Said | messages.Failed | messages.Stack]]:
+    def receive(self) -> Iterator[tuple[int, messages.FromWorkers]]:
         """Yields all messages that have arrived, each with its rank; never waits."""
         while True:
             try:
@@ -89,7 +90,7 @@ class Control:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self.pulse = Pulse(self.notice)
-        self._outbox: deque[messages.Said | messages.Failed] = deque()
+        self._outbox: deque[messages.Said | messages.Failed | messages.Unrecorded] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._over = False
         self._thread = threading.Thread(target=self._serve, name="paceline-control", daemon=True)
@@ -103,6 +104,10 @@ class Control:
     def failed(self, failure: messages.Failed) -> None:
         self._post(failure)
 
+    def unrecorded(self, error: RecordError) -> None:
+        """The record can no longer be written: `record.stopping`."""
+        self._post(messages.Unrecorded(error.message, error.advice))
+
     def close(self) -> None:
         """Sends the remaining messages and a last heartbeat. Waits 2 s at most, even if the launcher is gone."""
         self._over = True
@@ -111,7 +116,7 @@ class Control:
         if not self._thread.is_alive():
             os.close(self._bell)
 
-    def _post(self, message: messages.Said | messages.Failed) -> None:
+    def _post(self, message: messages.Said | messages.Failed | messages.Unrecorded) -> None:
         if not self._over:
             self._outbox.append(message)
             os.eventfd_write(self._bell, 1)
@@ -160,9 +165,7 @@ class Control:
             stack = stack_of(frame) if frame is not None else "its main thread has ended"
             self._send(socket, messages.Stack(texts.shortened(stack)))
 
-    def _send(
-        self, socket: zmq.Socket[bytes], message: messages.Beat | messages.Said | messages.Failed | messages.Stack
-    ) -> None:
+    def _send(self, socket: zmq.Socket[bytes], message: messages.FromWorkers) -> None:
         envelope = messages.FromWorker(self._settings.token, self._settings.rank, message)
         try:
             body = msgspec.json.encode(envelope)

@@ -17,7 +17,7 @@ from paceline.launch.events import Output
 from paceline.launch.zygote.handle import Zygote
 from paceline.launch.zygote.patience import Patience
 
-FromWorker: TypeAlias = messages.Beat | messages.Said | messages.Failed | messages.Stack
+FromWorker: TypeAlias = messages.FromWorkers
 FromZygote: TypeAlias = messages.Ready | messages.Forked | messages.Ended | messages.Swept
 Happened: TypeAlias = FromZygote | Output | tuple[int, FromWorker]
 

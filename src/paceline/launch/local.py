@@ -20,7 +20,7 @@ from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits, texts
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
-from paceline.launch.outcome import outcome_of, recorded
+from paceline.launch.outcome import going_on, outcome_of, recorded
 from paceline.launch.restarts import with_restarts
 from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
@@ -49,9 +49,9 @@ def launch(
     that still run `limit` seconds after their start are stopped, and the run has failed.
 
     A script that fails raises no error here: the outcome holds the failure. Errors are a wrong option or record before
-    a worker starts (UsageError, RecordError), a zygote that cannot fork (LaunchError), and a record that can no longer
-    be written. While the workers run, SIGINT and SIGTERM are passed on to them; that works only if `launch` is called
-    from the main thread.
+    a worker starts (UsageError, RecordError), and a zygote that cannot fork (LaunchError). A record that can no longer
+    be written is told, once, and noted in the outcome; the script goes on. While the workers run, SIGINT and SIGTERM
+    are passed on to them; that works only if `launch` is called from the main thread.
     """
     host = discover()
     check(run, host, oversubscribe=oversubscribe)
@@ -83,7 +83,8 @@ def launch(
         return outcome
 
     topology = dataclasses.asdict(host) | (placed.recorded if placed else {})
-    return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
+    with going_on(on_event):
+        return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
 
 
 def _check_mods(run: RunSettings) -> None:

@@ -7,7 +7,7 @@ control channel (`control.py`), whose messages carry the run's token.
 from __future__ import annotations
 
 import socket
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -114,10 +114,20 @@ class Failed(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     consequence: bool
 
 
+class Unrecorded(msgspec.Struct, tag=True, frozen=True):
+    """The worker can no longer write to the record, and goes on without it."""
+
+    message: str
+    advice: str
+
+
 class Stack(msgspec.Struct, tag=True, frozen=True):
     """The answer to Where: the main thread's Python stack, outermost line first."""
 
     text: str
+
+
+FromWorkers: TypeAlias = Beat | Said | Failed | Stack | Unrecorded
 
 
 class FromWorker(msgspec.Struct, frozen=True):
@@ -125,7 +135,7 @@ class FromWorker(msgspec.Struct, frozen=True):
 
     token: str
     rank: int
-    message: Beat | Said | Failed | Stack
+    message: FromWorkers
 
 
 # --- launcher → worker

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import paceline
 from paceline.errors import LaunchError, PacelineError, RecordError
+from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits
 from paceline.launch.failures.failure import explain
 from paceline.launch.versions import installed
 from paceline.launch.watch import Signals, Watch
-from paceline.record import Outcome, Run, last_step, prepare, write_run
+from paceline.record import Outcome, Run, last_step, prepare, stopping, write_run
+from paceline.record.folder import release
 from paceline.settings import RunSettings
 from paceline.strategies import catalog as strategies
 
@@ -61,6 +64,17 @@ def recorded(
     return outcome
 
 
+@contextlib.contextmanager
+def going_on(on_event: Callable[[Event], None]) -> Iterator[None]:
+    """Around a run: a record that can no longer be written is told as an event, once, and the run goes on."""
+
+    def tell(error: RecordError) -> None:
+        on_event(Notice(f"{error.message} Recording stops here; the script goes on.\n{error.advice}".rstrip()))
+
+    with stopping.listening(tell):
+        yield
+
+
 def outcome_of(watch: Watch, record: Path, seconds: float) -> Outcome:
     """How a run has ended."""
     beats = [standing.beat for standing in watch.standings if standing.beat is not None]
@@ -93,11 +107,12 @@ def _recorded(record: Path, workers: int) -> list[int]:
 
 
 def _conclude(record: Path, entry: Run, outcome: Outcome) -> None:
-    """Writes the outcome to the record. If that fails, the outcome becomes a failure."""
+    """Writes the outcome to the record, also of a run that could not write all of its record."""
     entry.outcome = outcome
     shutil.rmtree(record / "scratch", ignore_errors=True)  # files of ranks above 0: see script/output/rank0.py
-    try:
-        write_run(record, entry)
-    except RecordError as error:
-        outcome.exit_code = outcome.exit_code or 1
-        outcome.message = "\n".join(filter(None, (outcome.message, str(error))))
+    release(record)
+    if lost := stopping.why():
+        outcome.unrecorded = lost
+        outcome.notices.append(lost)
+    write_run(record, entry)
+    outcome.unrecorded = stopping.why()

@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from paceline.errors import RecordError, UsageError
-from paceline.launch.events import Event, Progress
+from paceline.errors import UsageError
+from paceline.launch.events import Event, Notice, Progress
 from paceline.record.logged import Logged, logged_path
 from paceline.record.phases import PHASES
 from paceline.record.schema import Step
@@ -51,8 +51,8 @@ def prove_board(folder: Path) -> None:
 @contextlib.contextmanager
 def showing(folder: Path | None, record: Path, tell: Callable[[Event], None]) -> Iterator[Callable[[Event], None]]:
     """Use it around a launch. Yields the function to call with the launch's events: it calls `tell` and writes the new
-    lines of the record to `folder`. Without a folder, yields `tell` itself. Raises RecordError at the end if a write
-    failed; the run itself goes on until then."""
+    lines of the record to `folder`. Without a folder, yields `tell` itself. A write that failed is told, once; the run
+    goes on."""
     if folder is None:
         yield tell
         return
@@ -61,14 +61,18 @@ def showing(folder: Path | None, record: Path, tell: Callable[[Event], None]) ->
     def told(event: Event) -> None:
         tell(event)
         if isinstance(event, Progress):
-            board.look()
+            look(board.look)
+
+    def look(take: Callable[[], None]) -> None:
+        before = board.trouble
+        take()
+        if board.trouble and not before:
+            tell(Notice(f"{board.trouble} The run goes on, and its record has all steps."))
 
     try:
         yield told
     finally:
-        board.close()
-    if board.trouble:
-        raise RecordError(board.trouble, advice=f"The run itself is complete: its record is {record}.")
+        look(board.close)
 
 
 class Board:

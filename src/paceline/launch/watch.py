@@ -19,15 +19,16 @@ from typing import Any, Self
 import zmq
 
 from paceline.comm.link.messages import ROOM, left_key, left_text
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RecordError
 from paceline.launch import messages
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
 from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
 from paceline.launch.host import FromWorker, FromZygote, Host
 from paceline.launch.voice import Voice
-from paceline.record import last_step
-from paceline.record.folder import open_log, unwritable
+from paceline.record import last_step, stopping
+from paceline.record.folder import log_path
+from paceline.record.logs import open_log
 from paceline.record.schema import FailureKind
 from paceline.settings import JOINED, PREEMPTED, RunSettings
 from paceline.strategies import catalog as strategies
@@ -290,6 +291,8 @@ class Watch:
                 self._fail(raised(rank, message, now))
         elif isinstance(message, messages.Stack):
             self._stacks[rank] = message.text
+        elif isinstance(message, messages.Unrecorded):  # of any rank: only one of them may have met the full disk
+            stopping.stop_for(RecordError(message.message, advice=message.advice))
         elif rank == self._voice.rank and message.text not in self.notices:
             # All workers run the same lines and send the same notices: rank 0's are enough.
             self.notices.append(message.text)
@@ -300,10 +303,10 @@ class Watch:
         try:
             if output.rank not in self._logs:
                 self._logs[output.rank] = open_log(self._record, output.rank)
-            while rest:
+            while rest and not stopping.is_stopped():
                 rest = rest[os.write(self._logs[output.rank], rest) :]
         except OSError as error:
-            raise unwritable(self._record, error) from error
+            stopping.stop(log_path(self._record, output.rank), error)
         if (shown := self._voice.hear(output)) is not None:
             self._tell(shown)
 

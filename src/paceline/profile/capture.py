@@ -5,11 +5,14 @@ The recorder decides where a step ends. Before and after the trace, the overhead
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import json
 import time
 import warnings
-from os import replace, unlink  # bound here, before a script's file functions are redirected
+from os import path as os_path
+from os import replace, strerror, unlink  # bound here, before a script's file functions are redirected
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,9 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from paceline.profile.facts import Gathering
 from paceline.profile.marks import Marks
-from paceline.record.folder import unwritable
 from paceline.record.private import opened
 from paceline.record.settling import settle
+from paceline.record.stopping import stop
 from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.seams.stage import Stage
 from paceline.settings import ProfileSettings
@@ -143,6 +146,7 @@ class Capture:
         fresh = self.path.with_name(f".{self.path.name}")
         try:
             profiler.export_chrome_trace(str(plain))
+            prove_complete(plain)
             with (
                 opened(fresh) as packed,
                 open(plain, "rb") as source,
@@ -152,10 +156,16 @@ class Capture:
                     file.write(chunk)
             replace(fresh, self.path)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            stop(self.path, error)
         finally:
             for left in (plain, fresh):
-                try:
+                with contextlib.suppress(OSError):
                     unlink(left)
-                except FileNotFoundError:
-                    pass
+
+
+def prove_complete(path: Path) -> None:
+    """OSError if a trace has no end: torch writes it in native code, which does not tell of a full disk."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os_path.getsize(path) - 64))
+        if not file.read().rstrip().endswith(b"}"):
+            raise OSError(errno.ENOSPC, strerror(errno.ENOSPC), str(path))

@@ -18,8 +18,8 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from paceline.comm.call_site import script_line
 from paceline.comm.group import count_gpus
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts, SaveFacts, facts_path
-from paceline.record.folder import unwritable
 from paceline.record.private import write_file
+from paceline.record.stopping import stop
 from paceline.script.recorder import Recorder
 from paceline.script.seams.stage import Stage
 
@@ -69,7 +69,7 @@ class Gathering:
         try:
             write_file(self._path, msgspec.json.encode(facts) + b"\n")
         except OSError as error:
-            raise unwritable(self._path, error) from error
+            stop(self._path, error)
 
     def _time_saves(self) -> None:
         plain, facts = torch.save, self.facts

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from paceline.errors import RecordError
 from paceline.record.inside import Folder
-from paceline.record.private import OWNER, create, keep_private, make_folder, make_record, write_file
+from paceline.record.private import OWNER, keep_private, make_folder, make_record, write_file
 
 SCRATCH = "scratch"
+RESERVE = ".reserved"  # bytes that keep room for how the run has ended, on a disk that fills up meanwhile
 _PROBE = b"\0" * 65536
 
 
@@ -60,9 +61,16 @@ def prepare(folder: Path, *, share: bool = False) -> None:
             for stale in folder.glob(pattern):
                 stale.unlink()
         _make_scratch(folder)
+        prove(folder)
+        write_file(folder / RESERVE, _PROBE)
     except OSError as error:
         raise unwritable(folder, error) from error
-    prove(folder)
+
+
+def release(folder: Path) -> None:
+    """Gives back the room that `prepare` has reserved. Called before the last write of a run."""
+    with contextlib.suppress(OSError):
+        (folder / RESERVE).unlink()
 
 
 def _make_scratch(folder: Path) -> None:
@@ -79,7 +87,8 @@ def prove(folder: Path) -> None:
         try:
             write_file(probe, _PROBE)
         finally:
-            probe.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a missing folder is told by the write
+                probe.unlink()
     except OSError as error:
         raise unwritable(folder, error) from error
 
@@ -96,15 +105,6 @@ def unwritable(path: Path, error: OSError) -> RecordError:
 def log_path(folder: Path | str, rank: int) -> Path:
     """The file that holds a worker's standard output and error."""
     return Path(folder) / f"log.rank{rank}.txt"
-
-
-def open_log(folder: Path | str, rank: int) -> int:
-    """A descriptor that appends to a worker's log. RecordError if the log cannot be opened."""
-    path = log_path(folder, rank)
-    try:
-        return create(path, append=True)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def last_lines(folder: Path | str, rank: int, count: int = 10) -> list[str]:

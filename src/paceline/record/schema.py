@@ -74,6 +74,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     steps: int = 0
     view: str = ""
     notices: list[str] = []
+    unrecorded: str = ""  # why the record is incomplete: a write to it failed, and the run went on
 
 
 class Run(msgspec.Struct, kw_only=True):

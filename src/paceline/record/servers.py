@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import msgspec
 
 from paceline.errors import RecordError
-from paceline.record.folder import unwritable
 from paceline.record.inside import Folder
 from paceline.record.private import write_file
+from paceline.record.stopping import stop
 
 LARGEST = 16 << 20  # bytes
 
@@ -38,8 +39,9 @@ def write_report(folder: Path, report: ServerReport) -> None:
         write_file(fresh, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
         os.replace(fresh, path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise unwritable(path, error) from error
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        stop(path, error)
 
 
 def read_reports(folder: Path | Folder) -> list[ServerReport]:

@@ -5,16 +5,18 @@ Workers append spans to `timeline.rankR.jsonl` in the record; `write_trace` conv
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from paceline.record.folder import unwritable
 from paceline.record.inside import File, Folder
 from paceline.record.private import create
+from paceline.record.stopping import is_stopped, stop
 
 BLOCK = 500  # spans per write
 
@@ -37,10 +39,12 @@ class TimelineWriter:
         self._zero = time.time() - time.perf_counter()
         self._encoder = msgspec.json.Encoder()
         self._spans: list[Span] = []
+        self._file: BinaryIO | None = None
         try:
-            self._file = os.fdopen(create(self._path, append=True), "ab")
+            # Unbuffered: what a full disk has refused must not be tried again when the file is closed.
+            self._file = cast(BinaryIO, os.fdopen(create(self._path, append=True), "ab", 0))
         except OSError as error:
-            raise unwritable(self._path, error) from error
+            stop(self._path, error)
 
     def add(self, track: str, name: str, start: float, end: float, **about: Any) -> None:
         self._spans.append(Span(track, name, start + self._zero, end + self._zero, about))
@@ -48,12 +52,13 @@ class TimelineWriter:
             self.flush()
 
     def flush(self) -> None:
-        try:
-            self._file.write(b"".join(self._encoder.encode(span) + b"\n" for span in self._spans))
-            self._file.flush()
-        except OSError as error:
-            raise unwritable(self._path, error) from error
+        data = b"".join(self._encoder.encode(span) + b"\n" for span in self._spans)
         self._spans.clear()
+        try:
+            while data and self._file is not None and not is_stopped():
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            stop(self._path, error)
 
 
 def read_spans(path: Path | File, *, most: int | None = None) -> list[Span]:
@@ -97,7 +102,8 @@ def write_trace(folder: Path, target: Path) -> int:
         fresh.write_bytes(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
         os.replace(fresh, target)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise unwritable(target, error) from error
     return sum(map(len, by_rank.values()))
 

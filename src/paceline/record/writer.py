@@ -5,40 +5,45 @@ The reader accepts the files of a run that was killed at any moment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paceline.record.folder import unwritable
 from paceline.record.logged import Logged
 from paceline.record.noise import Noise
 from paceline.record.pipelines import Reported
 from paceline.record.private import create, write_file
 from paceline.record.schema import Run, Step
+from paceline.record.stopping import is_stopped, stop
 
 
 class StepWriter:
     """Appends the steps of one worker. Each line is one write to an append-only descriptor: the line is in the file
-    when `append` returns, no buffer can be lost, and only a full disk can tear a line."""
+    when `append` returns, no buffer can be lost, and only a full disk can tear a line: the last one, since recording
+    then stops (`stopping`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = Path(path)
         self._encoder = msgspec.json.Encoder()
+        self._file = -1
         try:
             self._file = create(self._path, append=True)
         except OSError as error:
-            raise unwritable(self._path, error) from error
+            stop(self._path, error)
 
     def append(self, step: Step | Noise | Logged | Reported) -> None:
-        """Writes one line. Raises RecordError if the disk is full."""
+        """Writes one line, unless recording has stopped. Where nobody listens, a full disk raises RecordError."""
+        if self._file < 0 or is_stopped():
+            return
         line = self._encoder.encode(step) + b"\n"
         try:
             while line:
                 line = line[os.write(self._file, line) :]
         except OSError as error:
-            raise unwritable(self._path, error) from error
+            stop(self._path, error)
 
     def close(self) -> None:
         if self._file >= 0:
@@ -62,5 +67,6 @@ def _replace(path: Path, document: Any) -> None:
         write_file(fresh, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
         os.replace(fresh, path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise unwritable(path, error) from error
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        stop(path, error)

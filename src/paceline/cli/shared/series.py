@@ -20,15 +20,15 @@ from paceline import __version__
 from paceline.cli.shared import options
 from paceline.cli.shared.script_options import ScriptOptions
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import progress_bar, stderr
-from paceline.errors import RecordError, UsageError
+from paceline.cli.shared.terminal import open_folder, progress_bar, stderr
+from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
 from paceline.launch.interrupts import exit_code_of
-from paceline.record import new_folder, read_run, write_run
-from paceline.record.folder import unwritable
+from paceline.record import read_run, write_run
 from paceline.record.private import keep_private, write_file
 from paceline.record.schema import Outcome, Run
+from paceline.record.stopping import stop
 from paceline.settings import RunSettings
 from paceline.topology import Host
 from paceline.trials.core.bench import Bench, Budget, Measured
@@ -95,7 +95,7 @@ def open_record(
     """The record of the series and its settings. A new folder, or the record to resume: that must come from the same
     command, and its seed is used unless a seed was given."""
     if resume is None:
-        return new_folder(parent, f"{verb}-{Path(settings.script).stem}", share=settings.share_record), settings
+        return open_folder(parent, f"{verb}-{Path(settings.script).stem}", share=settings.share_record), settings
     run = read_run(resume)
     if run.verb != verb:
         raise UsageError(
@@ -146,11 +146,7 @@ def recorded(record: Path, run: Run) -> Iterator[Outcome]:
     finally:
         outcome.seconds = time.time() - begun
         run.outcome = outcome
-        try:
-            write_run(record, run)
-        except RecordError:
-            if outcome.exit_code == 0:
-                raise
+        write_run(record, run)
 
 
 class PlannedResult(Protocol):
@@ -288,12 +284,12 @@ def document(verdict: msgspec.Struct, trouble: Trouble | None, **more: Any) -> d
 
 
 def write_verdict(record: Path, verdict: msgspec.Struct) -> None:
-    """Writes verdict.json; RecordError if that fails, such as on a full disk."""
+    """Writes verdict.json. If that fails, such as on a full disk: see `record.stopping`."""
     path = record / "verdict.json"
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(verdict)))
     except OSError as error:
-        raise unwritable(path, error) from error
+        stop(path, error)
 
 
 def finish(

@@ -11,6 +11,8 @@ from rich.table import Table
 
 from paceline.charts.chart import Chart
 from paceline.record.phases import EVALUATION, PHASES
+from paceline.record.refuge import new_folder_somewhere
+from paceline.record.stopping import stop
 from paceline.units import percent, seconds
 
 BAR = 24  # columns of a full bar
@@ -19,6 +21,15 @@ BAR = 24  # columns of a full bar
 def stderr() -> Console:
     """The console for paceline's own output. Standard output belongs to the script, or to the JSON document."""
     return Console(stderr=True, highlight=False, markup=False)
+
+
+def open_folder(parent: Path, name: str, *, share: bool = False) -> Path:
+    """A new record's folder; in a temporary folder, with a warning, if this one's disk is full or read-only."""
+
+    def tell(text: str) -> None:
+        stderr().print(f"paceline: {text}", style="yellow", soft_wrap=True)
+
+    return new_folder_somewhere(parent, name, tell=tell, share=share)
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Progress:
@@ -66,6 +77,9 @@ def plotted(charts: Sequence[Chart], path: Path, script: str) -> Path | None:
         return None
     try:
         write_svg(charts, path, title=Path(script).name)
+    except OSError as error:
+        stop(path, error)
+        return None
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise

@@ -21,7 +21,7 @@ from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.present import Present
 from paceline.launch.cluster.remote import Agents, RemoteHost
 from paceline.launch.events import Event, Notice
-from paceline.launch.outcome import outcome_of, recorded
+from paceline.launch.outcome import going_on, outcome_of, recorded
 from paceline.launch.restarts import with_restarts
 from paceline.launch.versions import compared
 from paceline.launch.watch import Signals, Watch
@@ -59,7 +59,8 @@ def launch_on(
 
         return with_restarts(run, record.resolve(), on_event, attempt)
 
-    return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
+    with going_on(on_event):
+        return recorded(run, record=record, verb=verb, topology=topology, watched=watched)
 
 
 def _watched(

@@ -24,8 +24,8 @@ from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.events import Output
 from paceline.launch.host import Happened, HostLostError
 from paceline.launch.store import Values
-from paceline.record.folder import unwritable
 from paceline.record.private import make_folder, opened
+from paceline.record.stopping import is_stopped, stop
 
 LOST = 10.0  # seconds without a heartbeat of an agent
 
@@ -217,11 +217,11 @@ class RemoteHost:
     def _bring(self, grown: wire.Grown) -> None:
         """A part of the record comes home."""
         path = PurePosixPath(grown.name)
-        if path.is_absolute() or ".." in path.parts or path.name == "run.json":
+        if path.is_absolute() or ".." in path.parts or path.name == "run.json" or is_stopped():
             return
         try:
             make_folder((self._record / path).parent)
             with opened(self._record / path, append=True) as file:
                 file.write(grown.data)
         except OSError as error:
-            raise unwritable(self._record, error) from error
+            stop(self._record, error)

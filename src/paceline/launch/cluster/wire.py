@@ -88,7 +88,7 @@ class Said(msgspec.Struct, tag=True, frozen=True):
     """A message of a worker."""
 
     rank: int
-    message: messages.Beat | messages.Said | messages.Failed | messages.Stack
+    message: messages.FromWorkers
 
 
 class Out(msgspec.Struct, tag=True, frozen=True):

@@ -26,7 +26,9 @@ from paceline.launch.control import Control
 from paceline.launch.failures.tracebacks import describe, whole_text
 from paceline.launch.worker import offspring
 from paceline.launch.worker.worker_main import perform
-from paceline.record.folder import open_log
+from paceline.record import stopping
+from paceline.record.folder import log_path
+from paceline.record.logs import LogFile, open_log
 from paceline.script import memory_limit
 from paceline.settings import LAUNCHER_VARIABLES, SCHEDULER_VARIABLES, WorkerSettings, use
 
@@ -69,6 +71,7 @@ def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[in
         return f"paceline: {whole_text(error)}"
     # atexit runs the handler that is registered first as the last one: the launcher gets heartbeats until then.
     atexit.register(control.close)
+    stopping.listen(control.unrecorded)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # until here, SIGINT ended this process silently
         _redirect(settings, pipes)
@@ -76,7 +79,7 @@ def work(spawn: messages.Spawn, order: messages.SpawnOrder, descriptors: list[in
         if settings.run.memory_limit:
             memory_limit.limit(settings.run.memory_limit)
         control.pulse.on_failure = lambda error: control.failed(describe(error))
-        perform(settings, control.pulse)
+        perform(settings, control.pulse, spawn.scratch)
     except SystemExit as end:
         return end.code
     except BaseException as error:
@@ -152,7 +155,8 @@ def _keep_freed_memory(workers: int) -> None:
 def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
     """Rank 0 writes to the launcher's pipes and keeps its standard input; every other rank writes to its log (in an
     elastic run, to pipes of its own), and its child processes find no input that they could take from rank 0's."""
-    out, err = pipes or [open_log(settings.record, settings.rank)] * 2
+    place = settings.record, settings.rank
+    out, err = pipes or [open_log(*place)] * 2
     if settings.rank and not os.isatty(0):  # a terminal also tells its size; what is typed goes to rank 0: `terminal`
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
@@ -162,19 +166,19 @@ def _redirect(settings: WorkerSettings, pipes: list[int]) -> None:
     for descriptor in {out, err}:
         os.close(descriptor)
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
-        reopened = _reopened(getattr(sys, name), descriptor)
+        file = io.FileIO(descriptor, "w", closefd=False) if pipes else LogFile(descriptor, log_path(*place))
+        reopened = _reopened(getattr(sys, name), file)
         setattr(sys, name, reopened)
         setattr(sys, f"__{name}__", reopened)
     # A crash inside a C library then leaves a Python stack in the log's last lines.
     faulthandler.enable()
 
 
-def _reopened(stream: TextIO | None, descriptor: int) -> Any:
+def _reopened(stream: TextIO | None, raw: Any) -> Any:
     """The stream anew, flushed after each line. The zygote's object remembers of its own target, perhaps a file, that
     one can seek in it; a library that wraps the stream (click) would then fail on a pipe."""
     if stream is None:  # closed by the shell: print does nothing
         return None
-    raw: Any = io.FileIO(descriptor, "w", closefd=False)
     raw.name = stream.name
     buffer = io.BufferedWriter(raw)
     reopened: Any = io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
@@ -194,10 +198,7 @@ def _fail(error: BaseException, settings: WorkerSettings, control: Control) -> i
             stream.flush()
         except (OSError, ValueError, AttributeError):
             pass
-    try:
-        log = open_log(settings.record, settings.rank)
-    except Exception:
-        log = os.open(os.devnull, os.O_WRONLY)
+    log = open_log(settings.record, settings.rank)
     try:
         _write_all(log, whole_text(error))
         if sys.excepthook is not sys.__excepthook__ and not _is_torchs(sys.excepthook):

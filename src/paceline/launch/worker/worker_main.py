@@ -24,9 +24,9 @@ from paceline.settings import WorkerSettings
 from paceline.strategies import catalog as strategies
 
 
-def perform(settings: WorkerSettings, pulse: Pulse) -> None:
+def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
     """Runs the script in this process. Every worker of the run calls this function. It passes on the script's
-    exceptions."""
+    exceptions. `temporary`: a folder of the run that is removed at its end."""
     run, folder = settings.run, Path(settings.record)
     if not run.staged:
         play(run)
@@ -62,7 +62,8 @@ def perform(settings: WorkerSettings, pulse: Pulse) -> None:
 
         solution = SolutionMeter(stage, folder, run.sharpness)
     if settings.rank and not stage.aside:
-        Voice(stage, folder / "scratch" / f"rank{settings.rank}").install()
+        name = f"rank{settings.rank}"
+        Voice(stage, folder / "scratch" / name, Path(temporary) / name).install()
     if not stage.aside:
         terminal.install(group, {stream: size for stream, *size in settings.terminal})
     instrument.find(stage)

@@ -18,15 +18,19 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from paceline.script.output.room import copy_tree, free_bytes
+
 HOPS = 40  # symbolic links followed before they count as a loop
+ROOM = 1 << 30  # bytes: with less, the layer looks for a roomier disk
 PATIENCE = 10.0  # seconds that rank 0 may take to make a folder that this worker has made in its layer
 
 
 class Overlay:
     """The layer. Paths are given as the script wrote them; an `own` path lies in the layer's folder."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
+    def __init__(self, root: str, spare: str = "") -> None:
+        """`spare`: where the layer goes on if the disk of `root` is full or can no longer be written."""
+        self.root, self._spare = root, spare
         self.began = process_start()  # earlier than rank 0's script, which begins once all workers are ready
         self.gone: set[str] = set()  # real paths that are hidden, with all paths below them
         # The functions as they were before this layer was installed.
@@ -106,8 +110,22 @@ class Overlay:
         folder = os.path.dirname(full)
         if not self.is_dir(self.followed(folder)):
             raise self._nothing_at(path, full)
+        self._find_room()
         self._make_folders(os.path.dirname(self.own(full)))
         return self.own(full)
+
+    def _find_room(self) -> None:
+        """Moves the layer to its spare folder if it has no room where it is: the script's writes must not fail on this
+        rank because the record's disk is full."""
+        if not self._spare or (free := free_bytes(self._os, os.path.dirname(self.root))) >= ROOM:
+            return
+        spare = self._spare
+        if free_bytes(self._os, os.path.dirname(spare)) <= free:
+            return
+        self._spare, before = "", self.root
+        if self._exists(before):
+            copy_tree(self._os, self._open, before, spare)
+        self.root = spare
 
     def _make_folders(self, folder: str) -> None:
         if not self._exists(folder):

@@ -38,10 +38,12 @@ HANDLES = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 class Voice:
     """The files of a rank other than 0."""
 
-    def __init__(self, stage: Stage, scratch: Path) -> None:
+    def __init__(self, stage: Stage, scratch: Path, spare: Path | None = None) -> None:
+        """`spare`: where its files go if the disk of `scratch` is full."""
         self.stage = stage
-        self.overlay = Overlay(str(scratch))
-        self._not_ours = [*SYSTEM, os.path.join(scratch, ""), os.path.join(os.path.expanduser("~/.cache"), "")]
+        self.overlay = Overlay(str(scratch), str(spare or ""))
+        own = [os.path.join(folder, "") for folder in (scratch, spare) if folder is not None]
+        self._not_ours = [*SYSTEM, *own, os.path.join(os.path.expanduser("~/.cache"), "")]
         self._temporary = os.path.join(tempfile.gettempdir(), "")
         self._making_private = self._is_rank_0 = False
         self._private: set[str] = set()  # temporary files of this process

@@ -25,7 +25,8 @@ import msgspec
 import torch
 
 from paceline.comm.memory.region import host_of_this_process
-from paceline.record.private import create
+from paceline.record import stopping
+from paceline.record.logs import open_log_at
 from paceline.strategies.server.config import ServerConfig, Started, Stopped
 from paceline.strategies.server.serve import serve
 
@@ -167,7 +168,8 @@ def _become_server(config: ServerConfig, number: int, server: Supervised, ready:
         with suppress(OSError):  # a worker's fork has the cores of that worker
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
         if config.record:
-            log = create(Path(config.record) / f"log.server{number}.txt", append=True)
+            stopping.listen(lambda error: None)  # the workers tell of the same disk
+            log = open_log_at(Path(config.record) / f"log.server{number}.txt")
             os.dup2(log, 2)
             os.close(log)
             sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

@@ -23,8 +23,10 @@ from paceline.launch.interrupts import Interrupted
 from paceline.record import read_run
 from paceline.record.folder import unwritable
 from paceline.record.private import opened, write_file
-from paceline.record.schema import FailureKind
+from paceline.record.schema import FailureKind, Outcome
+from paceline.record.stopping import stop
 from paceline.settings import RunSettings
+from paceline.trials.core.place import Place
 from paceline.trials.core.result import Measured, Status, read_measured
 
 __all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "details", "folder_of"]
@@ -91,7 +93,7 @@ class Journal:
             with opened(self._path, append=True) as file:
                 file.write(msgspec.json.encode(measured) + b"\n")
         except OSError as error:
-            raise unwritable(self._path, error) from error
+            stop(self._path, error)
 
 
 class Bench:
@@ -110,7 +112,7 @@ class Bench:
         on_result: Callable[[Measured], None] = lambda measured: None,
     ) -> None:
         self.settings, self.record, self.budget = settings, record, budget
-        self.journal = Journal(record)
+        self.journal, self._place = Journal(record), Place(record, on_event)
         self._zygote, self._verb = zygote, verb
         self._on_event, self._on_start, self._on_result = on_event, on_start, on_result
 
@@ -128,17 +130,20 @@ class Bench:
         if self.budget.over:
             return self._not_measured(name, settings, "not run: the budget is over")
         self._on_start(name)
-        folder = self.record / "trials" / folder_of(name)
         begun = time.monotonic()
-        outcome = launch(
-            settings,
-            zygote=self._zygote,
-            record=folder,
-            on_event=self._on_event,
-            verb=self._verb,
-            oversubscribe=True,  # the verb has checked the number of workers
-            limit=self.budget.limit,
-        )
+
+        def run(folder: Path) -> Outcome:
+            return launch(
+                settings,
+                zygote=self._zygote,
+                record=folder,
+                on_event=self._on_event,
+                verb=self._verb,
+                oversubscribe=True,  # the verb has checked the number of workers
+                limit=self.budget.limit,
+            )
+
+        outcome, folder = self._place.launched(folder_of(name), run)
         if outcome.interrupted:
             raise Interrupted(outcome.exit_code)
         measured = read_measured(name, settings, folder, outcome)

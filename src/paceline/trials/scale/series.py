@@ -16,8 +16,9 @@ from typing import Literal
 import msgspec
 
 from paceline.launch import Event, Zygote, launch
-from paceline.record import WorkerInfo, read_run, read_steps
+from paceline.record import Outcome, WorkerInfo, read_run, read_steps
 from paceline.settings import RunSettings
+from paceline.trials.core.place import Place
 from paceline.trials.core.same_numbers import Losses, SameNumbers, compare
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.scale.why import Parts, ScaleSetting, Why, explain, join, take_apart
@@ -116,19 +117,17 @@ def carry_out(
     failure of the base ends the series, because there is nothing to compare with; so does an interrupt."""
     results: list[Result] = []
     failed: set[int] = set()
+    place = Place(record, on_event)
     for trial in trials:
         if trial.workers in failed:
             continue
         on_start(trial)
-        folder = record / "trials" / trial.name
-        outcome = launch(
-            trial.settings,
-            zygote=zygote,
-            record=folder,
-            on_event=on_event,
-            verb="scale",
-            oversubscribe=True,  # the verb has checked the numbers of workers
-        )
+
+        def run(folder: Path, settings: RunSettings = trial.settings) -> Outcome:
+            # The verb has checked the numbers of workers.
+            return launch(settings, zygote=zygote, record=folder, on_event=on_event, verb="scale", oversubscribe=True)
+
+        outcome, folder = place.launched(trial.name, run)
         summary = summarize(folder)
         failure = outcome.message if outcome.exit_code else ""
         if not failure and not outcome.interrupted and summary.steps == 0:

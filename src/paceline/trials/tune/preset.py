@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from paceline.errors import RecordError, UsageError
-from paceline.record.folder import unwritable
 from paceline.record.private import write_file
+from paceline.record.stopping import stop
 
 TUNED = "tuned"  # stands for the newest preset of a script
 FILE = "preset.json"
@@ -45,7 +45,7 @@ def write_preset(record: Path, preset: Preset) -> Path:
     try:
         write_file(path, msgspec.json.format(msgspec.json.encode(preset)) + b"\n")
     except OSError as error:
-        raise unwritable(path, error) from error
+        stop(path, error)
     return path
 
 
