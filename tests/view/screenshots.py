@@ -21,8 +21,8 @@ SHOTS = {
     "view-ranks": (f"/ranks/{TRAIN}", 1280, 900, "light"),
     "view-timeline": (f"/timeline/{TRAIN}", 1280, 900, "dark"),
     "view-ops": (f"/ops/{TRAIN}", 1280, 1000, "light"),
-    "view-scale": (f"/results/{SCALE}", 1280, 800, "light"),
-    "view-tune": (f"/results/{TUNE}", 1280, 800, "dark"),
+    "view-scale": (f"/run/{SCALE}", 1280, 800, "light"),
+    "view-tune": (f"/run/{TUNE}", 1280, 800, "dark"),
     "view-phone": (f"/run/{TRAIN}", 390, 844, "dark"),
 }
 

@@ -40,13 +40,13 @@ INVALID = """() => [...document.querySelectorAll('.chart')].map(figureOf).flatMa
 ADDRESSES = [  # and those that a test of their own opens and checks
     "/machine",
     *(f"/{page}/{TRAIN}" for page in OF_A_RUN),
-    f"/communication/{BANDWIDTH}",
+    f"/run/{BANDWIDTH}",
     *(
         pytest.param(address, marks=pytest.mark.slow)
         for address in (
             *(f"/{page}/{TRAIN}" for page in ALIKE),
             f"/ops/{TRAIN}?by=shapes",
-            *(f"/results/{series}" for series in (SWEEP, TUNE)),
+            *(f"/run/{series}" for series in (SWEEP, TUNE)),
             f"/run/{SCALE}/trials/round1-workers2",
         )
     ),
@@ -150,7 +150,7 @@ def test_every_kind_of_series_and_mark_is_drawn(visit):
         ],
         marks=[Label(x=2, y=1, text="at two and one"), Rule(axis="y", at=2, name="rule"), Shade(start=1, end=2)],
     )
-    page = visit.open(f"/results/{SCALE}")
+    page = visit.open(f"/run/{SCALE}")
     visit.check()
     place = page.evaluate_handle(
         """async (figure) => {

@@ -50,7 +50,7 @@ def test_a_run_is_followed_before_its_workers_are_known(tmp_path, client_of):
 def test_the_live_page_of_a_run_that_has_ended_says_so(client):
     page = client.get(f"/live/{TRAIN}")
     assert page.status_code == 200
-    assert "not in progress: ended" in page.text
+    assert "not in progress: succeeded" in page.text
 
 
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):

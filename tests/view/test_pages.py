@@ -30,7 +30,7 @@ def test_the_list_has_every_record_and_its_figures(client):
     rows = {row["name"]: row for row in told["rows"]}
     assert rows[TRAIN]["workers"] == 4
     assert rows[TRAIN]["steps"] == 300
-    assert rows[TRAIN]["state"] == "ended"
+    assert rows[TRAIN]["state"] == "succeeded"
     assert rows[OTHER]["mods"] == "precision, channels_last"
     assert all(column["how"] for column in told["columns"])
 

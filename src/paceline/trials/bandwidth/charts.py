@@ -12,13 +12,19 @@ from paceline.units import size
 COLOURS = ("backward", "optimizer", "communication", "data", "forward", "evaluation", "other")
 
 
+ENDS = {"gpus": "GPUs", "workers": "workers"}  # what a pair is a pair of
+FEWEST = 3  # ends of a heat map: between two there is only one number
+
+
 def pairs(verdict: Verdict) -> list[Chart]:
-    """Three heat maps per transport: one way, both ways, latency."""
+    """Three heat maps per transport with at least three ends: one way, both ways, latency."""
     found = []
     for (between, backend, direct), of_kind in groupby(sorted(verdict.pairs, key=_kind), key=_kind):
         names, one_way, both_ways, latency = matrices(list(of_kind))
+        if len(names) < FEWEST:
+            continue
         labels = [f"{'GPU' if between == 'gpus' else 'worker'} {name}" for name in names]
-        what = f"{'GPUs' if between == 'gpus' else between}, {backend}{'' if direct else ', not direct'}"
+        what = f"{ENDS.get(between, between)}, {backend}{'' if direct else ', not direct'}"
         rate = "GB/s (10⁹ bytes), the median of the rounds."
         for title, caption, matrix, scale in (
             ("Bandwidth one way", f"One way: {rate}", one_way, 1.0),

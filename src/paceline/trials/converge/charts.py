@@ -9,6 +9,7 @@ from paceline.trials.converge.series import ALONE, Row, Verdict
 
 COLOURS = ("accent", "communication", "optimizer", "evaluation", "data", "forward", "bad", "other")
 THICK, THIN = 2.5, 1.3
+TICKS = 12  # epochs; with more, the renderer chooses the ticks
 
 
 def accuracy(verdict: Verdict) -> list[Chart]:
@@ -36,13 +37,17 @@ def accuracy(verdict: Verdict) -> list[Chart]:
             series.append(Band(name=f"seeds of {row.technique}", x=epochs, low=lows, high=highs, colour=colour))
     if not series:
         return []
+    longest = max(len(each.x) for each in series)
     return [
         Chart(
             name="accuracy",
             title=f"Accuracy, {verdict.workers} emulated workers",
             caption="Mean over seeds. Bands: lowest and highest seed. Thick: the chosen technique."
             + (" Dotted: the target." if verdict.target is not None else ""),
-            x=Axis(title="epochs (readings of the accuracy)"),
+            x=Axis(
+                title="epochs (readings of the accuracy)",
+                ticks=[(float(epoch), str(epoch)) for epoch in range(1, longest + 1)] if longest <= TICKS else (),
+            ),
             y=Axis(title="accuracy", share=True),
             series=series,
             marks=[Rule(axis="y", at=verdict.target)] if verdict.target is not None else [],

@@ -17,7 +17,7 @@ from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.links import href
-from paceline.view.ui.run_parts import command
+from paceline.view.ui.what_was_run import command
 from paceline.view.ui.wording import say
 
 MOST = 5000  # rows of ops

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from paceline.record.phases import PHASES
 from paceline.tables.stragglers import stragglers
 from paceline.units import rate, seconds, size
+from paceline.view.pages.series import results
+from paceline.view.records.contents import is_series
 from paceline.view.records.measures import RunMeasures, measure
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, FactsBlock, Findings, Note, Page, SplitBlock, Tile, Tiles
+from paceline.view.ui.blocks import Block, Findings, Note, Page, SplitBlock, Tile, Tiles
+from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
-from paceline.view.ui.run_parts import SLOWEST, command, step_charts, trials
+from paceline.view.ui.logged import logged_charts
+from paceline.view.ui.run_parts import SLOWEST, step_charts
+from paceline.view.ui.trials import trials
 from paceline.view.ui.utilisation import utilisation
+from paceline.view.ui.what_was_run import command, facts, outcome_notes
 from paceline.view.ui.wording import say
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
+    if is_series(record):
+        return results.build(record)
     measures = measure(record)
-    blocks: list[Block] = [*_outcome(record)]
+    blocks: list[Block] = outcome_notes(record)
     if record.state == "running":
         blocks.append(
             Note(text="This run is in progress.", tone="live", links=[("Follow the run", href("live", record.name))])
@@ -40,28 +48,14 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         blocks.append(Findings(found))
     if record.steps.frame.height:
         blocks += step_charts(record, measures)
+    blocks += noise_chart(record)
+    blocks += logged_charts(record)
     blocks += utilisation(record)
     blocks += trials(record)
-    blocks.append(FactsBlock(title="What was run", facts=_facts(record), open=not record.steps.frame.height))
+    blocks.append(facts(record, open=not record.steps.frame.height))
     if record.steps.partly:
         blocks.append(Note(text="The run is long: these figures leave out its first steps.", tone="warn"))
     return Page(title=record.name.rpartition("/")[2], lead=command(record), blocks=blocks)
-
-
-def _outcome(record: Opened) -> Sequence[Block]:
-    outcome = record.run.outcome
-    if record.state == "killed":
-        return [Note(text="The run wrote no outcome: the run was killed, or its machine stopped.", tone="bad")]
-    if outcome is None:
-        return []
-    blocks: list[Block] = []
-    if outcome.message:
-        blocks.append(Note(text=outcome.message, tone="bad"))
-    elif outcome.interrupted:
-        blocks.append(Note(text="The run was interrupted.", tone="warn"))
-    if outcome.notices:
-        blocks.append(Note(text="\n".join(outcome.notices[:20])))
-    return blocks
 
 
 def _tiles(record: Opened, measures: RunMeasures) -> list[Tile]:
@@ -115,6 +109,7 @@ def _tiles(record: Opened, measures: RunMeasures) -> list[Tile]:
                 how=f"Peak memory {where} that one worker used, as the worker counted after each step.",
             )
         )
+    tiles += critical_tiles(record)
     tiles += _slowest(record)
     return tiles
 
@@ -139,23 +134,3 @@ def _slowest(record: Opened) -> list[Tile]:
             tone="warn",
         )
     ]
-
-
-def _facts(record: Opened) -> list[tuple[str, str]]:
-    run = record.run
-    facts = [
-        ("command", command(record)),
-        ("record", str(record.folder)),
-        ("began", say(run.started or None, "moment")),
-        ("strategy", run.strategy),
-        ("view", run.outcome.view if run.outcome else ""),
-        ("mods", ", ".join(run.mods) or "none"),
-        ("paceline", run.paceline),
-        *((name, version) for name, version in run.versions.items()),
-    ]
-    for worker in run.workers[:16]:
-        on = f"GPU {', '.join(worker.gpus[:1])}" if worker.gpus else f"cores {', '.join(map(str, worker.cores[:32]))}"
-        facts.append((f"rank {worker.rank}", f"{worker.host}, process {worker.pid}, {on}, {worker.threads} threads"))
-    if len(run.workers) > 16:
-        facts.append(("…", f"and {len(run.workers) - 16} more workers"))
-    return [(name, value) for name, value in facts if value]

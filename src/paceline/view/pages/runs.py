@@ -20,13 +20,7 @@ def first_page(verb: str, state: str) -> str:
     """The page that a record's link in the list opens."""
     if state == "running" and verb in ("run", "profile"):
         return "live"
-    if state in ("ended", "interrupted") and verb in VERDICTS:
-        return VERDICTS[verb]
     return "run"
-
-
-# Verbs whose record has a verdict, and the page that shows the verdict.
-VERDICTS = {"scale": "results", "sweep": "results", "tune": "results", "bandwidth": "communication"}
 
 
 COLUMNS = (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from paceline.errors import RecordError
 from paceline.view.records.record import Opened
 
-SERIES = ("scale", "sweep", "tune")  # verbs whose verdict has a page
+SERIES = ("scale", "sweep", "tune", "converge", "bandwidth")  # verbs that run a series of trials
 
 
 def has_steps(record: Opened) -> bool:
@@ -21,17 +21,22 @@ def has_traces(record: Opened) -> bool:
     return bool(record.trace_paths)
 
 
-def _has_verdict(record: Opened, *verbs: str) -> bool:
-    return record.run.verb in verbs and record.folder.file("verdict.json").exists()
+def is_series(record: Opened) -> bool:
+    """Whether this is the record of a series. The record of one of its trials names the same verb, and has workers."""
+    return record.run.verb in SERIES and not record.run.workers
+
+
+def has_gpus(record: Opened) -> bool:
+    """Whether a worker used a GPU."""
+    return any(worker.gpus for worker in record.run.workers)
 
 
 # By page key, the first part of the page's address. A page that is not listed can always be shown.
 _SHOWS: dict[str, Callable[[Opened], bool]] = {
     "live": lambda record: record.state == "running",
-    "results": lambda record: _has_verdict(record, *SERIES),
-    "communication": lambda record: _has_verdict(record, "bandwidth"),
     "iterations": has_steps,
     "ranks": lambda record: len(record.ranks) > 1 and has_steps(record),
+    "pipelines": lambda record: bool(record.folder.names("pipelines.rank*.jsonl")),
     "servers": lambda record: bool(record.folder.names("server.*.json")),
     "timeline": lambda record: bool(record.trace_paths or record.spans_paths),
     "devices": lambda record: record.has_samples or has_traces(record),

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, mode
 
 from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.record.inside import Folder
@@ -37,6 +37,7 @@ class RecordEntry:
     mods: tuple[str, ...] = ()
     steps: int | None = None
     samples_per_s: float | None = None
+    batch: int | None = None
     loss: float | None = None
     seconds: float | None = None
     state: str = "damaged"
@@ -111,14 +112,15 @@ class Library:
             known = self._entries.get(name)
             if known is not None and known[0] == stamp and known[1].state != "running":
                 return known[1]
-            entry = _entry(name, folder)
+            entry, _ = entry_of(name, folder)
             self._entries[name] = (stamp, entry)
             return entry
         except PacelineError as error:
             return RecordEntry(name=name, problem=error.message)
 
 
-def _entry(name: str, folder: Folder) -> RecordEntry:
+def entry_of(name: str, folder: Folder) -> tuple[RecordEntry, Run]:
+    """A record's line in a list, and its run. Raises RecordError if the record cannot be opened."""
     opened = Opened.of(name, folder)
     run = opened.run
     # Only the end of the first worker's steps is read, so that long runs do not slow down the list.
@@ -131,7 +133,7 @@ def _entry(name: str, folder: Folder) -> RecordEntry:
             problem = error.message
     speeds = [step.samples / step.total for step in tail if step.total > 0]
     losses = [step.loss for step in tail if step.loss is not None]
-    return RecordEntry(
+    entry = RecordEntry(
         name=name,
         verb=run.verb,
         script=run.script,
@@ -140,12 +142,14 @@ def _entry(name: str, folder: Folder) -> RecordEntry:
         mods=tuple(run.mods),
         steps=tail[-1].step if tail else run.outcome.steps if run.outcome else None,
         samples_per_s=median(speeds) if speeds else None,
+        batch=mode(step.samples for step in tail) if tail else None,
         loss=losses[-1] if losses else None,
         seconds=run.outcome.seconds if run.outcome else None,
         state=state_of(run, folder),
         traced=bool(opened.trace_paths),
         problem=problem,
     )
+    return entry, run
 
 
 def _workers(run: Run) -> int | None:

@@ -198,14 +198,14 @@ def _holds_record(folder: Folder) -> bool:
 
 
 def state_of(run: Run, folder: Folder) -> str:
-    """The state of a run: running, ended, failed, interrupted or killed."""
+    """The state of a run: running, succeeded, failed or stopped (by the user, or because the launcher was killed)."""
     outcome = run.outcome
     if outcome is not None:
-        return "interrupted" if outcome.interrupted else "failed" if outcome.exit_code else "ended"
+        return "stopped" if outcome.interrupted else "failed" if outcome.exit_code else "succeeded"
     latest = run.started
     names = (*folder.names("steps.rank*.jsonl"), *folder.names("log.rank*.txt"))
     files = [*map(folder.file, names), *(folder.folder("trials", name).file("run.json") for name in trials_in(folder))]
     for file in files:
         stat = file.stat()
         latest = max(latest, stat.st_mtime if stat is not None else 0.0)
-    return "running" if time.time() - latest < ALIVE else "killed"
+    return "running" if time.time() - latest < ALIVE else "stopped"

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -28,10 +28,11 @@ from paceline.view.records.spans import spans_of
 from paceline.view.server.auth import Gate
 from paceline.view.server.follow import follow
 from paceline.view.server.limits import ViewLimits
-from paceline.view.server.site import PAGES, Kind
+from paceline.view.server.site import MOVED, PAGES, Kind
 from paceline.view.server.turns import Turns
 from paceline.view.ui import render
 from paceline.view.ui.blocks import Note, Page
+from paceline.view.ui.links import href
 
 OURS = {
     "app.css": "text/css",
@@ -56,6 +57,7 @@ def make_app(
         Route("/spans/{name:path}", _spans(shelf)),
         Route("/follow/{name:path}", _follow(library)),
         *(Route(f"/{kind.key}/{{name:path}}", _page(shelf, kind)) for kind in PAGES),
+        *(Route(f"/{old}/{{name:path}}", _moved(new)) for old, new in MOVED.items()),
         Route("/{form:str}/{page:str}/{grid:str}/{name:path}", _download(shelf)),
     ]
     app = Starlette(
@@ -131,6 +133,13 @@ def _page(shelf: Shelf, kind: Kind) -> Callable[[Request], Any]:
             return asked.render(build(record, kind, asked.query), kind.key, record)
 
         return await shelf.answer([request.path_params["name"]], make, long=kind.traced)
+
+    return answer
+
+
+def _moved(key: str) -> Callable[[Request], Any]:
+    async def answer(request: Request) -> Response:
+        return RedirectResponse(href(key, request.path_params["name"]))
 
     return answer
 
@@ -223,7 +232,7 @@ def _any_page(library: Library, asked: PageQuery, key: str, name: str) -> tuple[
         return _two_names(asked), compare.build, True
     if key == "machine":
         return [], topology.build_machine, False
-    kind = next((kind for kind in PAGES if kind.key == key), None)
+    kind = next((kind for kind in PAGES if kind.key == MOVED.get(key, key)), None)
     if kind is None:
         raise HTTPException(404)
     return [name], lambda record: build(record, kind, asked.query), kind.traced

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.view.pages import (
-    communication,
     dashboard,
     devices,
     iterations,
@@ -15,14 +14,14 @@ from paceline.view.pages import (
     logs,
     memory,
     ops,
+    pipelines,
     ranks,
-    results,
     servers,
     timeline,
     topology,
     waits,
 )
-from paceline.view.records.contents import shows
+from paceline.view.records.contents import is_series, shows
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Page
 
@@ -39,13 +38,14 @@ class Kind:
     listed_only: bool = False  # always has an address; the side bar lists it only if it has content
 
 
+# Earlier addresses of pages.
+MOVED = {"results": "run", "communication": "run"}
 PAGES = (
     Kind("run", "Dashboard", dashboard.build),
     Kind("live", "Live", live.build, in_report=False, listed_only=True),
-    Kind("results", "Results", results.build),
-    Kind("communication", "Communication", communication.build),
     Kind("iterations", "Iterations", iterations.build),
     Kind("ranks", "Ranks", ranks.build),
+    Kind("pipelines", "Input", pipelines.build),
     Kind("servers", "Servers", servers.build),
     Kind("timeline", "Time line", timeline.build, traced=True),
     Kind("ops", "Ops", ops.build, traced=True),
@@ -60,5 +60,6 @@ PAGES = (
 
 
 def pages_of(record: Opened) -> list[Kind]:
-    """The pages that have something to show for this record."""
-    return [page for page in PAGES if shows(record, page.key)]
+    """The pages that have something to show for this record. The first page of a series shows its results."""
+    first = replace(PAGES[0], title="Results") if is_series(record) else PAGES[0]
+    return [first, *(page for page in PAGES[1:] if shows(record, page.key))]

@@ -164,6 +164,22 @@ function downloadCsv(grid) {
 
 document.querySelectorAll(".grid").forEach(startGrid);
 
+// -- commands to copy -------------------------------------------------------------------------------------------------
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.(".copy");
+  if (!button) return;
+  const code = button.parentElement.querySelector("code");
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  } catch { // a page without encryption from another machine may not write to the clipboard
+    getSelection().selectAllChildren(code);
+    button.textContent = "Selected: press Ctrl+C";
+  }
+  setTimeout(() => { button.textContent = "Copy"; }, 2500);
+});
+
 // -- charts -----------------------------------------------------------------------------------------------------------
 
 const PHASES = document.documentElement.dataset.phases.split(" "); // each phase is also the name of a colour

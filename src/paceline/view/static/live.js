@@ -95,7 +95,7 @@ function startLive(place) {
     clearInterval(clock);
     const state = JSON.parse(event.data).state, tile = place.querySelector(".tile.live");
     tile.classList.remove("live");
-    tile.classList.add(state === "ended" ? "good" : "bad");
+    tile.classList.add(state === "succeeded" ? "good" : "bad");
     const link = document.createElement("a");
     link.href = place.dataset.run;
     link.textContent = "Open the dashboard →";

@@ -68,7 +68,10 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
+    """A message. `code` is shown below the text as it is, in a fixed font: a traceback."""
+
     text: str
+    code: str = ""
     tone: Tone = ""
     advice: str = ""
     links: Sequence[tuple[str, str]] = ()
@@ -86,11 +89,23 @@ class FactsBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommandBlock:
+    """A command to copy."""
+
+    title: str
+    command: str
+    about: str = ""
+    kind: str = field(default="command", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Preformatted text, such as a log or a patch."""
+    """Preformatted text, such as a log. Of a `diff`, added and removed lines are coloured."""
 
     title: str
     text: str
+    diff: bool = False
+    about: str = ""
     kind: str = field(default="text", init=False)
 
 
@@ -127,7 +142,9 @@ class Live:
     kind: str = field(default="live", init=False)
 
 
-Block: TypeAlias = Tiles | Chart | SplitBlock | Findings | Note | FactsBlock | Text | Picture | TimeLine | Live | Grid
+Block: TypeAlias = (
+    Tiles | Chart | SplitBlock | Findings | Note | FactsBlock | CommandBlock | Text | Picture | TimeLine | Live | Grid
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

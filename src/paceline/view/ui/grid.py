@@ -30,6 +30,9 @@ class Column:
     kind: Kind = "text"
     link: Callable[[Row], str | None] | None = None
     bar: bool = False  # also draw the share as a bar
+    wrap: bool = False  # long text continues on the next line
+    optional: bool = False  # a page hides the column if all its values are zero, such as times of a device
+    narrow: bool = True  # shown on a phone
 
     @property
     def numeric(self) -> bool:
@@ -56,6 +59,7 @@ class Grid:
     total: int = 0
     base: str = ""  # the page's address, for links and downloads
     kept: Sequence[tuple[str, str]] = ()  # the other parameters of the page's query
+    hidden: frozenset[str] = frozenset()  # columns without any value; a download has them
     kind: str = field(default="grid", init=False)
 
     def arranged(self, asked: Mapping[str, str], *, base: str = "", kept: Sequence[tuple[str, str]] = ()) -> Grid:
@@ -79,7 +83,16 @@ class Grid:
             total=len(rows),
             base=base,
             kept=kept,
+            hidden=frozenset(column.key for column in self.columns if self.rows and self._is_empty(column)),
         )
+
+    def _is_empty(self, column: Column) -> bool:
+        empty = (None, "", [], 0, 0.0) if column.optional else (None, "", [])
+        return column.kind != "flag" and all(row.get(column.key) in empty for row in self.rows)
+
+    @property
+    def shown_columns(self) -> Sequence[Column]:
+        return [column for column in self.columns if column.key not in self.hidden]
 
     def address(self, *, sort: str = "", descending: bool = False) -> str:
         """The query that requests this grid in this order."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import msgspec
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from paceline import __version__
 from paceline.charts.browser import figure
+from paceline.charts.chart import Chart
 from paceline.record.phases import PHASES
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
@@ -38,6 +41,7 @@ def environment() -> jinja2.Environment:
     )
     made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "figure": figure}
     made.globals["version"] = __version__
+    made.filters["with_code"] = with_code
     made.globals["phases"] = " ".join(PHASES)
     return made
 
@@ -100,4 +104,24 @@ def render_report(record: Opened, pages: Sequence[tuple[Kind, Page]], files: Map
 
 
 def arrange(page: Page, asked: Mapping[str, str], base: str = "", kept: Sequence[tuple[str, str]] = ()) -> list[Any]:
-    return [block.arranged(asked, base=base, kept=kept) if isinstance(block, Grid) else block for block in page.blocks]
+    """The blocks as shown: tables are sorted and filtered, and a chart that would stand beside a hole is wide."""
+    blocks = [
+        block.arranged(asked, base=base, kept=kept) if isinstance(block, Grid) else block for block in page.blocks
+    ]
+    for narrow, group in groupby(enumerate(blocks), key=lambda each: isinstance(each[1], Chart) and not each[1].wide):
+        charts = list(group)
+        if narrow and len(charts) % 2:
+            place, last = charts[-1]
+            assert isinstance(last, Chart)
+            blocks[place] = replace(last, wide=True)
+    return blocks
+
+
+def with_code(text: str) -> Markup:
+    """Text in which `words` between backticks are set as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if n % 2 else escape(part) for n, part in enumerate(parts)
+    )

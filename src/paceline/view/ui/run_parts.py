@@ -1,8 +1,6 @@
-"""Parts that several pages of a run share: the command, charts over the steps, links to the trials."""
+"""Parts that several pages of a run share: charts over the steps."""
 
 from __future__ import annotations
-
-import shlex
 
 import polars as pl
 
@@ -11,22 +9,12 @@ from paceline.charts.thin import thinned
 from paceline.tables.iterations import iterations
 from paceline.view.records.measures import RunMeasures
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note
-from paceline.view.ui.links import href
+from paceline.view.ui.blocks import Block
 
 SLOWEST = (
     "A worker's own time is its step time without the time spent waiting for other workers. A worker counts as slow if "
     "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end."
 )
-
-
-def command(record: Opened) -> str:
-    """The command that the user typed, approximately."""
-    run = record.run
-    workers = run.settings.get("workers")
-    number = f" -n {workers}" if isinstance(workers, int) and run.verb in ("run", "profile") else ""
-    mods = "".join(f" --mod {shlex.quote(mod)}" for mod in run.mods)
-    return f"paceline {run.verb}{number}{mods} {shlex.join([run.script, *run.arguments])}"
 
 
 def step_charts(record: Opened, measures: RunMeasures) -> list[Block]:
@@ -99,11 +87,3 @@ def step_charts(record: Opened, measures: RunMeasures) -> list[Block]:
             )
         )
     return blocks
-
-
-def trials(record: Opened) -> list[Block]:
-    """Links to the records of the trials."""
-    if not record.trials:
-        return []
-    links = [(name.rpartition("/")[2], href("run", name)) for name in record.trials[:200]]
-    return [Note(text=f"Each of the {len(record.trials)} trials has its own record:", links=links)]

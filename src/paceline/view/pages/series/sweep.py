@@ -7,12 +7,14 @@ import msgspec
 from paceline.trials.sweep.charts import charts
 from paceline.trials.sweep.search import Verdict
 from paceline.units import rate
-from paceline.view.ui.blocks import Block, Note, Tile, Tiles
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, CommandBlock, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
+from paceline.view.ui.what_was_run import command
 
 
-def sweeping(verdict: Verdict) -> list[Block]:
+def sweeping(verdict: Verdict, record: Opened) -> list[Block]:
     speeds = {point.batch: point.samples_per_s for point in verdict.points if point.fits}
     named = (
         ("knee", verdict.knee, "Smallest batch size within 5 % of the best throughput.", "good"),
@@ -35,7 +37,8 @@ def sweeping(verdict: Verdict) -> list[Block]:
     if verdict.why:
         blocks.append(Note(text=f"The sweep stopped: {verdict.why}." if verdict.ceiling else verdict.why))
     if verdict.keep:
-        blocks.append(Note(text=f"To train with the batch size of the knee: --mod {verdict.keep}", tone="good"))
+        kept = command(record, verb="run", more=["--mod", verdict.keep])
+        blocks.append(CommandBlock(title="Train with the batch size of the knee", command=kept))
     blocks += charts(verdict)
     blocks.append(
         Grid(

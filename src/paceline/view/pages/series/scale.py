@@ -8,13 +8,14 @@ from paceline.trials.scale.charts import charts
 from paceline.trials.scale.series import Verdict
 from paceline.trials.scale.why import CAUSES
 from paceline.units import percent
+from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
 from paceline.view.ui.wording import say
 
 
-def scaling(verdict: Verdict) -> list[Block]:
+def scaling(verdict: Verdict, record: Opened) -> list[Block]:
     rows = []
     for point in verdict.points:
         why = point.why
@@ -69,7 +70,7 @@ def scaling(verdict: Verdict) -> list[Block]:
                 Column(key="speedup", title="speed-up", how="samples/s divided by the first row's.", kind="times"),
                 Column(key="efficiency", title="efficiency", how="Speed-up per worker.", kind="share", bar=True),
                 *(Column(key=f"lost_{cause}", title=f"lost: {cause}", how=lost_how, kind="share") for cause in CAUSES),
-                Column(key="sentence", title="why", how="The largest causes, in words."),
+                Column(key="sentence", title="why", how="The largest causes, in words.", wrap=True),
             ),
             rows=rows,
         )

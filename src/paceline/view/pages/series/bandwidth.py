@@ -1,26 +1,24 @@
-"""The page of `bandwidth`: pairs as a matrix, collectives by message size as curves."""
+"""The page of `bandwidth`: collectives by message size as curves, and, from three workers on, pairs as heat maps."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import msgspec
 
 from paceline.trials.bandwidth import charts
-from paceline.trials.bandwidth.verdict import Verdict
-from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page
+from paceline.trials.bandwidth.verdict import PairRate, Verdict
+from paceline.units import size
+from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.verdicts import as_verdict
+from paceline.view.ui.wording import say
 
-RATE = "Median over rounds, in GB/s (10⁹ bytes per second)."
+RATE = "Median over rounds; GB/s are 10⁹ bytes per second."
 WORKERS = Column(key="workers", title="workers", how="Number of workers that take part.", kind="count")
 BYTES = Column(key="bytes", title="size", how="Message size on each worker.", kind="bytes")
 
 
-def build(record: Opened, asked: Mapping[str, str]) -> Page:
-    verdict = as_verdict(record, Verdict)
-    blocks: list[Block] = [
+def measuring(verdict: Verdict) -> list[Block]:
+    blocks: list[Block] = [Tiles(_tiles(verdict))]
+    blocks += [
         Note(
             text=f"{flag.what}: {flag.gb_per_s:.3g} GB/s, {flag.share:.0%} of the usual {flag.usual:.3g} GB/s.",
             advice=f"Look at {flag.look_at}",
@@ -29,10 +27,45 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         for flag in verdict.flags[:20]
     ]
     blocks += [Note(text=failure, tone="bad") for failure in verdict.failures[:20]]
-    blocks += [*charts.pairs(verdict), *charts.collectives(verdict)]
+    blocks += [*charts.collectives(verdict), *charts.pairs(verdict)]
     blocks += _grids(verdict)
     blocks += [Note(text=note) for note in verdict.notes[:20]]
-    return Page(title="Communication", blocks=blocks)
+    return blocks
+
+
+def _tiles(verdict: Verdict) -> list[Tile]:
+    """The number of workers, the slowest pair of each transport, and the best rate of each backend's all-reduce."""
+    tiles = [
+        Tile(label="workers", value=f"{verdict.workers:,}", how="Workers between which the messages were measured."),
+    ]
+    pairs: dict[str, list[PairRate]] = {}
+    for pair in verdict.pairs:
+        direct = "" if pair.direct else ", not direct"
+        pairs.setdefault(f"{charts.ENDS.get(pair.between, pair.between)}, {pair.backend}{direct}", []).append(pair)
+    for name, found in pairs.items():
+        slowest = min(found, key=lambda pair: pair.gb_per_s)
+        tiles.append(
+            Tile(
+                label=f"one way: {name}",
+                value=f"{slowest.gb_per_s:.3g} GB/s",
+                how=f"One way. {RATE} Of several pairs, the slowest.",
+                detail=f"latency {say(max(pair.latency for pair in found), 'seconds')}"
+                + (f"; slowest of {len(found)} pairs: {slowest.a} and {slowest.b}" if len(found) > 1 else ""),
+            )
+        )
+    for backend in dict.fromkeys(each.backend for each in verdict.collectives):
+        reduced = [each for each in verdict.collectives if each.backend == backend and each.op == "all_reduce"]
+        if reduced:
+            best = max(reduced, key=lambda each: each.busbw)
+            tiles.append(
+                Tile(
+                    label=f"all-reduce: {backend}",
+                    value=f"{best.busbw:.3g} GB/s",
+                    how="The highest bus bandwidth over message sizes.",
+                    detail=f"at {size(best.bytes)}; {say(min(each.seconds for each in reduced), 'seconds')} at least",
+                )
+            )
+    return tiles
 
 
 def _grids(verdict: Verdict) -> list[Block]:
@@ -55,18 +88,18 @@ def _grids(verdict: Verdict) -> list[Block]:
                     ),
                     BYTES,
                     Column(key="gb_per_s", title="GB/s", how=f"One way. {RATE}", kind="number"),
-                    Column(key="low", title="low", how="The slowest round, GB/s.", kind="number"),
-                    Column(key="high", title="high", how="The fastest round, GB/s.", kind="number"),
+                    Column(key="low", title="low, GB/s", how="The slowest round.", kind="number"),
+                    Column(key="high", title="high, GB/s", how="The fastest round.", kind="number"),
                     Column(
                         key="both_ways_gb_per_s",
-                        title="both ways",
-                        how="Sum of both directions at once, GB/s.",
+                        title="both ways, GB/s",
+                        how="Sum of both directions at once.",
                         kind="number",
                     ),
                     Column(key="latency", title="latency", how="Median time of the smallest message.", kind="seconds"),
                     Column(key="kind", title="link", how="Kind of link, as the driver names it."),
                     Column(
-                        key="usual", title="usual", how="Usual bandwidth of this kind of link, GB/s.", kind="number"
+                        key="usual", title="usual, GB/s", how="Usual bandwidth of this kind of link.", kind="number"
                     ),
                 ),
                 rows=msgspec.to_builtins(verdict.pairs),
@@ -84,7 +117,7 @@ def _grids(verdict: Verdict) -> list[Block]:
                     Column(key="pinned", title="pinned", how="Whether the host memory was pinned.", kind="flag"),
                     BYTES,
                     Column(key="gb_per_s", title="GB/s", how=RATE, kind="number"),
-                    Column(key="usual", title="usual", how="Usual bandwidth of the slot, GB/s.", kind="number"),
+                    Column(key="usual", title="usual, GB/s", how="Usual bandwidth of the slot.", kind="number"),
                     Column(key="latency", title="latency", how="Median time of the smallest copy.", kind="seconds"),
                 ),
                 rows=msgspec.to_builtins(verdict.copies),
@@ -104,11 +137,11 @@ def _grids(verdict: Verdict) -> list[Block]:
                     Column(key="seconds", title="took", how="Median of the rounds.", kind="seconds"),
                     Column(key="low", title="fastest", how="The fastest round.", kind="seconds"),
                     Column(key="high", title="slowest", how="The slowest round.", kind="seconds"),
-                    Column(key="algbw", title="algbw", how="Message size divided by time, GB/s.", kind="number"),
+                    Column(key="algbw", title="algbw, GB/s", how="Message size divided by time.", kind="number"),
                     Column(
                         key="busbw",
-                        title="busbw",
-                        how="Bus bandwidth: algbw times the collective's factor, GB/s.",
+                        title="busbw, GB/s",
+                        how="Bus bandwidth: algbw times the collective's factor.",
                         kind="number",
                     ),
                     Column(

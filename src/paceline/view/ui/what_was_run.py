@@ -1,0 +1,79 @@
+"""What was run and how it ended: the command, the outcome as notes, and the facts at the end of a page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from paceline.view.records.record import Opened
+from paceline.view.ui.blocks import Block, FactsBlock, Note
+from paceline.view.ui.wording import say
+
+MOST_NOTICES = 20
+MOST_WORKERS = 16
+LOG = "Its log: "  # the last line of a failure's message
+TRACEBACK = "Traceback (most recent call last):"
+
+
+def command(record: Opened, *, verb: str = "", more: Sequence[str] = ()) -> str:
+    """The command that the user typed, approximately. `verb` replaces the verb, `more` are further options."""
+    run, settings = record.run, record.run.settings
+    verb = verb or run.verb
+    workers = settings.get("workers")
+    typed = ["paceline", verb]
+    if run.verb == "bandwidth":
+        return shlex.join([*typed, *_workers_of_bandwidth(record)])
+    if isinstance(workers, int) and (workers > 1 or run.verb in ("run", "profile")) and verb in ("run", "profile"):
+        typed += ["-n", str(workers)]
+    typed += [word for mod in run.mods for word in ("--mod", mod)]
+    script = ["-m", run.script] if settings.get("module") is True else [run.script]
+    return shlex.join([*typed, *more, *script, *run.arguments])
+
+
+def _workers_of_bandwidth(record: Opened) -> list[str]:
+    """The settings of `bandwidth` are one plan per trial."""
+    plan = record.run.settings.get("workers")
+    workers = plan.get("workers") if isinstance(plan, dict) else None
+    return ["-n", str(workers)] if isinstance(workers, int) else []
+
+
+def outcome_notes(record: Opened) -> list[Block]:
+    """How the run ended, if it did not simply succeed, and its notices."""
+    outcome = record.run.outcome
+    if outcome is None:
+        stopped = "The run wrote no outcome: the run was killed, or its machine stopped."
+        return [Note(text=stopped, tone="bad")] if record.state == "stopped" else []
+    blocks: list[Block] = []
+    if outcome.message:
+        head, mark, rest = outcome.message.partition(TRACEBACK)
+        code, _, log = (mark + rest).rstrip().rpartition("\n")
+        if not log.startswith(LOG):
+            code, log = (mark + rest).rstrip(), ""
+        blocks.append(Note(text=head.strip(), code=code, advice=log, tone="bad"))
+    elif outcome.interrupted:
+        blocks.append(Note(text="The run was interrupted.", tone="warn"))
+    if outcome.notices:
+        blocks.append(Note(text="\n".join(outcome.notices[:MOST_NOTICES])))
+    return blocks
+
+
+def facts(record: Opened, *, open: bool = False) -> FactsBlock:
+    """Command, time, strategy, versions and workers."""
+    run = record.run
+    found = [
+        ("command", command(record)),
+        ("record", str(record.folder)),
+        ("began", say(run.started or None, "moment")),
+        ("took", say(run.outcome.seconds if run.outcome else None, "seconds")),
+        ("strategy", run.strategy if run.workers else ""),
+        ("view", run.outcome.view if run.outcome else ""),
+        ("mods", ", ".join(run.mods) or "none"),
+        ("paceline", run.paceline),
+        *((name, version) for name, version in run.versions.items()),
+    ]
+    for worker in run.workers[:MOST_WORKERS]:
+        on = f"GPU {', '.join(worker.gpus[:1])}" if worker.gpus else f"cores {', '.join(map(str, worker.cores[:32]))}"
+        found.append((f"rank {worker.rank}", f"{worker.host}, process {worker.pid}, {on}, {worker.threads} threads"))
+    if len(run.workers) > MOST_WORKERS:
+        found.append(("…", f"and {len(run.workers) - MOST_WORKERS} more workers"))
+    return FactsBlock(title="What was run", facts=[(name, value) for name, value in found if value], open=open)
