@@ -87,7 +87,7 @@ class Grid:
         )
 
     def _is_empty(self, column: Column) -> bool:
-        empty = (None, "", [], 0, 0.0) if column.optional else (None, "", [])
+        empty: tuple[Any, ...] = (None, "", [], 0, 0.0) if column.optional else (None, "", [])
         return column.kind != "flag" and all(row.get(column.key) in empty for row in self.rows)
 
     @property

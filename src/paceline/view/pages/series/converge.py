@@ -189,13 +189,15 @@ def _grid(verdict: Verdict) -> Grid:
     rows: list[dict[str, Any]] = []
     for row in verdict.rows:
         measured, accuracy = row.sharpness, row.accuracy
-        spread = f"{percent(accuracy.low)} to {percent(accuracy.high)}" if accuracy.low is not None else ""
+        spread = ""
+        if accuracy.seeds > 1 and accuracy.low is not None and accuracy.high is not None:
+            spread = f"{percent(accuracy.low)} to {percent(accuracy.high)}"
         rows.append(
             {
                 "technique": row.technique,
                 "workers": row.workers,
                 "accuracy": accuracy.mean,
-                "spread": spread if accuracy.seeds > 1 else "",
+                "spread": spread,
                 "epochs": row.epochs_to_target,
                 "seconds": row.seconds_to_target,
                 "samples_per_s": row.samples_per_s or None,
