@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -198,4 +199,5 @@ def make_killed(folder: Path) -> Path:
     run = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(run | {"outcome": None}))
     make_trial(folder / "trials" / "batch=x2.r1", "sweep", ["batch=x2:none"], seed=1, decay=20.0)
+    os.utime(folder / "trials" / "batch=x2.r1" / "run.json", (BEGUN, BEGUN))  # nothing was written since
     return folder
