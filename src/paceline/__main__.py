@@ -21,7 +21,7 @@ def _starts_workers(arguments: Sequence[str]) -> bool:
     from paceline.settings import is_one_of_several
 
     verb, *rest = arguments or [""]
-    if rest[:1] == ["--help"] or verb not in STARTS_WORKERS:
+    if rest[:1] in (["--help"], ["-h"]) or verb not in STARTS_WORKERS:
         return False
     if verb == "profile" and "--trace" in rest:
         # `--trace` reads files and needs no zygote. If it is an option of the script, the zygote only starts later.

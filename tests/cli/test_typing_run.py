@@ -71,7 +71,7 @@ def test_an_unknown_launcher_is_refused_with_those_that_there_are(launched, pace
     code, _, err = paceline_("run", "--as", "slurm", "train.py")
     assert code == 2
     assert "--as" in err
-    assert "'torchrun'" in err
+    assert "not one of torchrun, " in err
     assert not launched.runs
 
 
@@ -147,16 +147,16 @@ def test_without_a_number_there_is_a_worker_for_each_gpu(launched, paceline_, mo
     [
         ("run -n 0 train.py", "-n 0: a run needs at least one worker", "-n 1"),
         ("run -n 1000000 train.py", "-n 1000000: ", "--oversubscribe"),
-        ("run -n two train.py", "Invalid value for '-n'", "paceline run --help"),
+        ("run -n two train.py", "-n two: not a whole number", "paceline run --help"),
         ("run trian.py", "The script 'trian.py' cannot be run", "Did you mean train.py?"),
         ("run -m nowhere.train", "-m nowhere.train: there is no module 'nowhere'", "-m package.train"),
         ("run folder", "The script 'folder' cannot be run", "Python file"),
-        ("run --wrokers 2 train.py", "No such option: --wrokers", "paceline run --help"),
-        ("run --view slice train.py", "No such option: --view", "--mod view=slice"),
-        ("run", "Missing argument 'SCRIPT'", "paceline run --help"),
+        ("run --wrokers 2 train.py", "--wrokers is not an option", "--workers"),
+        ("run --view slice train.py", "--view is not an option", "--mod view=slice"),
+        ("run", "paceline run: SCRIPT is missing", "paceline run -n 4 train.py"),
         ("scale -n 1,two train.py", "-n 1,two: not a list of numbers", "-n 1,2,4"),
         ("scale -n 0,1 train.py", "-n 0: a run needs at least one worker", "-n 1"),
-        ("rnu train.py", "No such command 'rnu'", "paceline --help"),
+        ("rnu train.py", "paceline has no command 'rnu'", "paceline run"),
     ],
 )
 def test_a_mistake_is_two_lines_and_exit_code_2(launched, paceline_, tmp_path, line, message, advice):

@@ -146,7 +146,7 @@ def test_a_picture(paceline_, tmp_path):
         ("--from good.txt --choose 3", "Cannot choose 3 GPUs: there are only 2", "--choose 2"),
         ("--from good.txt --nccl-log good.txt", "good.txt: The log has no NCCL lines", "NCCL_DEBUG=INFO"),
         ("--from good.txt --svg nowhere/a.svg", "--svg nowhere/a.svg: No such file", "can be written"),
-        ("--choose two", "Invalid value for '--choose'", "paceline topo --help"),
+        ("--choose two", "--choose two: not a whole number", "paceline topo --help"),
     ],
 )
 def test_a_mistake_is_two_lines_and_exit_code_2(paceline_, monkeypatch, tmp_path, line, message, advice):

@@ -29,12 +29,14 @@ from paceline.cli import (
     view,
 )
 from paceline.cli.shared.example_first import program
+from paceline.cli.shared.mistakes import explained
 from paceline.cli.shared.session import Session
 from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Zygote
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
 from paceline.record import stopping
 
+MISTYPED = 2
 INTERRUPTED = 130  # the exit code that a shell reports for a program ended by SIGINT
 
 # Some versions of Typer bundle click and others import it. In both cases, BadParameter's base class is click's usage
@@ -45,6 +47,7 @@ app = typer.Typer(
     name="paceline",
     cls=program("paceline run -n 4 train.py --epochs 3", "paceline scale -n 1,2,4 train.py --epochs 1"),
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -91,24 +94,19 @@ def command_line(
 ) -> int:
     """Runs one verb and returns the exit code. Every error ends here: a user's mistake prints two lines, a bug in
     paceline prints its traceback. With --json, both also print a JSON document. `ended` is called after the verb."""
-    session = Session(zygote=zygote, verb=next(iter(arguments), ""))
+    program = typer.main.get_command(app)
+    session = Session(zygote=zygote, verb=next(iter(arguments), ""), typed=tuple(arguments))
     try:
         with raised_on_sigterm(), stopping.listening(_warn):
-            code = typer.main.get_command(app).main(
-                args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session
-            )
+            code = program.main(args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session)
         return int(code or 0)
     except Mistyped as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its help is on the terminal already
+            return MISTYPED
         session.json = session.json or _asked_for_json(arguments)
-        help_command = " ".join(["paceline", *([session.verb] if error.ctx and error.ctx.parent else []), "--help"])
-        advice = f"For the options, type: {help_command}"
-        if "--sync-bn" in error.format_message():
-            advice = "Leave --sync-bn out: batch norm sees the whole batch by default. (DDP's form: --mod bn=local)"
-        if "--view" in error.format_message():
-            advice = "Leave --view out: the script sees the whole batch. (DDP's form: --mod view=slice)"
-        return _tell(session, UsageError(error.format_message(), advice=advice), 2)
+        return _tell(session, explained(error, arguments, program), MISTYPED)
     except PacelineError as error:
-        return _tell(session, error, 2 if isinstance(error, UsageError) else 1)
+        return _tell(session, error, MISTYPED if isinstance(error, UsageError) else 1)
     except (KeyboardInterrupt, typer.Abort) as error:  # typer turns a KeyboardInterrupt into an Abort
         by = error if isinstance(error, KeyboardInterrupt) else error.__cause__
         code = exit_code_of(by) if isinstance(by, KeyboardInterrupt) else INTERRUPTED

@@ -128,6 +128,11 @@ def profile(
         return
     if not asked.script:
         raise UsageError("SCRIPT is missing.", advice="Type: paceline profile train.py")
+    if budget is not None and not prove_it:
+        raise UsageError(
+            f"--budget {budget} limits the trials of --prove, and --prove was not given.",
+            advice=f"Type: paceline profile --prove --budget {budget} {asked.script}",
+        )
     if prove_it and (launcher := asked.launcher()) is not None:
         raise UsageError(
             f"--prove tries mods, and with --as {launcher} no mod is applied: the script distributes itself.",

@@ -74,11 +74,15 @@ def scale(
         steps=steps,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
     )
+    if weak and any(one.startswith("emulate=") for one in settings.mods):
+        raise UsageError(
+            "--weak and --mod emulate exclude each other: both multiply the batch.", advice="Leave one of them out."
+        )
     mode: trials.Mode = "weak" if weak else "strong"
     plan = trials.plan(settings, numbers, rounds=repeat, mode=mode)
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
-    for number in (numbers[0], numbers[-1]):
-        check(replace(settings, workers=number), discover(), oversubscribe=asked.oversubscribe)
+    for trial in plan[: len(numbers)]:
+        check(trial.settings, discover(), oversubscribe=asked.oversubscribe)
     session.record = open_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
     console = stderr()
     results, outcome = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)

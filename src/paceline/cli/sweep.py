@@ -69,7 +69,7 @@ Repeat = Annotated[
     ),
 ]
 Steps = Annotated[
-    int, typer.Option("--steps", metavar="K", min=1, help="Step limit of a trial.", rich_help_panel=options.HOW)
+    int, typer.Option("--steps", metavar="K", min=10, help="Step limit of a trial.", rich_help_panel=options.HOW)
 ]
 
 

@@ -24,7 +24,7 @@ from paceline.record.stopping import stop
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.trials.core.bench import Budget, Measured, Status, details
-from paceline.trials.tune.candidates import MORE, Candidate, candidates, settings_of
+from paceline.trials.tune.candidates import MORE, Candidate, candidates, check_asked, settings_of, tried_names
 from paceline.trials.tune.charts import charts
 from paceline.trials.tune.from_findings import advised, put_first
 from paceline.trials.tune.patch import Patch, read, write_patch
@@ -34,6 +34,13 @@ from paceline.trials.tune.verdict import Verdict
 from paceline.units import rate
 
 ENOUGH = 1.0  # seconds of steady steps after which a trial ends
+
+
+def complete_tried(incomplete: str) -> list[tuple[str, str]]:
+    """What a shell offers for the name of a mod that `tune` tries."""
+    names = [name for name in tried_names() if name.startswith(incomplete)]
+    return [(name, catalog.CATALOG[name].summary) for name in names]
+
 
 BudgetOption = Annotated[
     str,
@@ -56,6 +63,7 @@ Start = Annotated[
         metavar="NAME[=VALUE]",
         help="Start from this mod. May be repeated.",
         show_default=False,
+        autocompletion=catalog.complete,
         rich_help_panel=options.HOW,
     ),
 ]
@@ -66,6 +74,7 @@ Only = Annotated[
         metavar="NAME",
         help="Try only this mod. May be repeated.",
         show_default="all mods that apply",
+        autocompletion=complete_tried,
         rich_help_panel=options.HOW,
     ),
 ]
@@ -76,6 +85,7 @@ Without = Annotated[
         metavar="NAME",
         help="Do not try this mod. May be repeated.",
         show_default=False,
+        autocompletion=complete_tried,
         rich_help_panel=options.HOW,
     ),
 ]
@@ -119,6 +129,7 @@ def tune(
     )
     host = discover()
     start = tuple(str(asked) for asked in catalog.parse(mod or []))
+    check_asked(start=start, allow=allow or [], only=only or [], without=without or [])
     tried = what_to_try(settings, host, allow=allow or [], only=only or [], without=without or [])
     mods, profiled = advised(asked.script, module=asked.module, records=record)
     course = series.Series.begin(

@@ -100,6 +100,25 @@ def _check_mods(run: RunSettings) -> None:
             raise UsageError(
                 f"--mod {one} contradicts --threads {run.threads}.", advice="Leave one of the two options out."
             )
+        if one.entry.name == "emulate":
+            _check_emulation(run, int(one.value))
+
+
+def _check_emulation(run: RunSettings, emulated: int) -> None:
+    """UsageError if N workers cannot be emulated with these options."""
+    if run.batch == "scale":
+        raise UsageError(
+            f"--emulate {emulated} and --batch scale exclude each other: both multiply the batch.",
+            advice="Leave --batch out.",
+        )
+    asked = [int(one.value) for one in catalog.parse(run.mods) if one.entry.name == "accumulate"]
+    shared = run.workers * (asked[0] if asked else 1)
+    if emulated % shared and shared % emulated:
+        parts = f"{run.workers} worker{'s' * (run.workers > 1)}" + (f" in {asked[0]} micro-batches" if asked else "")
+        raise UsageError(
+            f"--emulate {emulated}: the emulated workers cannot be divided evenly between {parts}.",
+            advice=f"Choose workers and micro-batches whose product divides {emulated}.",
+        )
 
 
 def _check_launcher(run: RunSettings) -> None:

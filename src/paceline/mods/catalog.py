@@ -7,6 +7,7 @@ and which lines have the same effect in a script.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Sequence
@@ -232,7 +233,11 @@ def _parse_one(text: str) -> AskedMod:
     name, given, value = text.partition("=")
     entry = CATALOG.get(name)
     if entry is None:
-        raise UsageError(f"--mod {text}: there is no mod {name!r}.", advice="To list all mods, type: paceline mods")
+        near = near_miss(text)
+        advice = f"Did you mean --mod {near}? " if near else ""
+        raise UsageError(
+            f"--mod {text}: there is no mod {name!r}.", advice=f"{advice}To list all mods, type: paceline mods"
+        )
     if not entry.values:
         if given:
             raise UsageError(f"--mod {text}: {name} takes no value.", advice=f"Type: --mod {name}")
@@ -242,7 +247,7 @@ def _parse_one(text: str) -> AskedMod:
             known = ", ".join(entry.values)
             raise UsageError(
                 f"--mod {text}: {name} takes values like {known}.",
-                advice=f"Type for example: --mod {name}={entry.values[0]}",
+                advice=f"Type for example: --mod {name}={_nearest(value, entry.values)}",
             )
         return AskedMod(entry, value)
     value = value if given else entry.values[0]
@@ -254,9 +259,74 @@ def _parse_one(text: str) -> AskedMod:
     elif value not in entry.values:
         known = ", ".join(entry.values)
         raise UsageError(
-            f"--mod {text}: {name} takes {known}.", advice=f"Type for example: --mod {name}={entry.values[0]}"
+            f"--mod {text}: {name} takes {known}.", advice=f"Type: --mod {name}={_nearest(value, entry.values)}"
         )
     return AskedMod(entry, value)
+
+
+# What the field, or a library, calls a mod.
+_OTHER_NAMES = {
+    "amp": "precision=bf16",
+    "autocast": "precision=bf16",
+    "bfloat16": "precision=bf16",
+    "mixed_precision": "precision=bf16",
+    "float16": "precision=fp16",
+    "half": "precision=fp16",
+    "batch_size": "batch=512",
+    "gradient_accumulation": "accumulate=2",
+    "gradient_checkpointing": "checkpointing",
+    "activation_checkpointing": "checkpointing",
+    "memory_format": "channels_last",
+    "num_workers": "loader=2",
+    "prefetch": "loader=fast",
+    "torch_compile": "compile",
+}
+
+
+def near_miss(text: str) -> str:
+    """The mod that was probably meant, as typed after --mod; "" if none is near. `bf16` → `precision=bf16`."""
+    name, _, value = text.lower().replace("-", "_").replace(".", "_").partition("=")
+    spelled = {
+        choice: f"{one.name}={choice}"
+        for one in CATALOG.values()
+        for choice in one.values
+        if choice.isalnum() and choice[0].isalpha() and choice != "N"
+    }
+    known = spelled | _OTHER_NAMES | {one: one for one in CATALOG}
+    near = name if name in known else next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "")
+    meant = known.get(near, "")
+    entry = CATALOG.get(meant)
+    if entry is None or not entry.values:
+        return meant
+    if not _takes(entry, value):
+        value = "2" if entry.values == ("N",) else _nearest(value, entry.values)
+    return f"{meant}={value}"
+
+
+def complete(incomplete: str) -> list[tuple[str, str]]:
+    """What a shell offers for the beginning of a mod: names; where only one is left, with its values."""
+    name, given, value = incomplete.partition("=")
+    found = [one for one in CATALOG.values() if (one.name == name if given else one.name.startswith(name))]
+    if len(found) == 1 and found[0].values:
+        [entry] = found
+        return [(f"{entry.name}={choice}", entry.summary) for choice in _choices(entry) if choice.startswith(value)]
+    return [(f"{one.name}=" if one.values else one.name, one.summary) for one in found]
+
+
+def _choices(entry: ModEntry) -> tuple[str, ...]:
+    return ("2", "4", "8") if entry.values == ("N",) else entry.values
+
+
+def _takes(entry: ModEntry, value: str) -> bool:
+    if entry.values == ("N",):
+        return value.isdigit() and int(value) > 0
+    return bool(re.fullmatch(entry.pattern, value)) if entry.pattern else value in entry.values
+
+
+def _nearest(value: str, choices: Sequence[str]) -> str:
+    """The accepted value that is most like the typed one; the first if none is."""
+    short = value.lower().replace("bfloat", "bf").replace("float", "fp")
+    return next(iter(difflib.get_close_matches(short, choices, n=1)), choices[0])
 
 
 def load(asked: AskedMod) -> Any:

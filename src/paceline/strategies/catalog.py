@@ -29,6 +29,27 @@ class StrategyEntry:
     arguments: Mapping[str, Value | tuple[str, ...]] = field(default_factory=dict)  # defaults; a tuple: the choices
     workers: Callable[[Mapping[str, Value]], int | None] = lambda arguments: None  # how many it needs; None: any number
     multiple: Callable[[Mapping[str, Value]], int] = lambda arguments: 1  # of this number
+    conflict: Callable[[Mapping[str, Value]], tuple[str, str]] = lambda arguments: ("", "")  # what, and what to type
+
+
+def _of_server(given: Mapping[str, Value]) -> tuple[str, str]:
+    if not given["servers"]:
+        return "a run needs at least one server", "servers=1"
+    if given["deal"] == "free" and not given["staleness"]:
+        return "in a synchronous run every worker takes as many batches", "deal=every, or staleness=inf"
+    if given["backup"] and given["staleness"]:
+        return "only a synchronous run has backup workers", "staleness=0"
+    return "", ""
+
+
+def _of_mesh(given: Mapping[str, Value]) -> tuple[str, str]:
+    both = given["shard"] != 1 and (given["model"] != 1 or given["layout"] or given["dimensions"])
+    if both or not given["shard"] or not given["model"]:
+        return (
+            "a mesh has the axis model, with a layout, or the axis shard, each with at least one worker",
+            '--strategy "mesh(data=2,shard=2)", or "mesh(data=2,model=2)"',
+        )
+    return "", ""
 
 
 CATALOG = {
@@ -69,6 +90,7 @@ CATALOG = {
                 "deal": ("every", "free"),
                 "write": 30.0,
             },
+            conflict=_of_server,
         ),
         StrategyEntry(
             name="pipeline",
@@ -92,12 +114,16 @@ CATALOG = {
             "the parameters over shard",
             arguments={"data": 0, "model": 1, "shard": 1, "layout": "", "dimensions": ""},
             workers=lambda given: int(given["data"]) * int(given["model"]) * int(given["shard"]) or None,
+            multiple=lambda given: int(given["model"]) * int(given["shard"]),
+            conflict=_of_mesh,
         ),
         StrategyEntry(
             name="sharded",
             home="sharded:Sharded",
             summary="each worker keeps a part of parameters, gradients and optimizer state (FSDP2)",
             arguments={"offload": False, "replicas": 1},
+            multiple=lambda given: max(int(given["replicas"]), 1),
+            conflict=lambda given: ("", "") if given["replicas"] else ("there is at least one copy", "replicas=1"),
         ),
     )
 }
@@ -144,6 +170,9 @@ def parse(typed: str) -> AskedStrategy:
                 advice=f"Type: --strategy {_quoted(spelling(entry))}",
             )
         arguments[argument] = _value_of(typed, argument, text, entry.arguments[argument])
+    what, instead = entry.conflict(_defaults(entry) | arguments)
+    if what:
+        raise UsageError(f"--strategy {typed}: {what}.", advice=f"Type: {instead}")
     return AskedStrategy(entry, arguments)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.mods import catalog as mods
 from paceline.settings import Backend, Launcher
 from paceline.strategies import catalog as strategies
 from paceline.topology import discover
@@ -21,13 +22,37 @@ HOSTS = "Several hosts"
 STALLS = "Stalled workers"
 OUTPUT = "Output"
 
+
+def mod_values(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """What a shell offers for a script: nothing, so that it offers files. But bash takes `--mod precision=b` apart into
+    `precision`, `=` and `b`, and the parser takes `=` for the script; then, the values of that mod. Directly after the
+    `=`, a script could follow as well."""
+    typed = [str(mod) for mod in context.params.get("mod") or ()]
+    script = context.params.get("script")
+    if not typed or "=" in typed[-1] or (incomplete and script != "=") or script not in (None, "="):
+        return []
+    values = [(mod.partition("=")[2], about) for mod, about in mods.complete(f"{typed[-1]}={incomplete}")]
+    files = [] if script or not values else [(path.name, "script") for path in sorted(Path().glob("*.py"))]
+    return [*values, *files]
+
+
 Script = Annotated[
     str,
-    typer.Argument(metavar="SCRIPT", help="Training script, or with -m the name of a module.", show_default=False),
+    typer.Argument(
+        metavar="SCRIPT",
+        help="Training script, or with -m the name of a module.",
+        show_default=False,
+        autocompletion=mod_values,
+    ),
 ]
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ARGUMENTS]...", help="The script's own arguments.", show_default=False),
+    typer.Argument(
+        metavar="[ARGUMENTS]...",
+        help="The script's own arguments.",
+        show_default=False,
+        autocompletion=mod_values,
+    ),
 ]
 Workers = Annotated[
     int | None,
@@ -182,9 +207,9 @@ def seed_or_new(seed: int | None) -> int:
     return secrets.randbelow(2**31) if seed is None else seed
 
 
-def default_workers(strategy: str, mods: Sequence[str] = ()) -> int:
+def default_workers(strategy: str, asked_mods: Sequence[str] = ()) -> int:
     """The number from a mod `workers=N`, or that of the strategy; else one worker per GPU, at least one."""
-    said = [mod.removeprefix("workers=") for mod in mods if mod.startswith("workers=")]
+    said = [mod.removeprefix("workers=") for mod in asked_mods if mod.startswith("workers=")]
     if said:
         return int(said[0])
     asked = strategies.parse(strategy)
@@ -198,6 +223,7 @@ Mods = Annotated[
         metavar="NAME[=VALUE]",
         help="Apply a mod; `paceline mods` lists them. May be repeated.",
         show_default=False,
+        autocompletion=mods.complete,
         rich_help_panel=HOW,
     ),
 ]

@@ -12,6 +12,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, get_type_hints
 
 from paceline.cli.shared import options
+from paceline.cli.shared.session import Session
+from paceline.cli.shared.stray_options import noticed
 from paceline.errors import UsageError
 from paceline.launch.horovod_scripts import distributes_itself
 from paceline.settings import SMALL, Launcher, RunSettings
@@ -100,7 +102,11 @@ def runs_scripts(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def take(**typed: Any) -> None:
-        verb(asked=kind(**{parameter.name: typed.pop(parameter.name) for parameter in shared}), **typed)
+        asked = kind(**{parameter.name: typed.pop(parameter.name) for parameter in shared})
+        context = typed["context"]
+        line = context.find_object(Session).typed[1:]
+        with noticed(context.command, line, verb=context.command_path, module=asked.module):
+            verb(asked=asked, **typed)
 
     parameters = [*(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own.values()), *shared]
     take.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

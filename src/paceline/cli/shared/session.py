@@ -21,6 +21,7 @@ class Session:
 
     zygote: Zygote | None = None
     verb: str = ""
+    typed: tuple[str, ...] = ()  # the words after `paceline`
     json: bool = False
     record: Path | None = None
 

@@ -77,6 +77,36 @@ def name_of(mod: str) -> str:
     return mod.partition("=")[0]
 
 
+def tried_names() -> list[str]:
+    """The names of all mods that `tune` tries on some machine."""
+    return sorted({name_of(mod) for mod, _ in (*_ON_CUDA, *_ON_CPU)} | {MORE})
+
+
+def check_asked(*, start: Sequence[str], allow: Sequence[str], only: Sequence[str], without: Sequence[str]) -> None:
+    """UsageError if options of `tune` contradict each other, so that nothing would be tried."""
+    both = next((one for one in only if one in without or name_of(one) in without), "")
+    if both:
+        raise UsageError(
+            f"--only {both} and --without {name_of(both) if both not in without else both} contradict each other: "
+            "nothing is left to try.",
+            advice="Leave one of the two options out.",
+        )
+    if MORE in allow and MORE in without:
+        raise UsageError(
+            f"--allow {MORE} and --without {MORE} contradict each other.", advice="Leave one of the two options out."
+        )
+    if only and all(one in start or (name_of(one) == one and one in map(name_of, start)) for one in only):
+        raise UsageError(
+            f"--only {only[0]} and --mod {only[0]}: the mod is already there at the start, so nothing is left to try.",
+            advice=f"Leave out --mod {only[0]}: tune measures the script with the mod and without it.",
+        )
+    if MORE in map(name_of, only) and MORE not in allow:
+        raise UsageError(
+            f"--only {MORE}: a larger batch changes the mathematics, and is tried only if it is allowed.",
+            advice=f"Type: --allow {MORE} --only {MORE}",
+        )
+
+
 def candidates(
     *,
     gpus: int,

@@ -1,0 +1,82 @@
+"""Splits the words of a command line into paceline's options, the script, and the script's own arguments.
+
+The parser has done that already where the command line is right. This module is for command lines that are wrong: it
+says which words belong where, and writes the corrected line.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(slots=True)
+class Words:
+    """The words after the verb."""
+
+    own: list[str] = field(default_factory=list)  # options of the verb, with their values
+    unknown: list[str] = field(default_factory=list)  # options before the script that the verb does not have
+    script: str = ""
+    rest: list[str] = field(default_factory=list)  # after the script
+
+    def line(self, verb: str, *, first: Sequence[str] = (), after: Sequence[str] = ()) -> str:
+        """`paceline run`, the options `first` and `own`, the script, and its arguments: `after`, then the others."""
+        return f"{verb} {shlex.join([*first, *self.own, self.script, *after, *self.rest])}"
+
+
+def options_of(command: Any) -> dict[str, Any]:
+    """The options of a verb by their names: `-n` and `--workers` are the same one."""
+    return {
+        name: option
+        for option in command.params
+        for name in (*option.opts, *option.secondary_opts)
+        if name.startswith("-")
+    }
+
+
+def takes_value(option: Any) -> bool:
+    return not getattr(option, "is_flag", False)
+
+
+def name_of(word: str) -> str:
+    """`--steps=4` → `--steps`, `-n2` → `-n`."""
+    return word.partition("=")[0] if word.startswith("--") else word[:2]
+
+
+def split(command: Any, words: Sequence[str]) -> Words:
+    """Splits the words after the verb. The script is the first word that is neither an option nor a value. After an
+    option that the verb does not have, a word is taken for its value, unless that word is a Python file."""
+    known, found = options_of(command), Words()
+    waiting = iter(words)
+    after_unknown = False
+    for word in waiting:
+        if word == "--":
+            continue
+        if word.startswith("-") and len(word) > 1:
+            option = known.get(name_of(word))
+            into = found.unknown if option is None else found.own
+            into.append(word)
+            after_unknown = option is None and "=" not in word
+            if option is not None and takes_value(option) and word == name_of(word):
+                into.extend(_next(waiting))
+        elif after_unknown and not is_script(word):
+            found.unknown.append(word)
+            after_unknown = False
+        else:
+            found.script = word
+            break
+    found.rest = list(waiting)
+    return found
+
+
+def is_script(word: str) -> bool:
+    return word.endswith(".py") or Path(word).is_file()
+
+
+def _next(words: Iterator[str]) -> Iterator[str]:
+    word = next(words, None)
+    if word is not None:
+        yield word

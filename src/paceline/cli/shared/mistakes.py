@@ -1,0 +1,163 @@
+"""What is wrong with a command line that could not be parsed, in paceline's own words, and what to type.
+
+The parser's own messages name its classes and types ("Input should be a valid integer"). This module reads which
+option is at fault from the parser's error, and what that option takes from our own declaration of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+from paceline.cli.shared.command_words import is_script, name_of, options_of, split
+from paceline.cli.shared.script_source import mentions
+from paceline.errors import UsageError
+
+# Options that earlier versions, or other launchers, have; with what to type instead.
+ELSEWHERE = {
+    "--sync-bn": "Leave --sync-bn out: batch norm sees the whole batch by default. (DDP's form: --mod bn=local)",
+    "--view": "Leave --view out: the script sees the whole batch. (DDP's form: --mod view=slice)",
+    "--nproc-per-node": "Type: -n N",
+    "--nproc_per_node": "Type: -n N",
+    "--nnodes": "Type: --nodes N, with --rendezvous HOST:PORT",
+    "--num-workers": "Type: -n N for workers of the run, or --mod loader=N for processes that load data",
+    "--num-processes": "Type: -n N",
+    "--num_processes": "Type: -n N",
+    "--mods": "Type: --mod NAME=VALUE, once for each mod",
+}
+
+
+def explained(error: Any, arguments: Sequence[str], program: Any) -> UsageError:
+    """The error to show. `error` is one of the parser's; `arguments` the whole command line of the `program`."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    command, verb, words = program, "paceline", list(arguments)
+    while words and words[0] in getattr(command, "commands", {}):
+        command, verb = command.commands[words[0]], f"{verb} {words.pop(0)}"
+    if "NoSuchOption" in kinds:
+        return _no_such_option(error.option_name, command, verb, words)
+    if "MissingParameter" in kinds:
+        return _missing(error.param, command, verb)
+    if "BadParameter" in kinds:
+        return _bad_value(error.param, command, verb, words, error.message)
+    if "BadOptionUsage" in kinds:
+        return _bad_usage(error.option_name, command, verb)
+    return _other(error.format_message(), command, verb, words)
+
+
+def _help(verb: str) -> str:
+    return f"For the options, type: {verb} --help"
+
+
+def _no_such_option(name: str, command: Any, verb: str, words: Sequence[str]) -> UsageError:
+    typed = next((word for word in words if name_of(word) == name or word.partition("=")[0] == name), name)
+    shown = typed.partition("=")[0]
+    found = f"{shown} is not an option of `{verb}`."
+    if shown in ELSEWHERE:
+        return UsageError(found, advice=ELSEWHERE[shown])
+    near = difflib.get_close_matches(shown, options_of(command), n=1, cutoff=0.7)
+    meant = f"Did you mean {near[0]}? " if near else ""
+    parts = split(command, words) if _runs_scripts(command) else None
+    if parts is not None and parts.script and is_script(parts.script) | ("-m" in parts.own):
+        corrected = parts.line(verb, after=parts.unknown)
+        if mentions(parts.script, shown, module="-m" in parts.own):
+            return UsageError(
+                f"{found} {parts.script} has it, and options of a script come after the script.",
+                advice=f"Type: {corrected}",
+            )
+        if not near:
+            return UsageError(found, advice=f"If it is an option of {parts.script}, type: {corrected}")
+    return UsageError(found, advice=f"{meant}{_help(verb)}")
+
+
+def _runs_scripts(command: Any) -> bool:
+    return any(parameter.name == "script" for parameter in command.params)
+
+
+def _missing(parameter: Any, command: Any, verb: str) -> UsageError:
+    name = parameter.metavar or parameter.name.upper() if parameter is not None else "a word"
+    if parameter is not None and parameter.opts[0].startswith("-"):
+        name = parameter.opts[0]
+    examples = getattr(command, "examples", ())
+    advice = f"Type for example: {examples[0]}" if examples else _help(verb)
+    return UsageError(f"{verb}: {name} is missing.", advice=advice)
+
+
+def _bad_usage(name: str, command: Any, verb: str) -> UsageError:
+    option = options_of(command).get(name)
+    if option is not None and getattr(option, "is_flag", False):
+        return UsageError(f"{name} takes no value.", advice=f"Type: {name}")
+    takes = getattr(option, "metavar", None) or "VALUE"
+    return UsageError(f"{name} needs a value.", advice=f"Type: {name} {takes}. {_help(verb)}")
+
+
+def _bad_value(parameter: Any, command: Any, verb: str, words: Sequence[str], message: str) -> UsageError:
+    if parameter is None:
+        return UsageError(message, advice=_help(verb))
+    typed, value = _typed(parameter, words)
+    kind, least, most = _declared(command, parameter.name)
+    shown = f"{typed} {value}".strip() if typed else value or parameter.name
+    if get_origin(kind) is Literal:
+        choices = [str(choice) for choice in get_args(kind)]
+        near = difflib.get_close_matches(value.lower(), choices, n=1)
+        return UsageError(
+            f"{shown}: not one of {', '.join(choices)}.", advice=f"Type: {typed} {(near or choices)[0]}. {_help(verb)}"
+        )
+    if kind in (int, float):
+        what = "a whole number" if kind is int else "a number"
+        limits = "" if least is None else f" from {least:g}"
+        limits += "" if most is None else f" to {most:g}"
+        example = max(2, int(least or 0)) if kind is int else (most if most is not None else least or 1.0)
+        return UsageError(
+            f"{shown}: not {what}{limits}.", advice=f"Type it like this: {typed} {example:g}. {_help(verb)}"
+        )
+    return UsageError(f"{shown}: this value cannot be used.", advice=_help(verb))
+
+
+def _typed(parameter: Any, words: Sequence[str]) -> tuple[str, str]:
+    """The option as it was typed, and its value."""
+    for place, word in enumerate(words):
+        name = name_of(word)
+        if name not in parameter.opts:
+            continue
+        if word == name:
+            return name, words[place + 1] if place + 1 < len(words) else ""
+        return name, word[len(name) :].removeprefix("=")
+    return (parameter.opts[0] if parameter.opts[0].startswith("-") else ""), ""
+
+
+def _declared(command: Any, name: str) -> tuple[Any, float | None, float | None]:
+    """The type of a parameter of a verb, and its limits, as our own code declares them."""
+    try:
+        annotation = inspect.signature(command.callback, eval_str=True).parameters[name].annotation
+    except (AttributeError, KeyError, TypeError, ValueError, NameError):
+        return None, None, None
+    kind, *more = get_args(annotation) if hasattr(annotation, "__metadata__") else (annotation,)
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next((one for one in get_args(kind) if one is not type(None)), None)
+    about = more[0] if more else None
+    return kind, getattr(about, "min", None), getattr(about, "max", None)
+
+
+def _other(message: str, command: Any, verb: str, words: Sequence[str]) -> UsageError:
+    """A command that does not exist, or words that no argument takes."""
+    names = list(getattr(command, "commands", {}))
+    word = next((word for word in words if not word.startswith("-")), "")
+    if names and word and word not in names:
+        near = difflib.get_close_matches(word, names, n=1)
+        if near:
+            advice = f"Did you mean: {verb} {near[0]}?"
+        elif verb == "paceline" and is_script(word):
+            advice = f"To run a script, type: paceline run {word}"
+        else:
+            advice = f"For the commands, type: {verb} --help"
+        return UsageError(f"{verb} has no command {word!r}.", advice=advice)
+    if names:
+        return UsageError(f"{verb}: a command is missing.", advice=f"For the commands, type: {verb} --help")
+    extra = re.search(r"\(([^()]*)\)$", message)
+    if extra is not None:
+        return UsageError(f"{verb}: {extra[1]!r} is too much.", advice=f"Leave it out. {_help(verb)}")
+    return UsageError(message, advice=_help(verb))
