@@ -117,6 +117,11 @@ def is_transformed() -> bool:
     return _functorch.peek_interpreter_stack() is not None
 
 
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured: nothing is computed, and the host must not ask the device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def is_tracing() -> bool:
     """Whether calls are only traced, to make a graph of them."""
     return not torch.compiler.is_dynamo_compiling() and (

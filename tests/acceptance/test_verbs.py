@@ -277,3 +277,43 @@ def test_mods_are_listed(paceline_) -> None:
     done = paceline_("run", "--mod", "precision=bf8", "train.py")
     assert done.returncode == 2
     assert "--mod precision=bf16" in done.stderr
+
+
+NOTHING_TO_MOD = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.Adamax(model.parameters())
+for step in range(3):
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    optimizer.step()
+print(f"loss {loss.item():.5f}")
+"""
+IDLE = {
+    "resident": "no DataLoader of the script",
+    "channels_last": "no model of the script has a 2-d convolution.",
+    "fused_optimizer": "there is no fused version of Adamax.",
+    "bn=local": "there is one worker.",
+}
+WITHOUT_GPU = {"tf32": "there is no GPU.", "cuda_graphs": "there is no GPU."}
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="names mods that need a GPU")
+def test_run_says_which_mods_are_not_in_force(folder, paceline_):
+    (folder / "train.py").write_text(NOTHING_TO_MOD)
+    mods = [word for mod in [*IDLE, *WITHOUT_GPU, "precision=bf16"] for word in ("--mod", mod)]
+    typed = paceline_("run", "-n", "1", "--json", *mods, "train.py")
+    assert typed.returncode == 0, typed.stderr
+    told = json.loads(typed.stdout)
+    assert set(told["not_in_force"]) == {*IDLE, *WITHOUT_GPU}
+    for mod, why in (IDLE | WITHOUT_GPU).items():
+        text = told["not_in_force"][mod]
+        assert text.startswith(f"--mod {mod} is not in force: ")
+        assert why in text
+        assert typed.stderr.count(text) == 2  # at once, and in the summary
+    outcome = read_run(folder / told["record"]).outcome
+    assert outcome is not None
+    assert outcome.not_in_force == told["not_in_force"]

@@ -132,7 +132,7 @@ def test_a_decay_is_for_scripts_that_have_no_schedule() -> None:
     assert found["rates"] == [0.1] * STEPS
     found = trained(lone_group(), ["decay=4"])
     assert found["losses"] == pytest.approx(by_hand(OWN), rel=1e-9)
-    assert "decay does nothing: the script has a schedule of its own." in found["notices"]
+    assert "--mod decay=4 is not in force: the script has a schedule of its own." in found["notices"]
 
 
 def test_a_tensor_as_rate_is_put_back_exactly_under_several_mods() -> None:
@@ -435,4 +435,4 @@ def _auto(group: Group, how: str) -> Any:
 def test_auto_has_nothing_to_do_where_the_batch_did_not_grow() -> None:
     found = trained(lone_group(), ["large_batch=auto"])
     assert found["losses"] == pytest.approx(by_hand(OWN), rel=1e-12)
-    assert "large_batch=auto does nothing: the batch is the script's own (see --emulate)." in found["notices"]
+    assert "--mod large_batch=auto is not in force: the batch is the script's own (see --emulate)." in found["notices"]

@@ -224,8 +224,7 @@ def run(
             console.print(outcome.message, style="red", soft_wrap=True)
         noise = find_noise(session.record) if noise_scale else None
         if not quiet:
-            lost = bool(outcome.unrecorded)
-            show_summary(console, summary, session, launch_as=settings.launch_as, unrecorded=lost)
+            show_summary(console, summary, session, outcome, launch_as=settings.launch_as)
             if noise_scale and summary.steps:
                 show_noise(console, noise, summary.samples / summary.steps)
         if json:
@@ -276,12 +275,7 @@ def show_timeline(console: Console, record: Path, timeline: Path) -> None:
 
 
 def show_summary(
-    console: Console,
-    summary: Summary,
-    session: Session,
-    *,
-    launch_as: Launcher | None = None,
-    unrecorded: bool = False,
+    console: Console, summary: Summary, session: Session, outcome: Outcome, *, launch_as: Launcher | None = None
 ) -> None:
     """Prints the summary at the end of a run."""
     console.print()
@@ -319,8 +313,10 @@ def show_summary(
                 f"the bottleneck is {waited.report.bottleneck}",
                 soft_wrap=True,
             )
+    for text in outcome.not_in_force.values():
+        console.print(text, style="yellow", soft_wrap=True)
     place = str(session.record)
-    if unrecorded:
+    if outcome.unrecorded:
         kept = session.record is not None and session.record.is_dir()
         place = f"{place} (incomplete: see the warning above)" if kept else "none (see the warning above)"
     console.print(f"record: {place}", soft_wrap=True)
@@ -343,6 +339,7 @@ def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
         "slowest": {"rank": slowest.rank if slowest else 0, "behind": slowest.behind if slowest else 0.0},
         "loss": {"first": summary.first_loss, "last": summary.last_loss},
         "notices": outcome.notices,
+        "not_in_force": outcome.not_in_force,
         "exit_code": outcome.exit_code,
     }
     if outcome.exit_code:

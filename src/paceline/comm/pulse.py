@@ -27,6 +27,7 @@ class Pulse:
         self.latest: Any = None  # the last Step
         self.noise: float | None = None  # the gradient noise scale, if measured
         self._notify = notify
+        self.on_idle: Callable[[str, str], None] | None = None  # called with a mod that does nothing, and a notice
         self.on_failure: Callable[[PacelineError], None] | None = None  # called with the error that ends the run
 
     @property
@@ -54,6 +55,11 @@ class Pulse:
         ranks. `mod`: the mod that reports its own settings."""
         if self._notify is not None:
             self._notify(text, mod)
+
+    def not_in_force(self, mod: str, why: str) -> None:
+        """Reports that a mod which the user asked for does nothing: at once, and in the summary of the run."""
+        tell = self.on_idle or (lambda mod, text: self.notice(text, mod=mod))
+        tell(mod, f"--mod {mod} is not in force: {why}")
 
     def failed(self, error: PacelineError) -> None:
         """Reports the error that ends the run, even if the script has not seen the error yet."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from paceline.record.phases import EVALUATION, OTHER
-from paceline.torch_private import current_stream_number
+from paceline.torch_private import current_stream_number, is_capturing
 
 UNSPLIT = "unsplit"  # the time of a lap that was not split
 SHORT = 0.03  # seconds: a lap on a CUDA device is short below this duration
@@ -55,6 +55,11 @@ class Stopwatch:
             self._switch()
             self._cuda, self._device = True, torch.cuda.current_device()
             self._mark = self._event()
+
+    @property
+    def stands(self) -> bool:
+        """Whether the script captures a CUDA graph: the device computes nothing, and an event would be captured too."""
+        return self._cuda and is_capturing()
 
     def enter(self, phase: str) -> None:
         if not self._coarse or phase == EVALUATION:
@@ -97,6 +102,8 @@ class Stopwatch:
     def _switch(self) -> None:
         phase = self._stack[-1]
         if self._cuda:
+            if self.stands:
+                return
             now = self._event()
             if self._coarse and phase != EVALUATION:
                 phase = UNSPLIT

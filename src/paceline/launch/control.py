@@ -90,6 +90,7 @@ class Control:
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self.pulse = Pulse(self.notice)
+        self.pulse.on_idle = lambda mod, text: self._post(messages.Said(texts.shortened(text), mod, idle=True))
         self._outbox: deque[messages.Said | messages.Failed | messages.Unrecorded] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._over = False

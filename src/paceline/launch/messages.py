@@ -103,6 +103,7 @@ class Said(msgspec.Struct, tag=True, frozen=True):
 
     text: str
     mod: str = ""  # the mod that tells of its own settings
+    idle: bool = False  # the mod is not in force
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True, kw_only=True):

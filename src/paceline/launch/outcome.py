@@ -84,6 +84,7 @@ def outcome_of(watch: Watch, record: Path, seconds: float) -> Outcome:
         steps=max([*(beat.step for beat in beats), *_recorded(record, len(watch.standings))], default=0),
         view=next((beat.view for beat in beats if beat.view), ""),
         notices=watch.notices,
+        not_in_force=watch.not_in_force,
     )
     if watch.left_with is not None:
         outcome.exit_code, outcome.interrupted = watch.left_with, True

@@ -104,6 +104,7 @@ class Watch:
         self.interrupted: int | None = None
         self.cause: Failure | None = None
         self.notices: list[str] = []
+        self.not_in_force: dict[str, str] = {}
         self.pids: dict[int, int] = {}  # rank → process id
         self._inspector = stall.Inspector(run.stall_warning, run.stall_abort, tells_quiet=run.staged)
         self._failures = Failures(own_group=run.launch_as is not None)
@@ -296,6 +297,8 @@ class Watch:
         elif rank == self._voice.rank and message.text not in self.notices:
             # All workers run the same lines and send the same notices: rank 0's are enough.
             self.notices.append(message.text)
+            if message.idle:
+                self.not_in_force[message.mod] = message.text
             self._tell(Notice(message.text, message.mod))
 
     def _show(self, output: Output) -> None:

@@ -28,6 +28,8 @@ class Mod:
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
         stage.views.norms_see_batch = False
+        if stage.group.world == 1:
+            stage.pulse.not_in_force("bn=local", "there is one worker.")
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:

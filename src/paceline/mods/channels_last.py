@@ -26,14 +26,18 @@ class Mod:
     """Converts a model at its first call, and its 4-d inputs at every call."""
 
     def __init__(self, value: str) -> None:
-        pass
+        self._converted = False
 
     def on_stage(self, stage: Stage) -> None:
         stage.subscribe(self)
 
     def on_model(self, module: nn.Module) -> None:
         if any(isinstance(child, nn.Conv2d | nn.ConvTranspose2d) for child in module.modules()):
+            self._converted = True
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def idle(self) -> str:
+        return "" if self._converted else "no model of the script has a 2-d convolution."
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -33,6 +33,7 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self._blocks: weakref.WeakKeyDictionary[nn.Module, list[nn.Module]] = weakref.WeakKeyDictionary()
+        self._why = ""
         self._calls: weakref.WeakKeyDictionary[nn.Module, Recomputed] = weakref.WeakKeyDictionary()
 
     def on_stage(self, stage: Stage) -> None:
@@ -41,14 +42,17 @@ class Mod:
 
     def on_model(self, module: nn.Module) -> None:
         if is_compiled(module):
-            self.stage.pulse.notice(f"checkpointing: {type(module).__name__} is compiled, and stays unchanged.")
+            self._why = f"{type(module).__name__} is compiled."
             return
         blocks = self._blocks[module] = repeated_blocks(module)
         if blocks:
             told = f"checkpointing: {len(blocks)} × {type(blocks[0]).__name__} of {type(module).__name__}"
+            self.stage.pulse.notice(told)
         else:
-            told = f"checkpointing: {type(module).__name__} has no repeated blocks, and stays unchanged"
-        self.stage.pulse.notice(told)
+            self._why = f"{type(module).__name__} has no repeated blocks."
+
+    def idle(self) -> str:
+        return "" if any(self._blocks.values()) else self._why
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -30,6 +30,7 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self.mode = value
+        self._compiled = self._met = False
 
     def on_stage(self, stage: Stage) -> None:
         stage.subscribe(self)
@@ -37,8 +38,13 @@ class Mod:
             F.cross_entropy = compiled_where_large(F.cross_entropy)
 
     def on_model(self, module: nn.Module) -> None:
+        self._met = True
         if not is_compiled(module):
+            self._compiled = True
             module.compile(mode=None if self.mode == "default" else self.mode)
+
+    def idle(self) -> str:
+        return "the script compiles its models itself." if self._met and not self._compiled else ""
 
 
 def compiled_where_large(

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, GraphLayout, aside, kind_of, reason_against
+from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, GraphLayout, kind_of, reason_against, warming_up
 from paceline.mods.support.graphed_step import GraphedStep
 from paceline.script.seams.stage import Stage
 
@@ -49,13 +49,14 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self._models: weakref.WeakKeyDictionary[nn.Module, ModelCalls] = weakref.WeakKeyDictionary()
+        self._why = ""
         self._by_name = False  # the script uses torch.autograd.grad, or backward(inputs=…)
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
         stage.subscribe(self)
         if not torch.cuda.is_available():
-            stage.pulse.notice("The mod cuda_graphs does nothing here: there is no GPU.")
+            stage.pulse.not_in_force("cuda_graphs", "there is no GPU.")
             return
         for name in ("grad", "backward"):
             setattr(torch.autograd, name, self._noticing_names(getattr(torch.autograd, name)))
@@ -85,7 +86,7 @@ class Mod:
             graph = self._graph(plain, module, (args, kwargs))
             if graph is not None:
                 return graph((args, kwargs), by_name=self._by_name)
-            with aside():
+            with warming_up():
                 return plain(module, *args, **kwargs)
 
         return call
@@ -113,5 +114,18 @@ class Mod:
             except Exception as error:  # capture fails with many types of error
                 why = str(error).strip().partition("\n")[0]
         known.refused = True
-        self.stage.pulse.notice(f"{type(module).__name__} runs without CUDA graphs: {why}")
+        self._why = f"{type(module).__name__} runs without CUDA graphs: {why}"
+        if self._captured():
+            self.stage.pulse.notice(self._why)
+        else:
+            self.stage.pulse.not_in_force("cuda_graphs", self._why)
         return None
+
+    def idle(self) -> str:
+        """Once the first calls are made, `_graph` has captured them or has reported why not."""
+        calls = sum(known.seen.total() for known in self._models.values())
+        undecided = self._why or calls <= 2 * WARM_UP or self._captured()
+        return "" if undecided else "no training call has the same shapes often enough."
+
+    def _captured(self) -> bool:
+        return any(graphs for known in self._models.values() for graphs in known.graphs.values())

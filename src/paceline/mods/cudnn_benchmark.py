@@ -23,3 +23,5 @@ class Mod:
 
     def on_stage(self, stage: Stage) -> None:
         torch.backends.cudnn.benchmark = True
+        if not torch.cuda.is_available():
+            stage.pulse.not_in_force("cudnn_benchmark", "there is no GPU.")

@@ -33,7 +33,7 @@ class Mod:
 
     def before_step(self, optimizer: Any) -> None:
         if has_schedule(optimizer):
-            self.stage.pulse.notice("decay does nothing: the script has a schedule of its own.")
+            self.stage.pulse.not_in_force(f"decay={self.steps}", "the script has a schedule of its own.")
             return
         self.rates.decay(optimizer, factor(self._made[id(optimizer)], steps=self.steps, decay="cosine", end=END))
 

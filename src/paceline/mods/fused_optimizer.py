@@ -24,15 +24,21 @@ class Mod:
     """Sets an optimizer's flag `fused` before its first step."""
 
     def __init__(self, value: str) -> None:
-        pass
+        self._fused = False
+        self._others: set[str] = set()
 
     def on_stage(self, stage: Stage) -> None:
         stage.subscribe(self)
 
     def on_optimizer(self, optimizer: Any) -> None:
         if type(optimizer) not in FUSED or optimizer.defaults.get("differentiable"):
+            self._others.add(type(optimizer).__name__)
             return
+        self._fused = True
         for group in optimizer.param_groups:
             if all(isinstance(p, torch.Tensor) and p.is_floating_point() for p in group["params"]):
                 group["fused"], group["foreach"] = True, False
         optimizer._step_supports_amp_scaling = True
+
+    def idle(self) -> str:
+        return "" if self._fused else f"there is no fused version of {' and '.join(sorted(self._others))}."

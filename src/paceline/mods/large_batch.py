@@ -48,7 +48,7 @@ class Mod:
     def on_stage(self, stage: Stage) -> None:
         self.stage, self.times, self.meter = stage, growth(stage.run), NoiseEstimator(self.steps)
         if self.times <= 1:
-            stage.pulse.notice("large_batch=auto does nothing: the batch is the script's own (see --emulate).")
+            stage.pulse.not_in_force("large_batch=auto", "the batch is the script's own (see --emulate).")
             return
         self.rates = Rates.of(stage)
         self.rates.start = 0.0  # until the choice is to scale the script's own rate

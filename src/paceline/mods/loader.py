@@ -43,6 +43,7 @@ class Mod:
         processes, _, ahead = value.partition(":")
         self.fast = value == "fast"
         self.processes, self.ahead = 0 if self.fast else int(processes), int(ahead or AHEAD)
+        self._met = self._changed = False
         self._feeders: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._kept: weakref.WeakKeyDictionary[Any, Any] = (
             weakref.WeakKeyDictionary()
@@ -53,16 +54,28 @@ class Mod:
         stage.subscribe(self)
 
     def on_loader(self, loader: Any) -> None:
+        self._met = True
         if self.fast:
             from paceline.mods.support.fast_loader import feeder_for
 
             self._feeders[loader] = feeder_for(loader) if self.alone else None
+            self._changed |= self._feeders[loader] is not None
             return
         if loader.num_workers or isinstance(loader.dataset, IterableDataset):
             return
         loader.num_workers, loader.prefetch_factor = self.processes, self.ahead
         loader.pin_memory = loader.pin_memory or torch.cuda.is_available()
         self._kept[loader] = fingerprint(loader.dataset, identity=True)
+        self._changed = True
+
+    def idle(self) -> str:
+        if self._changed:
+            return ""
+        if self.fast and not self.alone:
+            return "it applies to one worker."
+        if not self._met:
+            return "the script iterates no DataLoader."
+        return "the script's loaders have processes of their own, or datasets that cannot be read by index."
 
     def around_iteration(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def begin(loader: Any) -> Any:

@@ -23,3 +23,5 @@ class Mod:
 
     def on_stage(self, stage: Stage) -> None:
         stage.views.own_draws = True
+        if stage.group.world == 1:
+            stage.pulse.not_in_force("random=own", "there is one worker.")

@@ -35,6 +35,7 @@ class Mod:
     a batch's indices as one tensor. Single indices take longer than a small step."""
 
     def __init__(self, value: str) -> None:
+        self._kept = False
         self._whole: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()  # sampler → device
 
     def on_stage(self, stage: Stage) -> None:
@@ -57,10 +58,16 @@ class Mod:
                 index = inner[index]
             return ResidentBatch(tensor.index_select(0, index) for tensor in tensors)
 
+        self._kept = True
         loader.dataset.__getitems__ = give
         loader.collate_fn = lambda batch: list(batch) if isinstance(batch, ResidentBatch) else default_collate(batch)
         if self.stage.group.world == 1 and _is_plain(loader.sampler):
             self._whole[loader.sampler] = device
+
+    def idle(self) -> str:
+        if self._kept:
+            return ""
+        return "no DataLoader of the script has a TensorDataset, torch's collate function and no processes of its own."
 
     def _device(self, tensors: tuple[torch.Tensor, ...]) -> torch.device:
         """The device of the tensors. Several workers collate a batch on the host."""

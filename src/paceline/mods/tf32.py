@@ -26,3 +26,5 @@ class Mod:
     def on_stage(self, stage: Stage) -> None:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
+        if not torch.cuda.is_available():
+            stage.pulse.not_in_force("tf32", "there is no GPU.")

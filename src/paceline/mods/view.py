@@ -23,3 +23,5 @@ class Mod:
 
     def on_stage(self, stage: Stage) -> None:
         stage.views.is_sliced = True
+        if stage.group.world == 1:
+            stage.pulse.not_in_force("view=slice", "there is one worker.")

@@ -75,6 +75,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     view: str = ""
     notices: list[str] = []
     unrecorded: str = ""  # why the record is incomplete: a write to it failed, and the run went on
+    not_in_force: dict[str, str] = {}  # mods that were asked for and did nothing, each with its notice
 
 
 class Run(msgspec.Struct, kw_only=True):

@@ -21,7 +21,7 @@ from paceline.record.stopping import is_stopped, stop
 
 
 class StepWriter:
-    """Appends the steps of one worker. Each line is one write to an append-only descriptor: the line is in the file
+    """Appends the steps of one worker. Each call is one write to an append-only descriptor: the lines are in the file
     when `append` returns, no buffer can be lost, and only a full disk can tear a line: the last one, since recording
     then stops (`stopping`)."""
 
@@ -34,14 +34,15 @@ class StepWriter:
         except OSError as error:
             stop(self._path, error)
 
-    def append(self, step: Step | Noise | Logged | Reported) -> None:
-        """Writes one line, unless recording has stopped. Where nobody listens, a full disk raises RecordError."""
+    def append(self, *steps: Step | Noise | Logged | Reported) -> None:
+        """Writes one line for each, unless recording has stopped. Where nobody listens, a full disk raises
+        RecordError."""
         if self._file < 0 or is_stopped():
             return
-        line = self._encoder.encode(step) + b"\n"
+        lines = self._encoder.encode_lines(steps)
         try:
-            while line:
-                line = line[os.write(self._file, line) :]
+            while lines:
+                lines = lines[os.write(self._file, lines) :]
         except OSError as error:
             stop(self._path, error)
 

@@ -78,6 +78,8 @@ class Recorder:
         self.writer.close()
 
     def _end_step(self) -> None:
+        if self.watch.stands:  # the script captures its step as a CUDA graph: nothing is computed yet
+            return
         self.steps += 1
         self.stage.pulse.step = self.steps
         samples = self._samples or self._rows * next(iter(self._sites.values()), 1)
@@ -104,6 +106,7 @@ class Recorder:
         self._laps.extend(self.watch.laps(wait=wait))
         if self._laps:
             self._read_memory(wait)
+        done: list[Step] = []
         while self._laps:
             seconds, (number, at, samples, loss) = self._laps[0]
             if loss is not None and not loss.is_here(wait=wait):
@@ -121,10 +124,12 @@ class Recorder:
                 noise=self.stage.pulse.noise,
                 **{phase: seconds.get(phase, 0.0) for phase in PHASES},
             )
-            self.writer.append(step)
-            self.stage.pulse.latest = step
+            done.append(step)
             if self._enough is not None:
                 self._enough.add(step.total - step.evaluation)
+        if done:
+            self.writer.append(*done)
+            self.stage.pulse.latest = done[-1]
 
     def _read_memory(self, wait: bool) -> None:
         now = time.perf_counter()
@@ -132,5 +137,5 @@ class Recorder:
             self._memory, self._memory_read = memory_limit.most_taken(), now
 
 
-FLUSH = 0.02  # seconds between writes: steps shorter than this are written several at a time
-WEIGH = 0.25  # seconds between reads of the peak memory, which are slow on a GPU
+FLUSH = 0.2  # seconds between writes: steps shorter than this are written several at a time
+WEIGH = 1.0  # seconds between reads of the peak memory, which are slow on a GPU

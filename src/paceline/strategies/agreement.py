@@ -31,7 +31,7 @@ from paceline.strategies.differing import Differing
 from paceline.strategies.digest import digest
 from paceline.strategies.ledger import Ledger
 from paceline.strategies.watched import Look, Watched, arguments, layout
-from paceline.torch_private import is_transformed
+from paceline.torch_private import is_capturing, is_transformed
 
 HELD = 8  # updates without a call, after which a model is released
 
@@ -172,4 +172,4 @@ class Agreement:
 
 def _is_traced() -> bool:
     """Whether weights cannot be read: inside a torch.func transform, or during CUDA graph capture."""
-    return is_transformed() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    return is_transformed() or is_capturing()

@@ -16,6 +16,7 @@ from paceline.comm.call_site import script_line
 from paceline.comm.group import Group
 from paceline.errors import PartedError
 from paceline.script.losses import LossReader, LossTicket
+from paceline.torch_private import is_capturing
 
 SAME = 1e-4  # relative: losses of workers that hold the same batch differ by rounding at most
 
@@ -31,7 +32,7 @@ class LossCheck:
     def late(self, loss: torch.Tensor) -> float:
         """Starts the copy of a loss that is not on the host. Returns the one before, or 0.0."""
         value = self._arrived()
-        if loss.is_cuda and is_number(loss) and not torch.cuda.is_current_stream_capturing():
+        if loss.is_cuda and is_number(loss) and not is_capturing():
             ticket = self._reader.take(loss)
             self._reader.send()
             self._late = None if ticket is None else (ticket, script_line())

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paceline.converge.optimizers.tensor_batch import TensorBatch, is_dtensor, local
-from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Prepared, States, Table, can_fuse, is_capturing
+from paceline.converge.optimizers.tensor_tables import ADAPTED, DECAYED, Prepared, States, Table, can_fuse
 from paceline.errors import PacelineError, UsageError
+from paceline.torch_private import is_capturing
 
 HALF = (torch.float16, torch.bfloat16)
 _grad = attrgetter("grad")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.converge.optimizers.tensor_batch import TensorBatch
+from paceline.torch_private import is_capturing
 
 DEVICES = ("cuda",)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -35,11 +36,6 @@ def can_fuse(parameter: Any) -> bool:
     if parameter.device.type not in DEVICES or parameter.dtype not in DTYPES or not has_triton():
         return False
     return _is_without_gaps(_own(parameter))
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Table:

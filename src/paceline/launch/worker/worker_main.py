@@ -10,6 +10,7 @@ from paceline.comm.group import Group
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
 from paceline.mods import catalog
+from paceline.mods.in_force import InForce
 from paceline.record.timeline import TimelineWriter
 from paceline.record.writer import StepWriter, write_tuning
 from paceline.script import horovod_names, own_gpu, rng
@@ -41,8 +42,11 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
     stage = Stage(run, group, strategy)
     stage.ending.stern = True
     stage.aside = run.launch_as is not None
-    for asked in catalog.parse(run.mods):
-        catalog.load(asked).on_stage(stage)
+    mods = {str(asked): catalog.load(asked) for asked in catalog.parse(run.mods)}
+    for mod in mods.values():
+        mod.on_stage(stage)
+    in_force = InForce(stage, mods)
+    stage.subscribe(in_force)
     strategy.on_stage(stage)
     meter = None
     if run.noise_scale:
@@ -83,6 +87,7 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
         play(run)
     except EnoughSteps:
         recorder.on_end()
+        in_force.on_end()
         strategy.on_enough()
         raise
     except SystemExit:

@@ -216,21 +216,39 @@ def aside() -> Iterator[None]:
 
 
 @contextmanager
+def warming_up() -> Iterator[None]:
+    """Runs a call as a capture will run it, so that compilers compile for the capture, and nothing is left to compile
+    during it: compiled code is made for one state of autocast's cache."""
+    with _casting_anew(), aside():
+        yield
+
+
+@contextmanager
+def _casting_anew() -> Iterator[None]:
+    """Turns autocast's cache off: a cast that is cached would not be captured."""
+    caching = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(caching)
+
+
+@contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
     """Captures the kernels of the block without computing them. If the capture fails, restores the random state."""
-    caching = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a cached cast would not be captured
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     state = generator.clone_state()
     try:
         # thread_local, because loaders pin memory in other threads meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"):
+        with (
+            _casting_anew(),
+            torch.cuda.graph(graph, pool=pool, stream=_stream(), capture_error_mode="thread_local"),
+        ):
             yield
     except BaseException:
         generator.graphsafe_set_state(state)
         raise
-    finally:
-        torch.set_autocast_cache_enabled(caching)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 from torch.autograd import Function
 
 from paceline.script.draws.rows import Piece
+from paceline.torch_private import is_capturing
 
 BLOCK = 256  # threads of a block in torch's kernel
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,7 +26,7 @@ def dropout_rows(x: torch.Tensor, p: float, piece: Piece) -> torch.Tensor | None
     before = piece.start * (x.numel() // max(piece.size, 1))  # elements of the whole tensor before own rows
     fits = piece.dim == 0 and x.is_contiguous() and x.dtype in DTYPES and before % 4 == 0
     vector = 16 // x.element_size()
-    if not fits or x.data_ptr() % 16 or torch.cuda.is_current_stream_capturing():
+    if not fits or x.data_ptr() % 16 or is_capturing():
         return None
     whole = x.numel() // piece.size * piece.whole
     if whole % vector or before % vector or (kernel := _kernel()) is None:

@@ -83,7 +83,10 @@ def _between_workers(stage: Stage) -> list[Callable[[], None]]:
 
 def _calls(stage: Stage, plain: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return stage.call(plain, self, args, kwargs) if _is_seam(stage, self) else plain(self, *args, **kwargs)
+        # Most calls are inner ones, and a model makes many of them: look at the depth first.
+        if stage.depth or not _is_seam(stage, self):
+            return plain(self, *args, **kwargs)
+        return stage.call(plain, self, args, kwargs)
 
     return __call__
 

@@ -1,0 +1,31 @@
+"""Which mods say that they do nothing. What `run` makes of it: tests/acceptance/test_verbs.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from staged import lone_group, staged
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from paceline.mods import catalog
+from paceline.mods.in_force import InForce
+
+
+@pytest.mark.parametrize("mod", ["resident", "channels_last", "fused_optimizer", "loader=1", "compile=default"])
+def test_a_mod_that_acts_is_not_reported(mod):
+    class Eager(nn.Sequential):
+        def compile(self, *args, **kwargs):  # the compiler itself takes long
+            pass
+
+    with staged(lone_group(), mods=(mod,)) as stage:
+        (asked,) = catalog.parse([mod])
+        found = catalog.load(asked)
+        found.on_stage(stage)
+        stage.subscribe(InForce(stage, {mod: found}))
+        model = Eager(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for (x,) in DataLoader(TensorDataset(torch.randn(8, 1, 4, 4)), 4):
+            model(x).square().mean().backward()
+            optimizer.step()
+        assert not any("not in force" in text for text in stage.notices)
