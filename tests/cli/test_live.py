@@ -65,7 +65,7 @@ def test_it_stays_below_what_the_script_prints(start):
     assert terminal.lines() == [
         "epoch 1",
         "epoch 2",
-        "step 3 · 640 samples/s · loss 0.3333 · spread 0 % (slowest: rank 0)",
+        "step 3 · 640 samples/s · 100 ms a step · loss 0.3333 · spread 0.0 %",
     ]
     live.close()
     assert terminal.lines() == ["epoch 1", "epoch 2", ""]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from records import step, write_record
 
-from paceline.trials.core.summary import summarize, warm_up
+from paceline.tables.figures import columns_of, warm_up
+from paceline.trials.core.summary import summarize
 
 
 def test_the_first_steps_do_not_count_for_the_speed(tmp_path):
@@ -14,20 +15,20 @@ def test_the_first_steps_do_not_count_for_the_speed(tmp_path):
     write_record(tmp_path, [slow + steady])
     summary = summarize(tmp_path)
     assert summary.samples_per_s == pytest.approx(640)
-    assert summary.median_samples_per_s == pytest.approx(640)
+    assert summary.step_time == pytest.approx(0.1)
     assert (summary.steps, summary.samples, summary.warm_up) == (30, 30 * 64, 6)
 
 
 @pytest.mark.parametrize(("steps", "dropped"), [(0, 0), (1, 0), (2, 0), (3, 1), (7, 2), (24, 8)])
 def test_where_times_never_settle_a_third_is_warm_up(steps, dropped):
-    assert warm_up([step(k, own=0.1 * 1.2**k) for k in range(steps)]) == dropped
+    assert warm_up(columns_of([step(k, own=0.1 * 1.2**k) for k in range(steps)])) == dropped
 
 
 def test_evaluation_between_steps_is_no_warm_up():
     steps = [step(k) for k in range(20)]
     for k in (0, 5, 10):
         steps[k].total, steps[k].evaluation = 9.1, 9.0
-    assert warm_up(steps) == 0
+    assert warm_up(columns_of(steps)) == 0
 
 
 def test_the_parts_of_a_step_add_up(tmp_path):

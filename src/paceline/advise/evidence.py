@@ -17,12 +17,13 @@ import polars as pl
 from paceline.advise.step_clock import StepClock, clock
 from paceline.record.facts import Facts, LoaderFacts, ModelFacts, read_facts
 from paceline.record.inside import Folder
-from paceline.record.phases import PHASES
+from paceline.record.phases import EVALUATION, PHASES
 from paceline.record.pipelines import PipelineReport, most_waited_for, read_pipelines
 from paceline.record.samples import Sample, read_samples
 from paceline.record.schema import Run
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
-from paceline.tables.iterations import warm_up
+from paceline.tables.figures import Figures, columns_in, figures
+from paceline.tables.iterations import counted
 from paceline.tables.kernels import kernels, kernels_by_op
 from paceline.tables.launches import launches
 from paceline.tables.memory import memory_peaks
@@ -33,9 +34,6 @@ from paceline.tables.timeline import timeline
 from paceline.tables.trace.columns import Trace
 from paceline.tables.trace.steps import breakdown, synchronising, windows
 from paceline.tables.waits import waits
-
-TRIAL = 1  # steps under the profiler before the traced ones
-WRITTEN = 1  # steps after the traced ones, in which the trace is written
 
 
 class Evidence:
@@ -110,33 +108,25 @@ class Evidence:
 
     @cached_property
     def settled(self) -> pl.DataFrame:
-        """Steps after the warm-up, not traced, without evaluation: the basis of all step times. The warm-up is found
-        from untraced steps only, because in a short run most steps after it are traced, and slower."""
-        steps = self.tables.steps
-        if not steps.height:
-            return steps
-        for trace in self.traces[:1]:
-            seen = windows(trace)["step"]
-            if seen.len():
-                touched = pl.col("step").is_between(number(seen.min()) - TRIAL, number(seen.max()) + WRITTEN)
-                steps = steps.filter(~touched)
-        return steps.filter((pl.col("step") > warm_up(steps)) & (pl.col("evaluation") == 0)) if steps.height else steps
+        """The steps that count: after the warm-up, not under the profiler, without evaluation."""
+        return counted(self.tables.steps)
+
+    @cached_property
+    def figures(self) -> Figures:
+        """Step time, samples/s, slowest worker: the figures that every verb and page shows."""
+        return figures(columns_in(self.tables.steps))
 
     @cached_property
     def step(self) -> float:
         """Seconds per step without the profiler; of traced steps if there are no others."""
-        if self.settled.height:
-            return number(self.settled["total"].median())
-        return self.phases.get("wall", 0.0)
+        return self.figures.step_time or self.phases.get("wall", 0.0)
 
     @cached_property
     def parts(self) -> dict[str, float]:
         """The phases of a step, which add up to `step`: from the step record, else from the trace."""
-        split = self.settled.filter("split") if self.settled.height else self.settled
-        if not split.height:
+        if not (self.settled.height and self.settled["split"].any()):
             return {part: self.phases.get(part, 0.0) for part in PHASES}
-        whole = number(split["total"].mean())
-        return {part: number(split[part].mean()) / whole * self.step if whole else 0.0 for part in PHASES}
+        return {part: self.figures.step[part] if part != EVALUATION else 0.0 for part in PHASES}
 
     @cached_property
     def batch(self) -> int:

@@ -14,6 +14,7 @@ import polars as pl
 from paceline.advise import Evidence, Finding, find_all
 from paceline.errors import UsageError
 from paceline.record.phases import PHASES
+from paceline.tables.figures import Figures, columns_in, figures
 from paceline.tables.kernels import kernels
 from paceline.tables.ops import ops
 from paceline.tables.records import Tables
@@ -32,7 +33,7 @@ class Profile(msgspec.Struct, kw_only=True):
     steps: int  # traced, per rank
     first: int
     last: int
-    step: float  # wall time
+    step: float  # wall time of a traced step: the profiler makes it longer than `figures.step_time`
     host: dict[str, float]  # the phases, which add up to `step`
     device: dict[str, float] | None  # the device's time, which also adds up to `step`; None without a device
     tensor_cores: float  # fraction of the device's compute that ran on tensor cores
@@ -41,6 +42,7 @@ class Profile(msgspec.Struct, kw_only=True):
     kernels: list[Row]
     waits: list[Row]
     findings: list[Finding] = []  # largest gain first
+    figures: Figures = Figures()  # of the steps that were not traced; empty for traces from elsewhere
 
 
 def summarize(tables: Tables) -> Profile:
@@ -74,6 +76,7 @@ def summarize(tables: Tables) -> Profile:
         kernels=_kernels(tables.over_ranks(kernels), calls),
         waits=_waits(tables.over_ranks(waits), len(tables.traces)),
         findings=find_all(Evidence(tables)),
+        figures=figures(columns_in(tables.steps)),
     )
 
 

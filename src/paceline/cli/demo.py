@@ -135,7 +135,7 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
 
     def on_result(result: scaling.Result) -> None:
         results.append(result)
-        speed = f"{rate(result.summary.median_samples_per_s)} samples/s"
+        speed = f"{rate(result.summary.samples_per_s)} samples/s"
         line.say(f"{_trial(result.trial)}: {'failed' if result.failure else speed}")
 
     with recorded(session.record, run_of("scale", settings)) as outcome:

@@ -17,6 +17,7 @@ from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import open_folder, stderr
+from paceline.cli.shared.told_figures import figures_document
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
 from paceline.errors import PacelineError, UsageError
@@ -185,7 +186,7 @@ def _run(
 ) -> Outcome:
     """Runs the script and returns its outcome."""
     assert session.record is not None
-    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
+    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=session.record)
 
     try:
         with (
@@ -211,11 +212,13 @@ def _read(what: Path | list[Path]) -> Profile:
     """Reads a record or traces. Imports polars here, because that import takes longer than most verbs."""
     from paceline.advise import write_findings
     from paceline.advise.profile import summarize
+    from paceline.tables.figures import keep_figures
     from paceline.tables.records import read_files, read_record
 
     if not isinstance(what, Path):
         return summarize(read_files(what))
     told = summarize(read_record(what))
+    keep_figures(what)
     write_findings(what, told.findings)
     return told
 
@@ -246,6 +249,7 @@ def document(told: Profile) -> dict[str, Any]:
         "steps": told.steps,
         "first": told.first,
         "last": told.last,
+        **(figures_document(told.figures) if told.figures.steps else {}),
         "breakdown": {"step": told.step, "host": told.host, "device": told.device, "tensor_cores": told.tensor_cores},
         "iterations": told.iterations,
         "ops": told.ops,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec import structs
 from rich.console import Console
 
 from paceline.cli.shared import lasting_options, options
@@ -17,6 +18,7 @@ from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import open_folder, stderr, time_table
+from paceline.cli.shared.told_figures import figures_document, slowest_words
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
 from paceline.errors import RecordError, UsageError
 from paceline.launch import check, launch
@@ -200,7 +202,7 @@ def run(
         console = stderr()
         if said and not quiet:
             console.print(f"paceline: {said}", soft_wrap=True)
-        live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json)
+        live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=session.record)
 
         try:
             with showing(tensorboard, session.record, live.event) as on_event:
@@ -246,21 +248,13 @@ def summary_of(record: Path, outcome: Outcome, settings: RunSettings) -> Summary
             view=outcome.view,
             strategy=settings.strategy,
             mods=list(settings.mods),
-            steps=0,
-            warm_up=0,
-            samples=0,
             seconds=outcome.seconds,
-            samples_per_s=0.0,
-            median_samples_per_s=0.0,
             step=dict.fromkeys(("total", *PHASES), 0.0),
-            slowest=None,
-            first_loss=None,
-            last_loss=None,
             exit_code=outcome.exit_code,
         )
     if outcome.unrecorded:
-        summary.workers, summary.steps = settings.workers, max(summary.steps, outcome.steps)
-        summary.seconds = outcome.seconds
+        made = max(summary.steps, outcome.steps)
+        summary = structs.replace(summary, workers=settings.workers, steps=made, seconds=outcome.seconds)
     return summary
 
 
@@ -293,18 +287,17 @@ def show_summary(
             head.append(f"{summary.view} view")
         if summary.samples_per_s > 0:
             head.append(f"{rate(summary.samples_per_s)} samples/s")
+        if summary.step_time > 0:
+            head.append(f"{seconds(summary.step_time)} a step")
         console.print(" · ".join(head), style="bold", soft_wrap=True)
         if summary.step["total"]:
             console.print()
             console.print(time_table(summary.step))
         if summary.warm_up:
             left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
-            console.print(f"(means over steps and workers; the first {left_out} left out as warm-up)", style="dim")
-        if summary.slowest is not None:
-            console.print(
-                f"slowest worker: rank {summary.slowest.rank}, {seconds(summary.slowest.behind)} a step "
-                f"behind the others ({percent(summary.slowest.behind / summary.step['total'])} of a step)"
-            )
+            console.print(f"(over steps and workers; the first {left_out} left out as warm-up)", style="dim")
+        if slowest_words(summary):
+            console.print(slowest_words(summary), soft_wrap=True)
     if session.record is not None:
         waited = most_waited_for(read_pipelines(session.record, 0))
         if waited is not None and waited.report.slowest:
@@ -324,7 +317,6 @@ def show_summary(
 
 def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
     """What --json prints."""
-    slowest = summary.slowest
     told: dict[str, Any] = {
         "workers": summary.workers,
         "view": summary.view,
@@ -333,11 +325,7 @@ def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
         "steps": summary.steps,
         "samples": summary.samples,
         "seconds": summary.seconds,
-        "samples_per_s": summary.samples_per_s,
-        "warm_up": summary.warm_up,
-        "step": summary.step,
-        "slowest": {"rank": slowest.rank if slowest else 0, "behind": slowest.behind if slowest else 0.0},
-        "loss": {"first": summary.first_loss, "last": summary.last_loss},
+        **figures_document(summary),
         "notices": outcome.notices,
         "not_in_force": outcome.not_in_force,
         "exit_code": outcome.exit_code,

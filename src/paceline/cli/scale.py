@@ -142,7 +142,7 @@ def carry_out(
         if result.failure:
             console.print(f"paceline: {place}: failed\n{result.failure}", style="red", soft_wrap=True)
         elif not quiet and not console.is_terminal:
-            speed = rate(result.summary.median_samples_per_s)
+            speed = rate(result.summary.samples_per_s)
             console.print(f"paceline: trial {len(results)} of {len(plan)}: {place}: {speed} samples/s", soft_wrap=True)
 
     # An interrupt between two trials ends the block; `launch` handles an interrupt during a trial.

@@ -71,6 +71,7 @@ class Capture:
 
     def _step_ended(self) -> None:
         if self._done:
+            self.recorder.traced = False  # after the step in which the trace was written
             return
         if self._profiler is not None:
             if self._seen >= self._first + self.asked.steps - 1:
@@ -115,6 +116,7 @@ class Capture:
         )
         self._profiler.step_num = self._seen + 1  # so that the profiler's steps have the script's numbers
         self._marks.lay()
+        self.recorder.traced = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns authors of schedules, and this schedule is not the user's
             self._profiler.start()

@@ -57,7 +57,7 @@ def prepare(folder: Path, *, share: bool = False) -> None:
             "facts.rank*.json",
             "pipelines.rank*.jsonl",
         )
-        for pattern in (*per_rank, "findings.json"):
+        for pattern in (*per_rank, "findings.json", "figures.json"):
             for stale in folder.glob(pattern):
                 stale.unlink()
         _make_scratch(folder)

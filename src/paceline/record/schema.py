@@ -33,6 +33,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=False):
     loss: float | None = None
     finite: bool = True  # False: the loss was NaN or infinite, which JSON cannot write
     split: bool = True
+    traced: bool = False  # under the profiler, or while it wrote its trace: the step took longer than it would have
     noise: float | None = None  # the gradient noise scale so far, if measured
     memory: int = 0  # peak bytes so far: of the GPU's memory, or of the host's without a GPU
 

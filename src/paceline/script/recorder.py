@@ -35,6 +35,7 @@ class Recorder:
     def __init__(self, stage: Stage, writer: StepWriter) -> None:
         self.stage, self.watch, self.writer = stage, stage.watch, writer
         self.steps = 0
+        self.traced = False  # the step under way is under the profiler
         self._primary: Any = None  # the optimizer whose step ends a step
         self._losses = LossReader()
         self._loss: LossTicket | None = None  # of the last backward
@@ -83,7 +84,7 @@ class Recorder:
         self.steps += 1
         self.stage.pulse.step = self.steps
         samples = self._samples or self._rows * next(iter(self._sites.values()), 1)
-        self.watch.lap((self.steps, time.time(), samples, self._loss))
+        self.watch.lap((self.steps, time.time(), samples, self._loss, self.traced))
         self._samples = self._rows = 0
         if self._sites:
             self._sites.clear()
@@ -108,7 +109,7 @@ class Recorder:
             self._read_memory(wait)
         done: list[Step] = []
         while self._laps:
-            seconds, (number, at, samples, loss) = self._laps[0]
+            seconds, (number, at, samples, loss, traced) = self._laps[0]
             if loss is not None and not loss.is_here(wait=wait):
                 break
             self._laps.popleft()
@@ -120,6 +121,7 @@ class Recorder:
                 loss=None if loss is None else loss.value,
                 finite=loss is None or loss.value is None or math.isfinite(loss.value),
                 split=UNSPLIT not in seconds,
+                traced=traced,
                 memory=self._memory,
                 noise=self.stage.pulse.noise,
                 **{phase: seconds.get(phase, 0.0) for phase in PHASES},

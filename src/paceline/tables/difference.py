@@ -5,18 +5,19 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.record.phases import PHASES
-from paceline.tables.iterations import warm_up
+from paceline.tables.figures import columns_in, figures
 from paceline.tables.ops import ops
 from paceline.tables.records import Tables
 from paceline.tables.trace.steps import windows
 
 
 def difference(before: Tables, after: Tables) -> pl.DataFrame:
-    """One row per phase of a step, and `total`: part, before, after (mean seconds per step, over ranks and steps after
-    the warm-up), change (after - before), ratio (after / before; null if before is 0)."""
+    """One row per phase of a step, and `total`: part, before, after (seconds per step: `Figures.step` of each run),
+    change (after - before), ratio (after / before; null if before is 0)."""
     rows = []
+    befores, afters = (figures(columns_in(tables.steps)).step for tables in (before, after))
     for part in ("total", *PHASES):
-        a, b = (_mean(tables.steps, part) for tables in (before, after))
+        a, b = befores[part], afters[part]
         rows.append((part, a, b, b - a, b / a if a else None))
     schema = {"part": pl.String, "before": pl.Float64, "after": pl.Float64, "change": pl.Float64, "ratio": pl.Float64}
     return pl.DataFrame(rows, schema=schema, orient="row")
@@ -46,13 +47,3 @@ def _ops(tables: Tables) -> pl.DataFrame:
             device=pl.col("device_self").sum() / steps,
         )
     )
-
-
-def _mean(steps: pl.DataFrame, part: str) -> float:
-    if not steps.height:
-        return 0.0
-    settled = steps.filter(pl.col("step") > warm_up(steps))
-    if part != "total":
-        settled = settled.filter("split")
-    found = settled[part].mean()
-    return float(found) if isinstance(found, int | float) else 0.0

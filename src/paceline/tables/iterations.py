@@ -5,18 +5,24 @@ from __future__ import annotations
 import polars as pl
 
 from paceline.record.phases import PHASES
-from paceline.record.settling import settle
+from paceline.tables.figures import columns_in, counted_steps
+from paceline.tables.figures import warm_up as warm_up_of
 
 FAR = 5.0  # times the usual scatter of step times: a step beyond that is not chance
 APART = 0.2  # of the usual step, at least, that an outlier is longer: less is not worth a look
 
 
 def warm_up(steps: pl.DataFrame) -> int:
-    """The number of warm-up steps, by rank 0's times; a third of the steps if the times never settle."""
+    """The number of warm-up steps, by rank 0's times: see `figures.warm_up`."""
     first = steps.filter(pl.col("rank") == pl.col("rank").min())
-    times = (first["total"] - first["evaluation"]).to_list()
-    found = settle(times)
-    return len(times) // 3 if found is None else found
+    return warm_up_of(columns_in(first)[first["rank"][0]]) if first.height else 0
+
+
+def counted(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps that count for every figure: see `figures.counted_steps`."""
+    first = steps.filter(pl.col("rank") == pl.col("rank").min())
+    numbers = counted_steps(columns_in(first)[first["rank"][0]]) if first.height else []
+    return steps.filter(pl.col("step").is_in(numbers))
 
 
 def iterations(steps: pl.DataFrame) -> pl.DataFrame:

@@ -1,20 +1,15 @@
 """The rank that keeps the others waiting, since which step, and in which phase.
 
-After a collective all ranks look equally slow. So a rank's own time counts: its step without the time in which it
-waited for other ranks.
+What a delay is, `delays` says.
 """
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import polars as pl
 
-from paceline.record.phases import COMMUNICATION, PHASES
-from paceline.tables.iterations import warm_up
-
-OWN = tuple(phase for phase in PHASES if phase != COMMUNICATION)  # a rank's own time
-NOTABLE = 0.05  # of a step: a smaller lag is not reported
-MOSTLY = 0.8  # of the steps since the lag began
+from paceline.tables.figures import all_delays, columns_in
 
 
 def lags(steps: pl.DataFrame) -> pl.DataFrame:
@@ -37,36 +32,10 @@ def lags(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def stragglers(steps: pl.DataFrame) -> pl.DataFrame:
-    """One row per rank, slowest first: rank, own (median seconds of its own work), behind (median seconds), share (of a
-    step), slow (whether the lag is worth reporting), since (the step from which on the rank has been slow; null if it
-    is not), cause (the phase that is longest compared with the other ranks), excess (seconds of that phase). Without
-    the warm-up."""
-    skipped = warm_up(steps) if steps.height else 0
-    settled = steps.filter(pl.col("step") > skipped)
-    late = lags(settled)
-    rows = []
-    for (rank,), table in late.group_by("rank", maintain_order=True):
-        own, behind = table["own"].to_numpy(), table["behind"].to_numpy()
-        step = float(np.median(settled.filter(pl.col("rank") == rank)["total"].to_numpy()))
-        is_late = behind > NOTABLE * step
-        since = _since(is_late)
-        # The lag of a rank that became slow during the run is measured from that step on.
-        after = behind if since is None else behind[since:]
-        cause, excess = _cause(settled, rank, table["step"].to_numpy()[since or 0])
-        lag = float(np.median(after))
-        rows.append(
-            {
-                "rank": rank,
-                "own": float(np.median(own)),
-                "behind": lag,
-                "share": lag / step if step else 0.0,
-                "slow": since is not None,
-                "since": None if since is None else int(table["step"][since]),
-                "cause": cause,
-                "excess": excess,
-            }
-        )
-    return pl.DataFrame(rows, schema=SCHEMA, orient="row").sort(["behind", "rank"], descending=[True, False])
+    """The delays of all ranks (`delays.Delay`), slowest first: rank, own, behind, share, slow, since, cause, excess. Of
+    the steps that count."""
+    found = all_delays(columns_in(steps)) if steps.height else []
+    return pl.DataFrame([msgspec.structs.asdict(each) for each in found], schema=SCHEMA, orient="row")
 
 
 SCHEMA = {
@@ -79,28 +48,3 @@ SCHEMA = {
     "cause": pl.String,
     "excess": pl.Float64,
 }
-
-
-def _since(is_late: np.ndarray) -> int | None:
-    """The first step from which to the end the rank is late in most steps; None if there are too few such steps."""
-    count = len(is_late)
-    late = np.cumsum(is_late[::-1])[::-1]
-    share = late / np.arange(count, 0, -1)
-    good = np.flatnonzero(is_late & (share >= MOSTLY))
-    if not len(good) or count - good[0] < max(3, count // 10):
-        return None
-    return int(good[0])
-
-
-def _cause(steps: pl.DataFrame, rank: object, first: int) -> tuple[str, float]:
-    """The phase in which this rank is furthest behind the others."""
-    late = steps.filter((pl.col("step") >= first) & pl.col("split"))
-    mine, others = late.filter(pl.col("rank") == rank), late.filter(pl.col("rank") != rank)
-    more = {part: _median(mine[part]) - _median(others[part]) for part in OWN}
-    part = max(more, key=lambda name: more[name])
-    return part, more[part]
-
-
-def _median(values: pl.Series) -> float:
-    found = values.median()
-    return float(found) if isinstance(found, int | float) else 0.0

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
-from statistics import fmean
+from pathlib import Path
 from typing import IO
 
 from rich.console import Console
@@ -19,18 +18,22 @@ from rich.control import Control
 from rich.segment import ControlType
 from rich.text import Text
 
+from paceline.cli.shared.told_figures import spread_words
 from paceline.launch import Event, Notice, Output, Progress, Stall
 from paceline.record.schema import Step
-from paceline.units import count, percent, rate
+from paceline.tables.running import RunningFigures
+from paceline.units import count, rate, seconds
 
 PLAIN_EVERY = 10.0  # seconds between lines without a terminal
-WINDOW = 20  # progress reports, about four seconds, over which the rate and the spread are averaged
 
 
 class LiveLine:
-    """One per run. With `quiet` it shows no progress, but still passes on output and notices."""
+    """One per run. With `quiet` it shows no progress, but still passes on output and notices. The figures are those of
+    the steps in `record` so far, which the summary shows at the end."""
 
-    def __init__(self, console: Console, *, workers: int, quiet: bool, script_to_stderr: bool) -> None:
+    def __init__(
+        self, console: Console, *, workers: int, quiet: bool, script_to_stderr: bool, record: Path | None = None
+    ) -> None:
         self._console = console
         self._workers = workers
         self._quiet = quiet
@@ -40,7 +43,7 @@ class LiveLine:
         self._drawn = False
         self._line_complete = True  # whether the script's output ends in a newline, where this line would follow
         self._said, self._said_at = "", time.monotonic()  # the last line without a terminal
-        self._seen: deque[Mapping[int, Step]] = deque(maxlen=WINDOW)
+        self._running = RunningFigures(record)
         self._draw()
 
     def event(self, event: Event) -> None:
@@ -69,9 +72,8 @@ class LiveLine:
         """Shows the latest step of each worker."""
         if self._quiet or not steps:
             return
-        if not self._seen or self._seen[-1] != steps:
-            self._seen.append(dict(steps))
-        self._text = self._describe()
+        self._running.report(steps)
+        self._text = self._describe(steps[min(steps)])
         if self._terminal:
             self._take_away()
             self._draw()
@@ -93,43 +95,20 @@ class LiveLine:
         self._end_line()
         self._terminal = False
 
-    def _describe(self) -> Text:
-        first, last = self._seen[0], self._seen[-1]
-        step = last[min(last)]
-        parts = [f"step {step.step:,}", f"{rate(self._rate(first, last))} samples/s"]
+    def _describe(self, step: Step) -> Text:
+        figures = self._running.figures()
+        parts = [
+            f"step {step.step:,}",
+            f"{rate(figures.samples_per_s)} samples/s",
+            f"{seconds(figures.step_time)} a step",
+        ]
         if step.loss is not None:
             parts.append(f"loss {step.loss:.4g}")
         if step.noise is not None:
             parts.append(f"noise scale {step.noise:,.0f}")
         if self._workers > 1:
-            parts.append(self._spread())
+            parts.append(spread_words(figures))
         return Text(" · ".join(part for part in parts if part), style="cyan")
-
-    def _rate(self, first: Mapping[int, Step], last: Mapping[int, Step]) -> float:
-        rank = min(last)
-        a, b = first.get(rank), last[rank]
-        samples = fmean(seen[rank].samples for seen in self._seen if rank in seen)
-        # Evaluation time is left out; otherwise the training rate would seem to collapse.
-        elapsed = b.at - a.at - b.evaluation if a else 0.0
-        if a is None or elapsed <= 0 or b.step <= a.step:
-            own = b.total - b.evaluation
-            return b.samples / own if own > 0 else 0.0
-        return (b.step - a.step) * samples / elapsed
-
-    def _spread(self) -> str:
-        """The relative difference between the slowest and the fastest worker, without communication."""
-        own: dict[int, list[float]] = {}
-        for seen in self._seen:
-            for rank, step in seen.items():
-                if not step.split:
-                    continue
-                own.setdefault(rank, []).append(step.total - step.communication)
-        means = {rank: fmean(values) for rank, values in own.items()}
-        if len(means) < 2 or min(means.values()) <= 0:
-            return ""
-        slowest = max(means, key=lambda rank: means[rank])
-        apart = max(means.values()) / min(means.values()) - 1
-        return f"spread {percent(apart, digits=0)} (slowest: rank {slowest})"
 
     def _draw(self) -> None:
         if self._terminal and self._line_complete and not self._drawn:

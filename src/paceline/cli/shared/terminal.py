@@ -46,19 +46,22 @@ def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Pro
     )
 
 
-def time_table(step: Mapping[str, float]) -> Table:
-    """The table of where a step's time went."""
+def time_table(step: Mapping[str, float], title: str = "where the time went", *, beside: bool = True) -> Table:
+    """The table of where a step's time went. Evaluation is no part of a step, and stands below the total; without
+    `beside` the total includes it."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("where the time went")
+    table.add_column(title)
     table.add_column("a step", justify="right")
     table.add_column("share", justify="right")
     table.add_column("")
     total = step["total"] or 1.0
     for part in PHASES:
-        if part != EVALUATION or step[part] > 0:
+        if part != EVALUATION or (step[part] > 0 and not beside):
             ratio = step[part] / total
             table.add_row(part, seconds(step[part]), percent(ratio), bar(ratio * BAR))
     table.add_row("total", seconds(step["total"]), "", "", style="bold")
+    if beside and step[EVALUATION] > 0:
+        table.add_row("evaluation beside it", seconds(step[EVALUATION]), percent(step[EVALUATION] / total), "")
     return table
 
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.shared.terminal import BAR, bar, time_table
-from paceline.units import count, percent, seconds
+from paceline.cli.shared.told_figures import slowest_words
+from paceline.units import count, percent, rate, seconds
 
 if TYPE_CHECKING:
     from paceline.advise.profile import Profile
@@ -32,14 +33,20 @@ def show(console: Console, told: Profile, *, top: int) -> None:
     room = max(console.width - FIGURES, 24)  # columns for a name; names of C++ templates are often longer
     console.print()
     which = f"step {told.first}" if told.first == told.last else f"steps {told.first} to {told.last}"
-    head = [
-        count(told.ranks, "worker"),
-        f"{which} traced" if told.last else "one trace",
-        f"{seconds(told.step)} a step",
-    ]
+    head = [count(told.ranks, "worker")]
+    traced = f"{which} traced" if told.last else "one trace"
+    if told.figures.counted:
+        head.append(f"{seconds(told.figures.step_time)} a step")
+        if told.figures.samples_per_s:
+            head.append(f"{rate(told.figures.samples_per_s)} samples/s")
+        head.append(f"{traced}: {seconds(told.step)} a step under the profiler")
+    else:
+        head += [traced, f"{seconds(told.step)} a step"]
     console.print(" · ".join(head), style="bold", soft_wrap=True)
+    if slowest_words(told.figures):
+        console.print(slowest_words(told.figures), soft_wrap=True)
     console.print()
-    console.print(time_table({"total": told.step, **told.host}))
+    console.print(time_table({"total": told.step, **told.host}, "where a traced step's time went", beside=False))
     if told.device is not None:
         console.print()
         console.print(_device_table(told))

@@ -16,9 +16,9 @@ from paceline.record import read_run, read_steps
 from paceline.record.folder import last_lines, log_path
 from paceline.record.logged import read_logged
 from paceline.record.private import write_file
-from paceline.record.schema import Step
 from paceline.record.sharpness import RunSharpness, read_sharpness
 from paceline.settings import SharpnessSettings
+from paceline.tables.figures import read_figures
 from paceline.trials.converge.accuracy import Reading, find, find_logged
 from paceline.trials.converge.series import ALONE, Trial
 from paceline.trials.core.bench import Bench, Measured, Status, details, folder_of
@@ -82,7 +82,7 @@ class OnBench:
         return Trial(
             accuracy=last if math.isfinite(last) else None,
             curve=[(r.seconds, r.value if math.isfinite(r.value) else None) for r in readings],
-            samples_per_s=_speed(measured, steps),
+            samples_per_s=measured.samples_per_s or read_figures(folder).samples_per_s,
             steps=len(steps),
             seconds=measured.seconds,
             diverged=diverged,
@@ -125,12 +125,3 @@ def failure(bench: Bench, name: str) -> str:
     """The full error of a failed trial."""
     measured = bench.journal.trials.get(name)
     return details(measured) if measured is not None else ""
-
-
-def _speed(measured: Measured, steps: list[Step]) -> float:
-    """Samples/s over the steady steps; if they are too few, over all steps but the first."""
-    if measured.samples_per_s:
-        return measured.samples_per_s
-    rest = steps[1:] or steps
-    seconds = sum(step.total for step in rest)
-    return sum(step.samples for step in rest) / seconds if seconds > 0 else 0.0

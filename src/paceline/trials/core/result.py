@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
-from statistics import median, mode
+from statistics import mode
 
 import msgspec
 
@@ -19,7 +18,7 @@ from paceline.record import read_steps
 from paceline.record.folder import last_lines
 from paceline.record.schema import Outcome, Step
 from paceline.settings import RunSettings
-from paceline.trials.core.summary import mean_step, warm_up
+from paceline.tables.figures import columns_of, figures
 
 
 class Status(StrEnum):
@@ -40,7 +39,6 @@ class Status(StrEnum):
         return self in (Status.FAILED, Status.NOT_FINITE)
 
 
-BLOCKS = 10  # blocks of steady steps; their median is robust against a few disturbed blocks
 NEEDED = 5  # fewest steady steps for a throughput
 
 _NO_MEMORY = (
@@ -67,15 +65,15 @@ class Measured(msgspec.Struct, kw_only=True):
     workers: int
     status: Status
     message: str = ""
-    samples_per_s: float = 0.0  # median of the blocks
-    low: float = 0.0  # the slowest block
-    high: float = 0.0  # the fastest
+    samples_per_s: float = 0.0  # as in `Figures`, and the next two
+    low: float = 0.0
+    high: float = 0.0
     batch: int = 0  # samples a step
     steps: int = 0
     warm_up: int = 0
     memory: int = 0  # peak bytes of the worker with the highest peak
     losses: list[float | None] = []  # None: no loss, or not finite
-    step: dict[str, float] = {}  # mean seconds of each part, over steady steps and workers
+    step: dict[str, float] = {}  # as in `Figures`
     seconds: float = 0.0  # of the whole trial
     record: str = ""
 
@@ -103,29 +101,18 @@ def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outco
     measured.status, measured.message = _status(outcome, first, folder, bool(settings.mods))
     if not measured.ok:
         return measured
-    measured.warm_up = warm_up(first)
-    steady = [[step for step in steps[measured.warm_up :] if not step.evaluation] for steps in by_rank]
-    rates = _block_rates(steady[0])
-    if len(steady[0]) < NEEDED or not rates:
+    found = figures({rank: columns_of(steps) for rank, steps in enumerate(by_rank)})
+    measured.warm_up = found.warm_up
+    if found.counted < NEEDED or not found.samples_per_s:
         measured.status = Status.TOO_SHORT
         measured.message = (
-            f"the script ended after {len(first)} step{'s' * (len(first) > 1)}, {len(steady[0])} of them after "
+            f"the script ended after {len(first)} step{'s' * (len(first) > 1)}, {found.counted} of them after "
             f"warm-up: {NEEDED} are needed"
         )
         return measured
-    measured.samples_per_s, measured.low, measured.high = median(rates), min(rates), max(rates)
-    measured.step = mean_step(steady)
+    measured.samples_per_s, measured.low, measured.high = found.samples_per_s, found.low, found.high
+    measured.step = found.step
     return measured
-
-
-def _block_rates(steps: Sequence[Step]) -> list[float]:
-    """Samples/s of each block of consecutive steps. Within a block, samples and seconds are summed, so that the smaller
-    last batch of an epoch has its proper weight."""
-    blocks = min(BLOCKS, len(steps))
-    edges = [len(steps) * k // blocks for k in range(blocks + 1)] if blocks else []
-    parts = [steps[a:b] for a, b in pairwise(edges)]
-    totals = [(sum(step.samples for step in part), sum(step.total for step in part)) for part in parts]
-    return [samples / seconds for samples, seconds in totals if samples and seconds > 0]
 
 
 def _status(outcome: Outcome, steps: Sequence[Step], folder: Path, modded: bool) -> tuple[Status, str]:

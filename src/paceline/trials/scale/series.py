@@ -132,7 +132,7 @@ def carry_out(
         failure = outcome.message if outcome.exit_code else ""
         if not failure and not outcome.interrupted and summary.steps == 0:
             failure = "the script made no optimizer step: there is nothing to measure"
-        if not failure and not outcome.interrupted and not summary.median_samples_per_s:
+        if not failure and not outcome.interrupted and not summary.samples_per_s:
             failure = "the samples of the script's steps cannot be counted: there is no throughput to compare"
         workers = read_run(folder).workers
         by_rank = [read_steps(folder, worker.rank) for worker in workers]
@@ -194,8 +194,8 @@ def spread(verdict: Verdict) -> float:
 
 
 def _point(results: Sequence[Result], base: Sequence[Result], mode: Mode) -> Point:
-    speeds = {r.trial.round: r.summary.median_samples_per_s for r in results}
-    base_speeds = {r.trial.round: r.summary.median_samples_per_s for r in base}
+    speeds = {r.trial.round: r.summary.samples_per_s for r in results}
+    base_speeds = {r.trial.round: r.summary.samples_per_s for r in base}
     speed = median(speeds.values())
     speedup = speed / median(base_speeds.values())
     paired = [speeds[r] / base_speeds[r] for r in speeds.keys() & base_speeds.keys()] or [speedup]

@@ -8,11 +8,12 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart, Line
 from paceline.charts.thin import thinned
-from paceline.record.phases import PHASES
+from paceline.record.phases import EVALUATION, PHASES
 from paceline.tables.difference import difference, difference_of_ops
+from paceline.tables.figures import Figures
 from paceline.tables.trace.time_limit import within
 from paceline.units import rate
-from paceline.view.records.measures import RunMeasures, measure
+from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
@@ -40,7 +41,7 @@ def _run_note(letter: str, record: Opened) -> Note:
     return Note(text=f"{letter}: {command(record)}", links=[(record.name, href("run", record.name))])
 
 
-def _tiles(a: RunMeasures, b: RunMeasures) -> list[Tile]:
+def _tiles(a: Figures, b: Figures) -> list[Tile]:
     tiles = []
     if a.samples_per_s and b.samples_per_s:
         times = b.samples_per_s / a.samples_per_s
@@ -59,23 +60,24 @@ def _tiles(a: RunMeasures, b: RunMeasures) -> list[Tile]:
                 label=f"{letter}: samples/s",
                 value=rate(measures.samples_per_s) if measures.samples_per_s else "–",
                 how=f"Rank 0, after {measures.warm_up} warm-up steps.",
-                detail=f"loss {say(measures.last_loss, 'number')} after {measures.steps:,} steps",
+                detail=f"{say(measures.step_time or None, 'seconds')} a step, "
+                f"loss {say(measures.last_loss, 'number')} after {measures.steps:,} steps",
             )
         )
     return tiles
 
 
-def _split(measures: Sequence[RunMeasures]) -> Chart:
+def _split(measures: Sequence[Figures]) -> Chart:
     return Chart(
         name="split",
         title="Where the time of a step went",
-        caption="Mean seconds of a step over workers, after warm-up.",
+        caption="Share of each phase over workers, after warm-up, times the step time of the run.",
         x=Axis(title="seconds"),
         y=Axis(kind="category", reverse=True),
         series=[
             Bars(name=part, x=[each.step[part] for each in measures], y=["A", "B"], colour=part, horizontal=True)
             for part in PHASES
-            if any(each.step[part] > 0 for each in measures)
+            if part != EVALUATION and any(each.step[part] > 0 for each in measures)
         ],
         stacked=True,
         height=210,
@@ -103,8 +105,8 @@ def _series(records: Sequence[Opened]) -> list[Block]:
     return made
 
 
-BEFORE = "Run A: mean seconds per step, over ranks and steps after warm-up."
-AFTER = "Run B: mean seconds per step, over ranks and steps after warm-up."
+BEFORE = "Run A: seconds per step, over ranks and steps after warm-up; evaluation is beside the total."
+AFTER = "Run B: seconds per step, over ranks and steps after warm-up; evaluation is beside the total."
 CHANGE = Column(
     key="change", title="B − A", how="Time of B minus time of A; negative means that B is faster.", kind="seconds"
 )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.record.phases import PHASES
-from paceline.tables.stragglers import stragglers
-from paceline.units import rate, seconds, size
+from paceline.record.phases import EVALUATION, PHASES
+from paceline.tables.figures import Figures
+from paceline.units import percent, rate, seconds, size
 from paceline.view.pages.series import results
 from paceline.view.records.contents import is_series
-from paceline.view.records.measures import RunMeasures, measure
+from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Findings, Note, Page, SplitBlock, Tile, Tiles
 from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.findings import read_findings
 from paceline.view.ui.links import href
 from paceline.view.ui.logged import logged_charts
-from paceline.view.ui.run_parts import SLOWEST, step_charts
+from paceline.view.ui.run_parts import SLOWEST, STEP_TIME, step_charts
 from paceline.view.ui.trials import trials
 from paceline.view.ui.utilisation import utilisation
 from paceline.view.ui.what_was_run import command, facts, outcome_notes
@@ -37,9 +37,14 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         blocks += [
             SplitBlock(
                 title="Where the time of a step went",
-                how=f"Mean seconds of a step over workers, after {measures.warm_up} warm-up steps. Each worker times "
-                "its own phases at the seams; communication counts only where no other work overlaps it.",
-                parts=[(part, measures.step[part], part) for part in PHASES if measures.step[part] > 0],
+                how=f"Share of each phase over workers, after {measures.warm_up} warm-up steps, times the step time. "
+                "Each worker times its own phases at the seams; communication counts only where no other work overlaps "
+                f"it.{_evaluation(measures)}",
+                parts=[
+                    (part, measures.step[part], part)
+                    for part in PHASES
+                    if part != EVALUATION and measures.step[part] > 0
+                ],
                 total=measures.step["total"],
             )
         ]
@@ -58,7 +63,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     return Page(title=record.name.rpartition("/")[2], lead=command(record), blocks=blocks)
 
 
-def _tiles(record: Opened, measures: RunMeasures) -> list[Tile]:
+def _tiles(record: Opened, measures: Figures) -> list[Tile]:
     run, outcome = record.run, record.run.outcome
     tiles = [
         Tile(
@@ -68,20 +73,22 @@ def _tiles(record: Opened, measures: RunMeasures) -> list[Tile]:
             detail=f"took {seconds(outcome.seconds)}" if outcome else "",
         ),
     ]
-    if measures.samples_per_s is not None:
+    if measures.samples_per_s:
         tiles += [
             Tile(
                 label="samples/s",
                 value=rate(measures.samples_per_s),
-                how="Samples of the whole batch divided by step time, over the steps of rank 0 after "
-                f"{measures.warm_up} warm-up steps.",
-            ),
-            Tile(
-                label="step time",
-                value=say(measures.median_step, "seconds"),
-                how="Median wall time between the ends of two consecutive optimizer steps, rank 0, after warm-up.",
+                how="Samples of the whole batch divided by step time.",
             ),
         ]
+    if measures.step_time:
+        tiles.append(
+            Tile(
+                label="step time",
+                value=say(measures.step_time, "seconds"),
+                how=f"{STEP_TIME} {measures.warm_up} warm-up steps.",
+            ),
+        )
     if measures.steps:
         tiles.append(
             Tile(
@@ -110,27 +117,36 @@ def _tiles(record: Opened, measures: RunMeasures) -> list[Tile]:
             )
         )
     tiles += critical_tiles(record)
-    tiles += _slowest(record)
+    tiles += _slowest(measures)
     return tiles
 
 
-def _slowest(record: Opened) -> list[Tile]:
-    if len(record.ranks) < 2 or not record.steps.frame.height:
+def _evaluation(measures: Figures) -> str:
+    took = measures.step[EVALUATION]
+    return f" Evaluation takes {seconds(took)} per step beside that." if took else ""
+
+
+def _slowest(measures: Figures) -> list[Tile]:
+    first = measures.slowest
+    if first is None:
         return []
-    late = stragglers(record.steps.frame)
-    if not late.height:
-        return []
-    first = late.row(0, named=True)
-    if not first["slow"]:
+    spread = f"spread {percent(first.share)} of a step"
+    if not first.slow:
         return [
-            Tile(label="slowest worker", value="none", how=SLOWEST, detail="no worker stands out", tone="good"),
+            Tile(
+                label="slowest worker",
+                value="none",
+                how=SLOWEST,
+                detail=f"no worker stands out: {spread}",
+                tone="good",
+            ),
         ]
     return [
         Tile(
             label="slowest worker",
-            value=f"rank {first['rank']}",
+            value=f"rank {first.rank}",
             how=SLOWEST,
-            detail=f"{seconds(first['behind'])} per step behind, since step {first['since']:,}, in {first['cause']}",
+            detail=f"{seconds(first.behind)} per step behind, since step {first.since:,}, in {first.cause}: {spread}",
             tone="warn",
         )
     ]

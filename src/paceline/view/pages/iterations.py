@@ -15,7 +15,7 @@ from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
-from paceline.view.ui.run_parts import step_charts
+from paceline.view.ui.run_parts import STEP_TIME, step_charts
 from paceline.view.ui.traced import profile_of
 from paceline.view.ui.wording import say
 
@@ -67,9 +67,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [
         Tiles(
             [
-                Tile(
-                    label="usual step", value=say(measures.median_step, "seconds"), how="Median, rank 0, after warm-up."
-                ),
+                Tile(label="step time", value=say(measures.step_time or None, "seconds"), how=STEP_TIME),
                 Tile(
                     label="5 % to 95 %",
                     value=" – ".join(say(each, "seconds") for each in spread),

@@ -9,7 +9,7 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Bars, Chart, HeatMap
 from paceline.record.phases import PHASES
-from paceline.tables.iterations import warm_up
+from paceline.tables.iterations import counted
 from paceline.tables.stragglers import lags, stragglers
 from paceline.units import seconds
 from paceline.view.records.record import Opened
@@ -78,7 +78,7 @@ def heat_map(late: pl.DataFrame) -> Chart:
 
 
 def _settled(steps: pl.DataFrame) -> pl.DataFrame:
-    settled = steps.filter(pl.col("step") > warm_up(steps))
+    settled = counted(steps)
     return settled.filter("split") if settled["split"].any() else settled
 
 

@@ -33,8 +33,7 @@ COLUMNS = (
     Column(
         key="samples_per_s",
         title="samples/s",
-        how="Samples of the whole batch divided by step time: median over the last steps of rank 0 (the last 64 KiB of "
-        "its file).",
+        how="Samples of the whole batch divided by step time, after warm-up: the figure that `paceline run` prints.",
         kind="rate",
     ),
     Column(key="steps", title="steps", how="Number of the last optimizer step of rank 0.", kind="count"),

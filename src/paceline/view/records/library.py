@@ -11,17 +11,18 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, mode
 
 from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.record.inside import Folder
-from paceline.record.schema import Run, Step
+from paceline.record.schema import Run
+from paceline.tables.figures import Figures, columns_in, figures, kept_figures
 from paceline.view.records.record import Opened, state_of
-from paceline.view.records.steps import read_tail
+from paceline.view.records.steps import read_steps
 from paceline.view.server.limits import ViewLimits
 
 OPEN = 8  # records kept in memory; all their traces together may have ViewLimits.events events
 MOST_RUNS = 5000  # records in the list: the newest
+MOST_STEPS = 8 << 20  # bytes of a record's steps that the list reads
 _FILES = ("run.json", "verdict.json", "findings.json", "steps.rank*.jsonl", "trace.rank*.json.gz", "devices.jsonl")
 
 
@@ -37,6 +38,7 @@ class RecordEntry:
     mods: tuple[str, ...] = ()
     steps: int | None = None
     samples_per_s: float | None = None
+    figures: Figures = Figures()  # noqa: RUF009
     batch: int | None = None
     loss: float | None = None
     seconds: float | None = None
@@ -123,16 +125,12 @@ def entry_of(name: str, folder: Folder) -> tuple[RecordEntry, Run]:
     """A record's line in a list, and its run. Raises RecordError if the record cannot be opened."""
     opened = Opened.of(name, folder)
     run = opened.run
-    # Only the end of the first worker's steps is read, so that long runs do not slow down the list.
-    tail: list[Step] = []
-    problem = ""
-    if run.workers:
-        try:
-            tail, _ = read_tail(folder.file(f"steps.rank{opened.ranks[0]}.jsonl"))
-        except RecordError as error:
-            problem = error.message
-    speeds = [step.samples / step.total for step in tail if step.total > 0]
-    losses = [step.loss for step in tail if step.loss is not None]
+    found, problem = Figures(), ""
+    try:
+        # Only the end of a long run's steps is read if it did not keep its figures, so that it does not slow the list.
+        found = kept_figures(folder) or figures(columns_in(read_steps(folder, opened.ranks, most=MOST_STEPS).frame))
+    except RecordError as error:
+        problem = error.message
     entry = RecordEntry(
         name=name,
         verb=run.verb,
@@ -140,10 +138,11 @@ def entry_of(name: str, folder: Folder) -> tuple[RecordEntry, Run]:
         started=run.started or None,
         workers=_workers(run),
         mods=tuple(run.mods),
-        steps=tail[-1].step if tail else run.outcome.steps if run.outcome else None,
-        samples_per_s=median(speeds) if speeds else None,
-        batch=mode(step.samples for step in tail) if tail else None,
-        loss=losses[-1] if losses else None,
+        steps=found.steps or (run.outcome.steps if run.outcome else None),
+        samples_per_s=found.samples_per_s or None,
+        figures=found,
+        batch=found.batch or None,
+        loss=found.last_loss,
         seconds=run.outcome.seconds if run.outcome else None,
         state=state_of(run, folder),
         traced=bool(opened.trace_paths),

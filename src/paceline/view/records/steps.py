@@ -14,7 +14,6 @@ from paceline.record.inside import File, Folder
 from paceline.tables.records import STEPS
 
 MOST = 128 << 20  # bytes of all ranks' step files together: about half a million steps
-TAIL = 64 << 10  # bytes at the end of a step file, enough for the list of runs
 
 _decoder = msgspec.json.Decoder(Step)
 
@@ -40,7 +39,7 @@ def read_steps(folder: Folder, ranks: Sequence[int], *, most: int = MOST) -> Ste
     return Steps(pl.concat(frames).sort("rank", "step") if frames else pl.DataFrame(schema=STEPS), partly)
 
 
-def read_tail(path: File, most: int = TAIL) -> tuple[list[Step], bool]:
+def read_tail(path: File, most: int) -> tuple[list[Step], bool]:
     """The last steps of a file, and whether earlier ones are left out. An incomplete last line is ignored."""
     try:
         data, cut = path.read_end(most)

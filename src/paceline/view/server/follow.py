@@ -19,10 +19,12 @@ from paceline.errors import PacelineError, RecordError
 from paceline.record import Step
 from paceline.record.inside import File
 from paceline.record.samples import FILE, Sample
+from paceline.tables.running import RunningFigures
 from paceline.view.pages.logs import printable
 from paceline.view.records.library import Library
 from paceline.view.records.record import Opened
 from paceline.view.records.steps import parse
+from paceline.view.ui.wording import say
 
 EVERY = 0.5  # seconds between two polls
 FIRST = 128 << 10  # bytes of a file at the first poll: the last few hundred steps
@@ -67,6 +69,7 @@ class Follower:
         self._library, self._name = library, name
         self._steps: dict[int, FileTail] = {}  # by rank; run.json lists the workers only after the run has begun
         self._state = ""
+        self._running = RunningFigures(library.open(name).folder)
         self._samples = FileTail(library.open(name).folder.file(FILE))
 
     def look(self) -> dict[str, Any] | None:
@@ -74,18 +77,25 @@ class Follower:
         record = self._library.open(self._name)
         for rank in record.ranks[:RANKS]:
             self._steps.setdefault(rank, FileTail(record.folder.file(f"steps.rank{rank}.jsonl")))
+        self._running.follow(record.ranks[:RANKS])
         new = {rank: parse(tail.take(), record.folder) for rank, tail in sorted(self._steps.items())}
         first = next(iter(new.values()), [])
         update: dict[str, Any] = {
             "steps": [[step.step, step.total, _speed(step), step.loss] for step in first],
             "ranks": [_rank(rank, steps) for rank, steps in new.items() if steps],
             "devices": self._devices(),
+            "figures": self._figures(record.state != "running"),
             "log": self._last_lines(record) if first else [],
             "state": record.state,
             "started": record.run.started,
         }
         changed, self._state = update["state"] != self._state, update["state"]
         return update if any(new.values()) or update["devices"] or changed else None
+
+    def _figures(self, ended: bool) -> dict[str, str]:
+        """The figures that the live line of `paceline run` shows at this moment."""
+        found = self._running.figures(now=ended)
+        return {"samples_per_s": say(found.samples_per_s or None, "rate"), "step_time": say(found.step_time, "seconds")}
 
     def _devices(self) -> list[list[Any]]:
         """Name and utilisation (0 to 1) of each device, from the latest sample."""

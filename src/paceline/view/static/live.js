@@ -81,8 +81,8 @@ function startLive(place) {
     put("state", told.state);
     if (last) {
       put("step", last[0].toLocaleString("en"));
-      put("speed", formatNumber(median(recent.map((s) => s[2]))));
-      put("time", formatSeconds(median(recent.map((s) => s[1]))));
+      put("speed", told.figures.samples_per_s);
+      put("time", told.figures.step_time);
       put("loss", formatNumber([...recent].reverse().find((s) => s[3] !== null)?.[3] ?? null));
     }
     if (told.log.length) put("log", told.log.join("\n"));

@@ -6,25 +6,29 @@ import polars as pl
 
 from paceline.charts.chart import Axis, Chart, Line, Points, Shade
 from paceline.charts.thin import thinned
+from paceline.tables.figures import Figures
 from paceline.tables.iterations import iterations
-from paceline.view.records.measures import RunMeasures
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block
 
+STEP_TIME = (
+    "Wall time between the ends of two consecutive optimizer steps, rank 0, after warm-up, without steps under the "
+    "profiler or with evaluation: the median of blocks of steps."
+)
 SLOWEST = (
     "A worker's own time is its step time without the time spent waiting for other workers. A worker counts as slow if "
     "its own time is more than 5 % of a step above the median of the other workers, in most steps until the end."
 )
 
 
-def step_charts(record: Opened, measures: RunMeasures) -> list[Block]:
+def step_charts(record: Opened, measures: Figures) -> list[Block]:
     """Step times, throughput and loss over the steps of the first worker."""
     steps = record.steps.frame
     first = steps.filter(pl.col("rank") == pl.col("rank").min())
     table = iterations(steps).filter(pl.col("rank") == first["rank"][0])
     odd = table.filter("outlier").sort("excess", descending=True).head(200)
     number, total = first["step"].to_list(), first["total"].to_list()
-    usual = measures.median_step or 0.0
+    usual = measures.step_time
     ceiling = max([usual * 3, *(odd["total"].head(20).to_list()), 1e-9])
     warm_up = Shade(start=number[0] - 0.5, end=number[0] + measures.warm_up - 0.5)
     marks = [warm_up] if measures.warm_up else []

@@ -9,6 +9,7 @@ from paceline.units import percent, seconds
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, SplitBlock, Tile, Tiles
 from paceline.view.ui.grid import Column
+from paceline.view.ui.run_parts import STEP_TIME
 
 STEP = "Mean per step and rank, over all traced steps."
 HOST = "Time on the host, from the start to the end of the call, as torch's profiler recorded it"
@@ -46,8 +47,14 @@ def head(record: Opened) -> list[Block]:
             how="Steps in the trace of each rank, after warm-up.",
             detail=f"{profile.first} to {profile.last}, {profile.ranks} rank{'' if profile.ranks == 1 else 's'}",
         ),
-        Tile(label="step time", value=seconds(profile.step), how="Mean wall time of the traced steps, over ranks."),
+        Tile(
+            label="traced step",
+            value=seconds(profile.step),
+            how="Mean wall time of the traced steps, over ranks. The profiler makes steps longer.",
+        ),
     ]
+    if profile.figures.step_time:
+        tiles.append(Tile(label="step time", value=seconds(profile.figures.step_time), how=STEP_TIME))
     if profile.device is not None:
         tiles += [
             Tile(
