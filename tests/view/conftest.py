@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from view_browser import browser, context, only_page, served, visit  # noqa: F401 (fixtures)
 from view_records import TOKEN, make_all
 
 

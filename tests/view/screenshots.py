@@ -11,7 +11,8 @@ from pathlib import Path
 import view_records
 from PIL import Image
 from playwright.sync_api import sync_playwright
-from test_browser import FLAGS, SCALE, TUNE, Visit
+from test_browser import SCALE, TUNE
+from view_browser import FLAGS, Visit
 from view_records import TRAIN
 from view_server import Served
 

@@ -5,38 +5,29 @@ One browser for all of them. Skipped where there is none and none can be install
 
 from __future__ import annotations
 
-import json
-import random
 import re
-from collections.abc import Iterator
-from typing import Any
 
+import numpy as np
 import pytest
-from view_records import EVIL, OTHER, SLOW, TOKEN, TRAIN, grow, make_live, make_run
+from view_browser import PATIENCE, Visit
+from view_records import EVIL, OTHER, SLOW, TRAIN, grow, make_live, make_run
 from view_server import Served
 
 from paceline.charts.browser import figure
 from paceline.charts.chart import Area, Axis, Band, Chart, Label, Line, Points, Rule, Shade
 from paceline.record import Outcome, read_run, write_run
-from paceline.view.records.spans import COLUMNS, KINDS
+from paceline.view.records.layout import KINDS, Drawing, pack
 from paceline.view.server.browser import open_browser
 from paceline.view.server.export import export
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.timeout(900)  # the first one may have to install a browser
 
-PATIENCE = 120_000  # milliseconds: a busy machine is slow, which is no fault of a page
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-]
 SWEEP, TUNE = "2026-11-15T11-20-13-sweep-train", "2026-11-15T11-48-55-tune-train"
 SCALE, BANDWIDTH = "2026-11-15T11-02-47-train", "2026-11-15T12-30-20-bandwidth"
 OF_A_RUN = ("memory", "logs")
 # Pages that a test of their own opens, or that are built as others are. test_pages.py asks for them all.
 ALIKE = ("topology", "ranks", "timeline", "ops", "op-types", "kernels", "waits", "devices")
-INVALID = """() => [...document.querySelectorAll('.chart')].map(figureOf).flatMap(
-    (figure) => Plotly.validate(painted(figure.data), painted(figure.layout)) ?? []).map((fault) => fault.msg)"""
 ADDRESSES = [  # and those that a test of their own opens and checks
     "/machine",
     *(f"/{page}/{TRAIN}" for page in OF_A_RUN),
@@ -51,80 +42,6 @@ ADDRESSES = [  # and those that a test of their own opens and checks
         )
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def served(records) -> Iterator[Served]:
-    made = Served(records)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium) -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        made = started.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
-        yield made
-        made.close()
-
-
-class Visit:
-    """A page, and everything that it complained about."""
-
-    def __init__(self, page: Any, base: str) -> None:
-        page.set_default_timeout(PATIENCE)
-        self.page, self.base = page, base
-        self.complaints: list[str] = []
-        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-
-    def open(self, address: str) -> Any:
-        self.page.goto(self.base + address)
-        self.page.wait_for_function(
-            "() => !document.querySelector('.chart:not([data-drawn])') "
-            "&& !document.querySelector('.timeline:not([data-ready])')"
-        )
-        return self.page
-
-    def check(self) -> None:
-        """That the page is whole, valid and no wider than a screen, or a phone."""
-        page = self.page
-        assert page.locator("h1").count() == 1
-        assert page.locator(".note.bad").count() == 0
-        assert page.evaluate("window.hacked") is None
-        assert page.evaluate(INVALID) == [], "plotly.js does not know an attribute or a value"
-        fits = "document.documentElement.scrollWidth <= innerWidth"
-        assert page.evaluate(fits)
-        page.set_viewport_size({"width": 390, "height": 800})
-        assert page.evaluate(fits), "too wide for a phone"
-        page.set_viewport_size({"width": 1280, "height": 800})
-
-
-@pytest.fixture(scope="module")
-def context(browser, served) -> Iterator[Any]:
-    made = browser.new_context(viewport={"width": 1280, "height": 800})
-    made.set_default_timeout(PATIENCE)
-    page = made.new_page()
-    page.goto(served.first)
-    assert TOKEN not in page.url
-    page.close()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def only_page(context, served) -> Visit:
-    """One for all: a browser reads a large script faster where it has read it before."""
-    return Visit(context.new_page(), served.base)
-
-
-@pytest.fixture
-def visit(only_page) -> Iterator[Visit]:
-    only_page.complaints.clear()
-    only_page.page.set_viewport_size({"width": 1280, "height": 800})
-    yield only_page
-    only_page.page.unroute_all()
-    assert only_page.complaints == []
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
@@ -276,34 +193,22 @@ def test_a_table_can_be_downloaded(visit):
     assert "aten::cudnn_convolution" in text
 
 
-def spans(count: int) -> dict[str, Any]:
-    """A step of eight ranks with many short events."""
-    chance = random.Random(1)
-    tracks = [{"rank": rank, "label": "host", "rows": 2} for rank in range(8)]
-    told: dict[str, Any] = {
-        "step": 1,
-        "end": count * 1000,
-        "kinds": KINDS,
-        "names": [f"op {n}" for n in range(50)],
-        "tracks": tracks,
-        "left_out": 0,
-        "note": "",
-        **{name: [] for name in COLUMNS},
-    }
-    for n in range(count):
-        told["track"].append(n % 8)
-        told["depth"].append(n // 8 % 2)
-        told["start"].append(n * 1000)
-        told["length"].append(chance.randrange(200, 15_000))
-        told["name"].append(n % 50)
-        told["kind"].append(n % len(KINDS))
-    return told
+def spans(count: int) -> bytes:
+    """A step of eight ranks with many short events, as the server sends it."""
+    chance, drawing = np.random.default_rng(1), Drawing()
+    names = drawing.names_of([f"op {n}" for n in range(50)])
+    for rank in range(8):
+        number = np.arange(count // 8)
+        start = number * 8000 + 1000 * rank
+        kind = number % KINDS.index("gap")
+        drawing.add(rank, "host", start, start + chance.integers(200, 15_000, len(start)), names[number % 50], kind)
+    return pack(drawing.as_spans(1, 1, count * 1000, steps=[], left_out=0))
 
 
 def frames(visit, count: int, times: int) -> list[tuple[float, int]]:
     """So many events are moved about: milliseconds of each frame, and rectangles drawn in it."""
-    body = json.dumps(spans(count))
-    visit.page.route("**/spans/**", lambda route: route.fulfill(body=body, content_type="application/json"))
+    body = spans(count)
+    visit.page.route("**/spans/**", lambda route: route.fulfill(body=body))
     page = visit.open(f"/timeline/{TRAIN}")
     card, window = page.locator(".timeline"), page.locator(".window")
     assert f"{count:,} events" in card.locator(".status").inner_text()
@@ -313,7 +218,7 @@ def frames(visit, count: int, times: int) -> list[tuple[float, int]]:
         " pen.fillRect = function (...box) { window.drawn += 1; plain.apply(this, box); }; }"
     )
     found = []
-    for key in ["+"] * times + ["ArrowRight"] * 4 + ["-"] * times + ["0"]:
+    for key in ["+"] * times + ["d"] * 4 + ["-"] * times + ["0"]:
         before = card.locator(".status").inner_text()
         card.evaluate("card => { card.dataset.ms = ''; window.drawn = 0; }")
         page.keyboard.press(key)
@@ -348,7 +253,7 @@ def test_the_time_line_is_searched_moved_and_asked(visit):
     card.get_by_role("button", name="All").click()
     page.wait_for_function("said => document.querySelector('.timeline .status').textContent === said", arg=whole)
     page.evaluate("document.querySelector('.window').scrollTop = 0")
-    box = card.locator("canvas").bounding_box()
+    box = card.locator(".window canvas").bounding_box()
     page.mouse.click(box["x"] + 300, box["y"] + 24 + 16 + 8)
     assert "ProfilerStep" in card.locator(".detail").inner_text()
     page.mouse.move(box["x"] + 500, box["y"] + 100)

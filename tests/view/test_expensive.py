@@ -138,8 +138,8 @@ def test_a_page_gives_up_in_time_and_remembers_it(library, client_of, monkeypatc
 
 def test_what_was_computed_is_not_computed_again(library, client_of, monkeypatch):
     made = []
-    plain = spans._from_traces
-    monkeypatch.setattr(spans, "_from_traces", lambda *args: (made.append(args), plain(*args))[1])
+    plain = spans.from_traces
+    monkeypatch.setattr(spans, "from_traces", lambda *args: (made.append(args), plain(*args))[1])
     client = client_of(library)
     first = client.get(f"/timeline/{TRAIN}")
     assert client.get(f"/timeline/{TRAIN}").text == first.text

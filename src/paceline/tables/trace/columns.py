@@ -21,6 +21,7 @@ import polars as pl
 
 from paceline.errors import TraceError
 from paceline.record.inside import File
+from paceline.tables.trace.foreign_events import FOREIGN, ForeignEvents
 from paceline.tables.trace.intervals import Integers
 from paceline.tables.trace.json_reader import NOTHING, Args, Event, Head, JsonStream, Number
 from paceline.tables.trace.nesting import calls
@@ -41,6 +42,7 @@ KINDS = {
     "Memset": "set",
     "python_function": "python",
     "cuda_sync": "sync",
+    FOREIGN: "event",
 }
 KIND = pl.Enum(list(dict.fromkeys(KINDS.values())))
 ON_DEVICE = ("kernel", "copy", "set")
@@ -59,12 +61,14 @@ _NO_ARGS = Args()
 class Trace:
     """The events of one rank.
 
-    `events`, in the file's order: kind (op, mark, runtime, kernel, copy, set, python, sync), name, start, end
+    `events`, in the file's order: kind (op, mark, runtime, kernel, copy, set, python, sync, event), name, start, end
     (nanoseconds since `base`, which is Unix time), process, thread, device, stream, correlation (joins a launch to its
     kernel), external (joins an op to its launches and kernels), sequence and forward_thread (join a backward op to its
-    forward op), bytes, shapes, types.
+    forward op), bytes, shapes, types. A trace that torch did not write has events of the kind `event` only.
 
     `memory`: time, device (-1: the host), bytes (below zero: freed), address, allocated, reserved.
+
+    `threads`: labels of threads, by process and thread, where the file has its own.
     """
 
     path: Path | File
@@ -74,6 +78,7 @@ class Trace:
     events: pl.DataFrame
     memory: pl.DataFrame
     head: Head = field(default_factory=Head)
+    threads: dict[tuple[int, int], str] = field(default_factory=dict)
 
     @cached_property
     def host(self) -> pl.DataFrame:
@@ -149,13 +154,16 @@ class _Columns:
         self.parts: dict[str, list[np.ndarray[Any, Any]]] = {}
         self.memory: list[tuple[int, int, int, int, int, int]] = []
         self.zero = 0  # whole microseconds, subtracted before times become nanoseconds: a float has 53 bits
+        self.foreign = ForeignEvents(KINDS)
 
     def add(self, events: list[Event]) -> None:
         if not self.count and not self.memory:
-            first = next((event.ts for event in events if event.ph == "X"), 0)
+            first = next((event.ts for event in events if event.ph in ("X", "B")), 0)
             self.zero = math.floor(min(max(first, -LATEST), LATEST))
         kinds = KINDS
         kept = [event for event in events if event.ph == "X" and event.cat in kinds]
+        if len(kept) < len(events):
+            kept += self.foreign.of(events)
         self.memory += [_memory(e, self.zero) for e in events if e.ph == "i" and e.name == "[memory]" and e.args]
         self.count += len(kept)
         if self.count + len(self.memory) > self.most:
@@ -218,7 +226,11 @@ class _Columns:
                     columns.append(KIND.categories.cast(KIND).gather(values).alias(name))
                 else:
                     columns.append(pl.Series(name, values, dtype=dtype))
-        return pl.DataFrame(columns)
+        made = pl.DataFrame(columns)
+        foreign = made["kind"] == "event"
+        if foreign.any() and not foreign.all():  # torch wrote the file: what its tables do not know is left out
+            return made.filter(~foreign)
+        return made
 
     def memory_frame(self) -> pl.DataFrame:
         return pl.DataFrame(self.memory, schema=MEMORY, orient="row")
@@ -263,14 +275,16 @@ def read_trace(path: Path | File, rank: int | None = None, *, most: int = MOST_E
     if rank is None:
         rank = told if isinstance(told, int) else rank_in(path.name)
     world = head.paceline.get("world", head.distributed.get("world_size"))
+    frame = columns.frame()
     return Trace(
         path=path,
         rank=rank or 0,
         world=world if isinstance(world, int) else 1,
         base=int(head.base),
-        events=columns.frame(),
+        events=frame,
         memory=columns.memory_frame(),
         head=head,
+        threads=columns.foreign.labels(frame.select("process", "thread").unique(maintain_order=True).rows()),
     )
 
 

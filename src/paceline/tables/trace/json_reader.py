@@ -62,6 +62,7 @@ class Args(msgspec.Struct, gc=False):
     reserved: Number = msgspec.field(name="Total Reserved", default=0)
     memory_device: Number = msgspec.field(name="Device Id", default=-1)
     memory_kind: Number = msgspec.field(name="Device Type", default=0)
+    label: Any = msgspec.field(name="name", default=None)  # of a process or a thread
 
 
 class Event(msgspec.Struct, gc=False):
@@ -260,5 +261,6 @@ class JsonStream:
     def _refuse(self, what: str, cause: BaseException | None = None) -> NoReturn:
         raise TraceError(
             f"{self.path} {what}.",
-            advice="Give a trace written by torch.profiler's export_chrome_trace: .json or .json.gz.",
+            advice="Give a trace written by torch.profiler's export_chrome_trace, or another one in Chrome's format: "
+            ".json or .json.gz.",
         ) from cause

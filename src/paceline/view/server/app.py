@@ -22,7 +22,9 @@ from starlette.types import ASGIApp
 from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.view.pages import compare, runs, topology
 from paceline.view.records.contents import shows
+from paceline.view.records.layout import pack
 from paceline.view.records.library import Library
+from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened
 from paceline.view.records.spans import spans_of
 from paceline.view.server.auth import Gate
@@ -36,7 +38,9 @@ from paceline.view.ui.links import href
 
 OURS = {
     "app.css": "text/css",
-    **dict.fromkeys(("theme.js", "app.js", "timeline.js", "live.js"), "text/javascript"),
+    **dict.fromkeys(
+        ("theme.js", "app.js", "spans.js", "timeline.js", "timeline-tools.js", "live.js"), "text/javascript"
+    ),
 }
 VISITORS = 32  # connections that follow a run at the same time
 LASTING = {"Cache-Control": "private, max-age=86400", "Vary": "Accept-Encoding"}
@@ -54,7 +58,8 @@ def make_app(
         Route("/static/{file}", _static),
         Route("/compare", _compare(shelf)),
         Route("/machine", _answer(_machine)),
-        Route("/spans/{name:path}", _spans(shelf)),
+        Route("/spans/{name:path}", _steps(shelf, _spans)),
+        Route("/path/{name:path}", _steps(shelf, _path)),
         Route("/follow/{name:path}", _follow(library)),
         *(Route(f"/{kind.key}/{{name:path}}", _page(shelf, kind)) for kind in PAGES),
         *(Route(f"/{old}/{{name:path}}", _moved(new)) for old, new in MOVED.items()),
@@ -179,20 +184,27 @@ def _machine(asked: PageQuery, _: dict[str, str]) -> Response:
     return asked.render(topology.build_machine(), "machine")
 
 
-def _spans(shelf: Shelf) -> Callable[[Request], Any]:
-    """The spans of one step, as JSON for the browser."""
+def _steps(shelf: Shelf, make: Callable[[Opened, int, int], Response]) -> Callable[[Request], Any]:
+    """What a time line loads about the steps from `step` to `until`."""
 
     async def answer(request: Request) -> Response:
-        step = request.query_params.get("step", "")
-        if not step.isdecimal() or len(step) > 12:
-            raise RecordError(f"step={step[:40]!r} is not the number of a step.")
-
-        def make(record: Opened) -> Response:
-            return Response(msgspec.json.encode(spans_of(record, int(step))), media_type="application/json")
-
-        return await shelf.answer([request.path_params["name"]], make, long=True)
+        asked = request.query_params
+        numbers = {"step": asked.get("step", ""), "until": asked.get("until") or asked.get("step", "")}
+        for key, step in numbers.items():
+            if not step.isdecimal() or len(step) > 12:
+                raise RecordError(f"{key}={step[:40]!r} is not the number of a step.")
+        first, last = map(int, numbers.values())
+        return await shelf.answer([request.path_params["name"]], lambda record: make(record, first, last), long=True)
 
     return answer
+
+
+def _spans(record: Opened, step: int, until: int) -> Response:
+    return Response(pack(spans_of(record, step, until)), media_type="application/octet-stream")
+
+
+def _path(record: Opened, step: int, until: int) -> Response:
+    return Response(msgspec.json.encode(path_of(record, step, until)), media_type="application/json")
 
 
 def _follow(library: Library) -> Callable[[Request], Any]:

@@ -22,7 +22,7 @@ from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui import render
 from paceline.view.ui.blocks import Note, Page
 
-SCRIPTS = ("theme.js", "app.js", "timeline.js")
+SCRIPTS = ("theme.js", "app.js", "spans.js", "timeline.js", "timeline-tools.js")
 
 
 def export(root: Path, name: str, target: Path, *, limits: ViewLimits | None = None) -> tuple[Path, int]:

@@ -1,58 +1,47 @@
-// The time line: up to 100,000 spans on a canvas. Rows are sorted, so that a frame visits at most one span per pixel and row.
+// Draws a time line on a canvas. A frame visits at most one span per pixel and row, however many spans there are.
 "use strict";
 
-const GUTTER = 150, ROW = 17, GAP = 10, AXIS = 24, HEAD = 16;
-const KIND_COLOURS = { op: "forward", mark: "other", runtime: "evaluation", kernel: "backward", copy: "data", set: "data", sync: "bad", python: "evaluation", communication: "communication" };
+const GUTTER = 150, ROW = 17, GAP = 10, AXIS = 24, STEPS = 16, HEAD = 16;
+const ROOM = 10; // pixels of width for each arrow: with more arrows, only those of the chosen event are drawn
+const KIND_COLOURS = { op: "forward", mark: "other", runtime: "evaluation", kernel: "backward", copy: "data", set: "data", sync: "bad", python: "evaluation", communication: "communication", gap: "card", event: "forward" };
+const KIND_WORDS = { op: "op", mark: "mark", runtime: "driver call", kernel: "kernel", copy: "copy", set: "set", sync: "synchronisation", python: "Python", communication: "communication", gap: "gap of a stream", event: "event" };
+// Kinds differ by texture as well as by colour.
+const TEXTURES = { communication: "/", copy: ".", set: ".", sync: "x", gap: "\\", runtime: "-" };
 const PHASE = new RegExp(`^paceline\\.(${PHASES.join("|")})$`);
-
-function inWords(nanoseconds) {
-  const size = Math.abs(nanoseconds);
-  for (const [unit, scale] of [["s", 1e9], ["ms", 1e6], ["µs", 1e3]]) {
-    if (size >= scale) return (nanoseconds / scale).toPrecision(size >= 1000 * scale ? 5 : 4).replace(/\.?0+$/, "") + " " + unit;
-  }
-  return Math.round(nanoseconds) + " ns";
-}
+const PHASE_TEXTURES = { communication: "/", data: "." };
+const LIGHT_ON = /^(backward|communication|optimizer)$/;
 
 class TimeLine {
-  constructor(card, data) {
+  constructor(card, spans) {
     this.card = card;
-    this.data = data;
+    this.spans = spans;
     this.window = card.querySelector(".window");
     this.canvas = card.querySelector("canvas");
     this.pen = this.canvas.getContext("2d");
-    this.range = [0, Math.max(data.end, 1)];
+    this.range = [0, Math.max(spans.end, 1)];
     this.view = [...this.range];
     this.chosen = -1;
     this.hits = null;
-    this.at = -1;
+    this.arrows = true;
+    this.measured = null; // [from, until]
+    this.path = null;
+    this.axis = spans.steps.length > 1 ? AXIS + STEPS : AXIS;
     this.lay();
-    this.listen();
     new ResizeObserver(() => this.resize()).observe(this.window);
+    document.addEventListener("themechange", () => { this.inks = null; this.paint(); });
     this.resize();
   }
 
-  // Each track has one row per depth. The spans of a row are sorted by start.
   lay() {
-    const { track, depth, start, length } = this.data;
-    let y = AXIS, rank = null;
-    this.tracks = this.data.tracks.map((told) => {
-      if (rank !== null && told.rank !== rank) y += GAP;
-      rank = told.rank;
-      const placed = { ...told, y, rows: Array.from({ length: told.rows }, () => []) };
-      y += HEAD + told.rows * ROW + 4;
-      return placed;
-    });
-    this.height = y + 8;
-    for (let n = 0; n < track.length; n++) this.tracks[track[n]].rows[depth[n]].push(n);
-    for (const placed of this.tracks) {
-      placed.rows = placed.rows.map((row) => {
-        row.sort((a, b) => start[a] - start[b]);
-        const starts = Float64Array.from(row, (n) => start[n]);
-        let reach = -Infinity;
-        const reaches = Float64Array.from(row, (n) => (reach = Math.max(reach, start[n] + length[n])));
-        return { spans: Int32Array.from(row), starts, reaches };
-      });
+    let y = this.axis, rank = null;
+    for (const track of this.spans.tracks) {
+      if (rank !== null && track.rank !== rank) y += GAP;
+      track.opens = track.rank !== rank;
+      rank = track.rank;
+      track.y = y;
+      y += HEAD + track.rows.length * ROW + 4;
     }
+    this.height = y + 8;
     this.card.querySelector(".spacer").style.height = this.height + "px";
     this.window.style.height = Math.min(this.height, Math.max(280, innerHeight * 0.68)) + "px";
   }
@@ -67,11 +56,14 @@ class TimeLine {
     this.canvas.style.height = this.tall + "px";
     this.pen.setTransform(scale, 0, 0, scale, 0, 0);
     this.gutter = this.width < 600 ? 84 : GUTTER;
+    this.inks = null;
     this.paint();
   }
 
   x(time) { return this.gutter + ((time - this.view[0]) / (this.view[1] - this.view[0])) * (this.width - this.gutter); }
   time(x) { return this.view[0] + ((x - this.gutter) / (this.width - this.gutter)) * (this.view[1] - this.view[0]); }
+  // Where a row is on the canvas.
+  y(row) { return this.spans.tracks[row.track].y + HEAD + row.depth * ROW - this.window.scrollTop; }
 
   paint() {
     if (this.waiting) return;
@@ -85,70 +77,230 @@ class TimeLine {
     });
   }
 
+  // Colours and textures of the theme, looked up once.
+  colours() {
+    const named = Object.fromEntries(["ink", "quiet", "line", "card", "accent", "shade", "communication", ...PHASES].map((name) => [name, colour(name)]));
+    const kinds = this.spans.kinds.map((kind) => colour(KIND_COLOURS[kind] ?? "other"));
+    const textures = this.spans.kinds.map((kind) => (TEXTURES[kind] ? this.texture(TEXTURES[kind], kind === "gap" ? named.quiet : LIGHT_ON.test(KIND_COLOURS[kind]) ? "rgba(255,255,255,.45)" : "rgba(0,0,0,.28)") : null));
+    const phases = Object.fromEntries(Object.entries(PHASE_TEXTURES).map(([phase, sign]) => [phase, this.texture(sign, LIGHT_ON.test(phase) ? "rgba(255,255,255,.45)" : "rgba(0,0,0,.28)")]));
+    return { ...named, kinds, textures, phases };
+  }
+
+  texture(sign, ink) {
+    const tile = document.createElement("canvas"), size = 6;
+    tile.width = tile.height = size;
+    const pen = tile.getContext("2d");
+    pen.strokeStyle = pen.fillStyle = ink;
+    pen.beginPath();
+    if (sign === "/" || sign === "x") { pen.moveTo(-1, size + 1); pen.lineTo(size + 1, -1); }
+    if (sign === "\\" || sign === "x") { pen.moveTo(-1, -1); pen.lineTo(size + 1, size + 1); }
+    if (sign === "-") { pen.moveTo(0, size - 0.5); pen.lineTo(size, size - 0.5); }
+    if (sign === ".") pen.fillRect(2, 2, 2, 2);
+    pen.stroke();
+    return this.pen.createPattern(tile, "repeat");
+  }
+
   draw() {
-    const { pen, data } = this;
-    const ink = colour("ink"), quiet = colour("quiet"), line = colour("line"), card = colour("card");
-    const colours = data.kinds.map((kind) => colour(KIND_COLOURS[kind] ?? "other"));
+    const { pen, spans } = this;
+    this.inks ??= this.colours();
+    const { ink, quiet, line, card } = this.inks;
     const top = this.window.scrollTop;
     pen.fillStyle = card;
     pen.fillRect(0, 0, this.width, this.tall);
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
-    this.drawGrid(line);
-    this.phases = Object.fromEntries(PHASES.map((name) => [name, colour(name)]));
-    this.edge = ink;
-    let rank = null;
-    for (const track of this.tracks) {
+    this.letter ??= pen.measureText("aten::convolution_backward_0123456789").width / 37;
+    this.drawGrid();
+    for (const track of spans.tracks) {
       const y = track.y - top;
-      const newRank = track.rank !== rank;
-      rank = track.rank;
       if (y > this.tall || y + HEAD + track.rows.length * ROW < 0) continue;
-      if (newRank) { pen.fillStyle = line; pen.fillRect(0, y - GAP / 2 - 1, this.width, 1); }
+      if (track.opens) { pen.fillStyle = line; pen.fillRect(0, y - GAP / 2 - 1, this.width, 1); }
       pen.font = "11px system-ui, sans-serif";
-      track.rows.forEach((row, depth) => this.drawRow(row, y + HEAD + depth * ROW, colours));
+      for (let r = track.first; r < track.first + track.rows.length; r++) this.drawRow(spans.rows[r]);
+    }
+    this.drawArrows();
+    this.drawPath();
+    this.drawChosen();
+    for (const track of spans.tracks) {
+      const y = track.y - top;
+      if (y > this.tall || y + HEAD + track.rows.length * ROW < 0) continue;
       pen.fillStyle = card;
       pen.fillRect(0, y, this.gutter - 4, HEAD + track.rows.length * ROW);
-      pen.fillStyle = newRank ? ink : quiet;
-      pen.font = newRank ? "600 11px system-ui, sans-serif" : "11px system-ui, sans-serif";
-      pen.fillText((newRank ? `rank ${track.rank} · ` : "") + track.label, 4, y + HEAD / 2 + 2, this.gutter - 10);
+      pen.fillStyle = track.opens ? ink : quiet;
+      pen.font = track.opens ? "600 11px system-ui, sans-serif" : "11px system-ui, sans-serif";
+      this.label(track, y + HEAD / 2 + 2);
     }
-    this.drawAxis(card, quiet, line);
-    this.card.querySelector(".status").textContent = `${inWords(this.view[0])} to ${inWords(this.view[1])} of ${inWords(this.range[1])} · ${data.start.length.toLocaleString("en")} events`;
+    this.drawAxis();
+    this.drawMeasured();
+    this.card.querySelector(".status").textContent = `${inWords(this.view[0])} to ${inWords(this.view[1])} of ${inWords(this.range[1])} · ${spans.events.toLocaleString("en")} events`;
   }
 
-  drawRow(row, y, colours) {
-    const { pen, data, view } = this;
-    if (y > this.tall || y + ROW < AXIS) return;
-    const { spans, starts, reaches } = row;
+  // A label that is too long for its place goes on in a second line, where there is one.
+  label(track, y) {
+    const words = (track.opens ? `rank ${track.rank} · ` : "") + track.label, room = this.gutter - 10;
+    const fits = Math.floor(room / this.letter);
+    if (words.length <= fits || !track.rows.length) return this.pen.fillText(words, 4, y, room);
+    const cut = words.lastIndexOf(" ", fits);
+    const at = cut > 6 ? cut : fits;
+    this.pen.fillText(words.slice(0, at), 4, y, room);
+    const rest = words.slice(at).trim();
+    this.pen.fillText(rest.length > fits ? rest.slice(0, fits - 1) + "…" : rest, 4, y + 14, room);
+  }
+
+  drawRow(row) {
+    const { pen, spans, view, inks } = this;
+    const y = this.y(row);
+    if (y > this.tall || y + ROW < this.axis) return;
     const perPixel = (view[1] - view[0]) / (this.width - this.gutter);
-    let n = lower(reaches, view[0]);
-    while (n < spans.length && starts[n] <= view[1]) {
-      const span = spans[n];
-      const from = Math.max(this.x(starts[n]), this.gutter);
-      const until = Math.min(this.x(starts[n] + data.length[span]), this.width);
-      const wide = until - from;
-      const name = data.name[span];
+    let n = spans.ending(row, view[0]);
+    while (n < row.to && spans.start[n] <= view[1]) {
+      const from = Math.max(this.x(spans.start[n]), this.gutter), until = Math.min(this.x(spans.endOf(n)), this.width);
+      const wide = until - from, kind = spans.kind[n], name = spans.name[n];
+      const phase = kind === spans.mark ? PHASE.exec(spans.names[name]) : null;
+      const width = Math.max(wide - (wide > 3 ? 0.6 : 0), 0.8);
       pen.globalAlpha = this.hits && !this.hits.has(name) ? 0.18 : 1;
-      const phase = data.kinds[data.kind[span]] === "mark" ? PHASE.exec(data.names[name]) : null;
-      pen.fillStyle = phase ? this.phases[phase[1]] : colours[data.kind[span]];
-      pen.fillRect(from, y, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.8), ROW - 2);
-      if (span === this.chosen) {
-        pen.strokeStyle = this.edge;
-        pen.lineWidth = 2;
-        pen.strokeRect(from + 1, y + 1, Math.max(wide - 2, 1), ROW - 4);
-      }
-      if (wide > 34) {
-        const dark = phase ? /^(backward|communication|optimizer)$/.test(phase[1]) : ["kernel", "communication", "sync"].includes(data.kinds[data.kind[span]]);
-        pen.fillStyle = dark ? "#fff" : "#10151d";
-        const fits = Math.floor((wide - 8) / 6);
-        const words = phase ? phase[1] : data.names[name];
-        pen.fillText(words.length > fits ? words.slice(0, Math.max(fits - 1, 1)) + "…" : words, from + 4, y + ROW / 2 - 0.5);
-      }
-      // Spans narrower than a pixel look the same: skip to the span that begins in the next pixel.
-      n = wide < 1 ? Math.max(n + 1, Math.min(lowerFrom(starts, starts[n] + perPixel, n + 1), lowerFrom(reaches, starts[n] + perPixel, n + 1))) : n + 1;
+      pen.fillStyle = phase ? inks[phase[1]] : inks.kinds[kind];
+      if (kind !== spans.gap) pen.fillRect(from, y, width, ROW - 2);
+      const texture = phase ? inks.phases[phase[1]] : inks.textures[kind];
+      if (texture && wide > 3) { pen.fillStyle = texture; pen.fillRect(from, y, width, ROW - 2); }
+      if (wide > 34) this.drawWords(phase ? phase[1] : kind === spans.gap ? spans.names[name].slice(5) : spans.names[name], from, y, wide, kind, phase);
+      // Spans narrower than a pixel look the same: go on with the one that ends in another pixel.
+      n = wide < 1 ? Math.max(n + 1, spans.ending(row, spans.start[n] + perPixel, n + 1)) : n + 1;
     }
     pen.globalAlpha = 1;
   }
+
+  drawWords(words, from, y, wide, kind, phase) {
+    const { pen, spans, inks } = this;
+    const fits = Math.floor((wide - 8) / this.letter);
+    const text = words.length > fits ? words.slice(0, Math.max(fits - 1, 1)) + "…" : words;
+    if (kind === spans.gap) {
+      pen.fillStyle = inks.card;
+      pen.fillRect(from + 2, y + 1, Math.min(text.length * this.letter + 6, wide - 4), ROW - 4);
+      pen.fillStyle = inks.quiet;
+    } else {
+      const light = LIGHT_ON.test(phase ? phase[1] : KIND_COLOURS[spans.kinds[kind]]) || spans.kinds[kind] === "sync";
+      if (phase ? inks.phases[phase[1]] : inks.textures[kind]) { // words on a plain ground
+        pen.fillStyle = phase ? inks[phase[1]] : inks.kinds[kind];
+        pen.fillRect(from + 2, y, Math.min(text.length * this.letter + 5, wide - 3), ROW - 2);
+      }
+      pen.fillStyle = light ? "#fff" : "#10151d";
+    }
+    pen.fillText(text, from + 4, y + ROW / 2 - 0.5, wide - 6);
+  }
+
+  // -- on top of the events -------------------------------------------------------------------------------------------
+
+  drawChosen() {
+    if (this.chosen < 0) return;
+    const { pen, spans } = this;
+    const y = this.y(spans.rows[spans.rowOf(this.chosen)]);
+    const from = Math.max(this.x(spans.start[this.chosen]), this.gutter), until = Math.min(this.x(spans.endOf(this.chosen)), this.width);
+    if (until < this.gutter || from > this.width) return;
+    // A ring with an edge of its own, also around an event that is narrower than a pixel.
+    const wide = Math.max(until - from, 5), left = until - from < 5 ? (from + until) / 2 - 2.5 : from;
+    for (const [edge, colour] of [[4, this.inks.card], [2, this.inks.ink]]) {
+      pen.strokeStyle = colour;
+      pen.lineWidth = edge;
+      pen.strokeRect(left, y, wide, ROW - 2);
+    }
+  }
+
+  drawArrows() {
+    const { spans, view } = this;
+    if (!spans.link_from.length) return;
+    const { pen, inks } = this;
+    const shown = this.arrows ? [LAUNCH, COLLECTIVE].map((kind) => spans.linksWithin(kind, view[0], view[1], (this.width - this.gutter) / ROOM)) : [[], []];
+    this.card.dataset.arrows = String((shown[0]?.length ?? 0) + (shown[1]?.length ?? 0));
+    pen.lineWidth = 1;
+    pen.globalAlpha = 0.55;
+    for (const [a, b] of shown[LAUNCH] ?? []) this.arrow(a, b, LAUNCH, inks.ink);
+    pen.globalAlpha = 0.9;
+    for (const [a, b] of shown[COLLECTIVE] ?? []) this.arrow(a, b, COLLECTIVE, inks.ink);
+    pen.globalAlpha = 1;
+    pen.lineWidth = 2.5;
+    for (const [kind, other, away] of this.chosen >= 0 ? spans.linksOf(this.chosen) : []) this.arrow(...(away ? [this.chosen, other] : [other, this.chosen]), kind, inks.accent);
+  }
+
+  // From a launch to its work; or, at the moment at which the last rank came to a collective, from it to a rank that waited.
+  arrow(from, to, kind, ink) {
+    const { pen, spans } = this;
+    const rows = [from, to].map((span) => spans.rows[spans.rowOf(span)]);
+    const y = rows.map((row) => this.y(row) + ROW / 2 - 1);
+    if (Math.max(...y) < this.axis || Math.min(...y) > this.tall) return;
+    let x;
+    if (kind === LAUNCH) x = [this.x(spans.endOf(from)), this.x(spans.start[to])];
+    else {
+      const at = Math.min(Math.max(spans.start[from], spans.start[to]), spans.endOf(to));
+      x = [this.x(spans.start[from]), this.x(at)];
+    }
+    if (Math.max(...x) < this.gutter || Math.min(...x) > this.width) return;
+    pen.strokeStyle = pen.fillStyle = ink;
+    pen.setLineDash(kind === COLLECTIVE ? [5, 3] : []);
+    pen.beginPath();
+    pen.moveTo(x[0], y[0]);
+    const down = Math.sign(y[1] - y[0]) || 1, tip = y[1] - down * (ROW / 2 - 1);
+    if (kind === LAUNCH) pen.bezierCurveTo(x[0] + 12, (y[0] + y[1]) / 2, x[1] - 12, (y[0] + y[1]) / 2, x[1], tip);
+    else pen.lineTo(x[1], tip);
+    pen.stroke();
+    pen.setLineDash([]);
+    pen.beginPath();
+    pen.moveTo(x[1], tip);
+    pen.lineTo(x[1] - 3.5, tip - down * 6);
+    pen.lineTo(x[1] + 3.5, tip - down * 6);
+    pen.fill();
+  }
+
+  // The path is a line along the bottom of its events, and from each event to the next.
+  drawPath() {
+    if (!this.path) return;
+    const { pen, spans, view } = this;
+    const pieces = this.path.pieces, bottom = new Map();
+    const place = (piece) => {
+      const [span, rank] = piece;
+      if (span >= 0) return this.y(spans.rows[spans.rowOf(span)]) + ROW - 3;
+      if (!bottom.has(rank)) bottom.set(rank, spans.tracks.find((track) => track.rank === rank));
+      return bottom.get(rank) ? bottom.get(rank).y + HEAD - 4 - this.window.scrollTop : 0;
+    };
+    const strokes = [[5, this.inks.card], [3, this.inks.ink]];
+    pen.beginPath();
+    const perPixel = (view[1] - view[0]) / (this.width - this.gutter);
+    let last = null, lastEnd = -Infinity;
+    for (let n = bisect(0, pieces.length, view[0], (at) => pieces[at][4]); n < pieces.length && pieces[n][3] <= view[1]; n++) {
+      const [, , , start, end] = pieces[n];
+      if (end - lastEnd < perPixel && last !== null) continue; // the same pixel
+      const y = place(pieces[n]), from = Math.max(this.x(start), this.gutter), until = Math.min(this.x(end), this.width);
+      if (last === null) pen.moveTo(from, y); else if (y !== last) pen.lineTo(from, y);
+      pen.lineTo(until, y);
+      last = y;
+      lastEnd = end;
+    }
+    for (const [wide, ink] of strokes) {
+      pen.lineWidth = wide;
+      pen.strokeStyle = ink;
+      pen.stroke();
+    }
+  }
+
+  drawMeasured() {
+    if (!this.measured) return;
+    const { pen } = this;
+    const from = Math.max(this.x(this.measured[0]), this.gutter), until = Math.min(this.x(this.measured[1]), this.width);
+    if (until < this.gutter || from > this.width) return;
+    pen.fillStyle = this.inks.accent;
+    pen.globalAlpha = 0.14;
+    pen.fillRect(from, this.axis - 4, until - from, this.tall);
+    pen.globalAlpha = 1;
+    pen.fillRect(from, this.axis - 8, 1.5, this.tall);
+    pen.fillRect(until - 1.5, this.axis - 8, 1.5, this.tall);
+    const words = inWords(this.measured[1] - this.measured[0]), room = words.length * this.letter + 12;
+    const left = Math.min(Math.max((from + until - room) / 2, this.gutter), this.width - room);
+    pen.fillRect(left, this.axis - 22, room, 16);
+    pen.fillStyle = this.inks.card;
+    pen.fillText(words, left + 6, this.axis - 14);
+  }
+
+  // -- the axis -------------------------------------------------------------------------------------------------------
 
   ticks() {
     const span = this.view[1] - this.view[0];
@@ -160,23 +312,40 @@ class TimeLine {
     return found;
   }
 
-  drawGrid(line) {
-    this.pen.fillStyle = line;
-    for (const time of this.ticks()) this.pen.fillRect(Math.round(this.x(time)), 0, 1, this.tall);
+  drawGrid() {
+    const { pen } = this;
+    pen.fillStyle = this.inks.line;
+    for (const time of this.ticks()) pen.fillRect(Math.round(this.x(time)), 0, 1, this.tall);
+    if (this.spans.steps.length < 2) return;
+    pen.fillStyle = this.inks.quiet;
+    for (const step of this.spans.steps) pen.fillRect(Math.round(this.x(step.start)), AXIS - 4, 1.5, this.tall);
   }
 
-  drawAxis(card, quiet, line) {
-    const { pen } = this;
-    pen.fillStyle = card;
-    pen.fillRect(0, 0, this.width, AXIS - 4);
+  drawAxis() {
+    const { pen, inks } = this;
+    pen.fillStyle = inks.card;
+    pen.fillRect(0, 0, this.width, this.axis - 4);
     pen.font = "11px system-ui, sans-serif";
-    pen.fillStyle = quiet;
+    pen.fillStyle = inks.quiet;
     for (const time of this.ticks()) {
       const x = this.x(time);
-      if (x > this.gutter && x < this.width - 40) pen.fillText(inWords(time), x + 4, 10);
+      if (x >= this.gutter && x < this.width - 40) pen.fillText(inWords(time), x + 4, 10);
     }
-    pen.fillStyle = line;
-    pen.fillRect(0, AXIS - 4, this.width, 1);
+    if (this.spans.steps.length > 1) {
+      let free = -Infinity;
+      for (const { step, start, end } of this.spans.steps) {
+        const from = Math.max(this.x(start), this.gutter), until = Math.min(this.x(end), this.width), words = `step ${step}`;
+        if (until < this.gutter || from > this.width) continue;
+        pen.fillStyle = inks.quiet;
+        pen.fillRect(from, AXIS - 4, 1.5, STEPS);
+        if (from < free || until - from < 14) continue;
+        pen.fillStyle = inks.ink;
+        pen.fillText(words, from + 5, AXIS + 4, Math.max(until - from - 8, 10));
+        free = from + words.length * this.letter * 0.6;
+      }
+    }
+    pen.fillStyle = inks.line;
+    pen.fillRect(0, this.axis - 4, this.width, 1);
   }
 
   // -- moving ---------------------------------------------------------------------------------------------------------
@@ -203,135 +372,31 @@ class TimeLine {
   }
 
   spanAt(event) {
-    const box = this.canvas.getBoundingClientRect();
-    const time = this.time(event.clientX - box.left), y = event.clientY - box.top + this.window.scrollTop;
+    const box = this.canvas.getBoundingClientRect(), { spans } = this;
+    const time = this.time(event.clientX - box.left), y = event.clientY - box.top;
+    if (y < this.axis) return -1;
     const slack = ((this.view[1] - this.view[0]) / (this.width - this.gutter)) * 2;
-    for (const track of this.tracks) {
-      const depth = Math.floor((y - track.y - HEAD) / ROW);
+    for (const track of spans.tracks) {
+      const depth = Math.floor((y + this.window.scrollTop - track.y - HEAD) / ROW);
       if (depth < 0 || depth >= track.rows.length) continue;
-      const row = track.rows[depth];
-      for (let n = lower(row.reaches, time - slack); n < row.spans.length && row.starts[n] <= time + slack; n++) {
-        if (row.starts[n] + this.data.length[row.spans[n]] >= time - slack) return row.spans[n];
-      }
+      const row = spans.rows[track.first + depth], n = spans.ending(row, time - slack);
+      if (n < row.to && spans.start[n] <= time + slack) return n;
     }
     return -1;
   }
 
-  choose(span) {
-    this.chosen = span;
-    if (span >= 0) this.card.querySelector(".detail").textContent = this.describe(span);
-    this.paint();
-  }
-
-  describe(span) {
-    const { data } = this, track = data.tracks[data.track[span]];
-    return `${data.names[data.name[span]]}: ${inWords(data.length[span])}, from ${inWords(data.start[span])} · rank ${track.rank}, ${track.label} · ${data.kinds[data.kind[span]]}`;
+  // Brings an event into view; without changing the scale, if that is possible.
+  reveal(span) {
+    const { spans } = this, [from, until] = this.view;
+    const start = spans.start[span], end = spans.endOf(span), wide = until - from;
+    if (end < from || start > until || (start < from && end < from + wide * 0.02)) this.show(start - wide * 0.3, start + wide * 0.7);
+    const row = spans.rows[spans.rowOf(span)], y = this.y(row);
+    if (y < this.axis + 4 || y + ROW > this.tall) this.window.scrollTop += y - this.tall / 2;
   }
 
   goTo(span) {
-    const { data } = this;
-    const length = Math.max(data.length[span], 100);
-    this.show(data.start[span] - 2 * length, data.start[span] + 3 * length);
-    const track = this.tracks[data.track[span]];
-    this.window.scrollTop = track.y + data.depth[span] * ROW - this.tall / 2;
-    this.choose(span);
-  }
-
-  find(text) {
-    const said = this.card.querySelector(".found");
-    const wanted = text.trim().toLowerCase();
-    if (!wanted) { this.hits = null; this.found = []; said.textContent = ""; return this.paint(); }
-    this.hits = new Set();
-    this.data.names.forEach((name, number) => { if (name.toLowerCase().includes(wanted)) this.hits.add(number); });
-    this.found = [];
-    let total = 0;
-    this.data.name.forEach((name, span) => { if (this.hits.has(name)) { this.found.push(span); total += this.data.length[span]; } });
-    this.found.sort((a, b) => this.data.start[a] - this.data.start[b]);
-    this.at = -1;
-    said.textContent = `${this.found.length.toLocaleString("en")} found, ${inWords(total)} in all`;
-    this.paint();
-  }
-
-  listen() {
-    const pointers = new Map();
-    let pinch = 0, moved = 0;
-    this.canvas.addEventListener("pointerdown", (event) => {
-      pointers.set(event.pointerId, event.clientX);
-      this.canvas.setPointerCapture(event.pointerId);
-      moved = 0;
-    });
-    this.canvas.addEventListener("pointermove", (event) => {
-      const last = pointers.get(event.pointerId);
-      if (last === undefined) {
-        const span = this.spanAt(event);
-        this.canvas.title = span >= 0 ? this.describe(span) : "";
-        return;
-      }
-      pointers.set(event.pointerId, event.clientX);
-      if (pointers.size === 2) {
-        const [a, b] = [...pointers.values()];
-        const apart = Math.abs(a - b);
-        if (pinch > 10 && apart > 10) this.zoom(pinch / apart, (a + b) / 2 - this.canvas.getBoundingClientRect().left);
-        pinch = apart;
-      } else {
-        moved += Math.abs(event.clientX - last);
-        this.move((last - event.clientX) / (this.width - this.gutter));
-      }
-    });
-    const up = (event) => {
-      pointers.delete(event.pointerId);
-      pinch = 0;
-      if (moved < 4 && event.type === "pointerup") this.choose(this.spanAt(event));
-    };
-    this.canvas.addEventListener("pointerup", up);
-    this.canvas.addEventListener("pointercancel", up);
-    this.canvas.addEventListener("dblclick", (event) => { const span = this.spanAt(event); if (span >= 0) this.goTo(span); });
-    this.window.addEventListener("wheel", (event) => {
-      const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-      if (event.ctrlKey || event.metaKey || event.altKey) this.zoom(Math.exp(Math.sign(event.deltaY) * 0.2), event.clientX - this.canvas.getBoundingClientRect().left);
-      else if (sideways) this.move((event.deltaX || event.deltaY) / (this.width - this.gutter));
-      else return;
-      event.preventDefault();
-    }, { passive: false });
-    this.window.addEventListener("scroll", () => this.paint(), { passive: true });
-    const keys = {
-      "+": () => this.zoom(0.7), "=": () => this.zoom(0.7), w: () => this.zoom(0.7), "-": () => this.zoom(1.4), s: () => this.zoom(1.4),
-      ArrowLeft: () => this.move(-0.15), a: () => this.move(-0.15), ArrowRight: () => this.move(0.15), d: () => this.move(0.15), 0: () => this.show(...this.range),
-    };
-    this.window.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
-      keys[event.key]();
-      event.preventDefault();
-    });
-    const acts = { in: () => this.zoom(0.6), out: () => this.zoom(1.6), all: () => this.show(...this.range) };
-    this.card.querySelectorAll("[data-do]").forEach((button) => button.addEventListener("click", acts[button.dataset.do]));
-    const input = this.card.querySelector(".find");
-    input.addEventListener("input", () => this.find(input.value));
-    input.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || !this.found?.length) return;
-      event.preventDefault();
-      this.at = (this.at + (event.shiftKey ? this.found.length - 1 : 1)) % this.found.length;
-      this.goTo(this.found[this.at]);
-    });
-    document.addEventListener("themechange", () => this.paint());
+    const { spans } = this, length = Math.max(spans.length[span], 100);
+    this.show(spans.start[span] - 2 * length, spans.start[span] + 3 * length);
+    this.reveal(span);
   }
 }
-
-// Lower bound: the first index of a sorted column whose entry is not below the value.
-function lower(column, value) { return lowerFrom(column, value, 0); }
-
-function lowerFrom(column, value, low) {
-  let high = column.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (column[middle] < value) low = middle + 1; else high = middle;
-  }
-  return low;
-}
-
-document.querySelectorAll(".timeline").forEach(async (card) => {
-  if (!card.dataset.source) return new TimeLine(card, JSON.parse(card.querySelector("script").textContent));
-  const answer = await fetch(card.dataset.source, { headers: { Accept: "application/json" } });
-  if (answer.ok) new TimeLine(card, await answer.json());
-  else card.querySelector(".detail").textContent = "The time line cannot be read. Reload the page to try again.";
-});

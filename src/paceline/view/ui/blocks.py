@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from paceline.charts.chart import Chart
-from paceline.view.records.spans import StepSpans
+from paceline.view.records.layout import StepSpans
+from paceline.view.records.path import PathSpans
 from paceline.view.ui.grid import Grid
 
 Tone = Literal["", "good", "bad", "warn", "live"]
@@ -120,15 +121,20 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
-    """Spans on tracks, drawn on a canvas. The browser loads the spans from `source`; in a report, `data` holds them."""
+    """Spans on tracks, drawn on a canvas. The browser loads the spans from `source`, and the critical path from
+    `path_source` when it is asked for; in a report, `data` and `path` hold them."""
 
     source: str = ""
+    path_source: str = ""  # empty: there is no trace to find a path in
     data: StepSpans | None = None
+    path: PathSpans | None = None
     step: int = 0
-    before: int | None = None  # the previous and the next step that can be drawn
-    after: int | None = None
+    until: int = 0
+    before: tuple[int, int] | None = None  # the steps before and after those drawn, as many as are drawn
+    after: tuple[int, int] | None = None
     first: int = 0
     last: int = 0
+    count: int = 0  # of all steps that can be drawn
     base: str = ""
     kind: str = field(default="timeline", init=False)
 

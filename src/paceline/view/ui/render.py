@@ -18,6 +18,7 @@ from paceline import __version__
 from paceline.charts.browser import figure
 from paceline.charts.chart import Chart
 from paceline.record.phases import PHASES
+from paceline.view.records.layout import as_text
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui.blocks import Page, Picture
@@ -40,6 +41,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "figure": figure}
+    made.globals["packed"] = as_text
     made.globals["version"] = __version__
     made.filters["with_code"] = with_code
     made.globals["phases"] = " ".join(PHASES)

@@ -1,0 +1,93 @@
+"""One browser for the tests of a file, and pages that complain about nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from view_records import TOKEN
+from view_server import Served
+
+PATIENCE = 120_000  # milliseconds: a busy machine is slow, which is no fault of a page
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+INVALID = """() => [...document.querySelectorAll('.chart')].map(figureOf).flatMap(
+    (figure) => Plotly.validate(painted(figure.data), painted(figure.layout)) ?? []).map((fault) => fault.msg)"""
+
+
+@pytest.fixture(scope="module")
+def served(records) -> Iterator[Served]:
+    made = Served(records)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium) -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
+        yield made
+        made.close()
+
+
+class Visit:
+    """A page, and everything that it complained about."""
+
+    def __init__(self, page: Any, base: str) -> None:
+        page.set_default_timeout(PATIENCE)
+        self.page, self.base = page, base
+        self.complaints: list[str] = []
+        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def open(self, address: str) -> Any:
+        self.page.goto(self.base + address)
+        self.page.wait_for_function(
+            "() => !document.querySelector('.chart:not([data-drawn])') "
+            "&& !document.querySelector('.timeline:not([data-ready])')"
+        )
+        return self.page
+
+    def check(self) -> None:
+        """That the page is whole, valid and no wider than a screen, or a phone."""
+        page = self.page
+        assert page.locator("h1").count() == 1
+        assert page.locator(".note.bad").count() == 0
+        assert page.evaluate("window.hacked") is None
+        assert page.evaluate(INVALID) == [], "plotly.js does not know an attribute or a value"
+        fits = "document.documentElement.scrollWidth <= innerWidth"
+        assert page.evaluate(fits)
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate(fits), "too wide for a phone"
+        page.set_viewport_size({"width": 1280, "height": 800})
+
+
+@pytest.fixture(scope="module")
+def context(browser, served) -> Iterator[Any]:
+    made = browser.new_context(viewport={"width": 1280, "height": 800})
+    made.set_default_timeout(PATIENCE)
+    page = made.new_page()
+    page.goto(served.first)
+    assert TOKEN not in page.url
+    page.close()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def only_page(context, served) -> Visit:
+    """One for all: a browser reads a large script faster where it has read it before."""
+    return Visit(context.new_page(), served.base)
+
+
+@pytest.fixture
+def visit(only_page) -> Iterator[Visit]:
+    only_page.complaints.clear()
+    only_page.page.set_viewport_size({"width": 1280, "height": 800})
+    yield only_page
+    only_page.page.unroute_all()
+    assert only_page.complaints == []
