@@ -159,18 +159,6 @@ def test_a_number_says_how_it_was_measured(visit):
     assert page.locator(".tip").is_hidden()
 
 
-def test_two_runs_are_compared(visit):
-    page = visit.open("/")
-    button = page.get_by_role("button", name="Compare two")
-    assert button.is_disabled()
-    for name in (TRAIN, OTHER):
-        page.get_by_label(f"Compare {name}").check()
-    button.click()
-    page.wait_for_url("**/compare?**")
-    assert "B against A" in page.locator(".tiles").inner_text()
-    visit.check()
-
-
 def test_light_and_dark(visit):
     page = visit.open(f"/run/{TRAIN}")
     colour = "getComputedStyle(document.body).backgroundColor"

@@ -1,73 +1,144 @@
-"""The page that compares two runs."""
+"""The page that compares runs: their figures, why one is slower, settings that differ, and overlaid curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import polars as pl
-
-from paceline.charts.chart import Axis, Bars, Chart, Line
-from paceline.charts.thin import thinned
+from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.phases import EVALUATION, PHASES
-from paceline.tables.difference import difference, difference_of_ops
+from paceline.tables.difference import difference_of_ops
 from paceline.tables.figures import Figures
 from paceline.tables.trace.time_limit import within
-from paceline.units import rate
+from paceline.tables.why_slower import compare
+from paceline.view.records.differing import differing
+from paceline.view.records.headline import headline
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Page, Tile, Tiles
-from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.blocks import Block, Curves, Note, Page, Words
+from paceline.view.ui.curves import OVER, Compared, lettered, overlaid
+from paceline.view.ui.grid import Column, Grid, Row
 from paceline.view.ui.links import href
 from paceline.view.ui.what_was_run import command
-from paceline.view.ui.wording import say
 
 MOST = 5000  # rows of ops
+BY_CHANCE = ("seed",)  # settings that differ from run to run without being asked to
+SHOWN = 8  # settings named in words; the table has all of them
 
 
-def build(before: Opened, after: Opened) -> Page:
-    measures = [measure(record) for record in (before, after)]
-    blocks: list[Block] = [_run_note("A", before), _run_note("B", after), Tiles(_tiles(measures[0], measures[1]))]
-    if before.steps.frame.height and after.steps.frame.height:
-        blocks += [_split(measures), *_series((before, after)), _parts(before, after)]
+def build(records: Sequence[Opened], asked: Mapping[str, str] | None = None) -> Page:
+    """Compares at least two runs. The first one is what the others are compared with."""
+    over = (asked or {}).get("over", "step")
+    over = over if over in OVER else "step"
+    runs = lettered(records)
+    measures = [measure(record) for record in records]
+    changed = differing(records)
+    blocks: list[Block] = [_runs(runs, measures), *_words(runs, measures, changed)]
+    if any(each.step_time for each in measures):
+        blocks.append(_split(runs, measures))
+    charts = overlaid(runs, over)
+    if charts:
+        blocks.append(Curves(title="Curves", charts=charts, over=over, choices=OVER))
     else:
-        blocks.append(Note(text="One of the runs has no steps, so step times cannot be compared.", tone="warn"))
-    if before.trace_paths and after.trace_paths:
-        with within(before.limits.seconds, "Comparing the ops", before.limits.more_time):
-            blocks.append(_ops(before, after))
-    return Page(title="Two runs", blocks=blocks)
+        blocks.append(Note(text="None of these records has steps, so there are no curves.", tone="warn"))
+    if changed:
+        blocks.append(_settings(runs, changed))
+    else:
+        blocks.append(Note(text="The settings of these runs are the same."))
+    if any(each.step_time for each in measures):
+        blocks.append(_parts(runs, measures))
+    if len(records) == 2 and all(record.trace_paths for record in records):
+        with within(records[0].limits.seconds, "Comparing the ops", records[0].limits.more_time):
+            blocks.append(_ops(records[0], records[1]))
+    return Page(title=f"{len(runs)} runs" if len(runs) > 2 else "Two runs", blocks=blocks)
 
 
-def _run_note(letter: str, record: Opened) -> Note:
-    return Note(text=f"{letter}: {command(record)}", links=[(record.name, href("run", record.name))])
+def _address(row: Row) -> str | None:
+    return href("run", str(row["name"]))
 
 
-def _tiles(a: Figures, b: Figures) -> list[Tile]:
-    tiles = []
-    if a.samples_per_s and b.samples_per_s:
-        times = b.samples_per_s / a.samples_per_s
-        tiles.append(
-            Tile(
-                label="B against A",
-                value=say(times, "times"),
-                how="samples/s of B divided by samples/s of A, each after its own warm-up.",
-                detail="faster" if times > 1 else "slower",
-                tone="good" if times > 1.02 else "warn" if times < 0.98 else "",
+def _runs(runs: Sequence[Compared], measures: Sequence[Figures]) -> Grid:
+    first = measures[0]
+    rows: list[dict[str, Any]] = []
+    for run, each in zip(runs, measures, strict=True):
+        rows.append(
+            {
+                "letter": run.letter,
+                "name": run.record.name,
+                "state": run.record.state,
+                "result": headline(run.record.run, run.record.folder),
+                "workers": len(run.record.run.workers) or None,
+                "batch": each.batch or None,
+                "samples_per_s": each.samples_per_s or None,
+                "times": each.samples_per_s / first.samples_per_s if first.samples_per_s else None,
+                "step_time": each.step_time or None,
+                "loss": each.last_loss,
+                "steps": each.steps or None,
+                "memory": each.memory or None,
+                "command": command(run.record),
+            }
+        )
+    return Grid(
+        name="compared",
+        title="Runs",
+        columns=(
+            Column(key="letter", title="run", how="Letter of the run on this page."),
+            Column(key="name", title="record", how="Name of the record's folder.", link=_address),
+            Column(key="samples_per_s", title="samples/s", how="After warm-up, rank 0.", kind="rate"),
+            Column(key="times", title="against A", how="samples/s divided by samples/s of A.", kind="times"),
+            Column(key="step_time", title="step time", how="After warm-up, rank 0.", kind="seconds"),
+            Column(key="state", title="state", how="From run.json's outcome.", narrow=False),
+            Column(key="result", title="result", how="The main result of the record.", wrap=True),
+            Column(key="batch", title="batch", how="Samples of a step, over all workers.", kind="count", narrow=False),
+            Column(key="workers", title="workers", how="Processes that ran the script.", kind="count", narrow=False),
+            Column(key="loss", title="last loss", how="Last recorded loss, as the script computed it.", kind="number"),
+            Column(key="steps", title="steps", how="Optimizer steps of rank 0.", kind="count", narrow=False),
+            Column(key="memory", title="memory", how="Highest peak of a worker.", kind="bytes", narrow=False),
+            Column(key="command", title="command", how="As typed, approximately.", wrap=True, spare=True),
+        ),
+        rows=rows,
+    )
+
+
+def _words(
+    runs: Sequence[Compared], measures: Sequence[Figures], changed: Sequence[tuple[str, list[str]]]
+) -> list[Block]:
+    """For each run but the first: whether it is slower than the first, and why."""
+    blocks: list[Block] = []
+    if not measures[0].step_time:
+        return []
+    for place in range(1, len(runs)):
+        names = (runs[0].letter, runs[place].letter)
+        if not measures[place].step_time:
+            continue
+        found = compare(measures[0], measures[place], names)
+        differ = [
+            (name, values[0], values[place])
+            for name, values in changed
+            if values[0] != values[place] and name not in BY_CHANCE
+        ]
+        told = [f"{name} ({before or '–'} → {after or '–'})" for name, before, after in differ[:SHOWN]]
+        if told:
+            more = f", and {len(differ) - SHOWN} more" if len(differ) > SHOWN else ""
+            settings = f"Settings that differ: {', '.join(told)}{more}."
+        else:
+            settings = "Their settings are the same, so the cause is in the code, the data or the machine."
+        faster = found.clear and found.times is not None and found.times > 1
+        how = "faster" if faster else "slower"
+        title = f"Why is {names[1]} {how} than {names[0]}?" if found.clear else f"Is {names[1]} slower than {names[0]}?"
+        blocks.append(
+            Words(
+                title=title,
+                lines=[*found.sentences, settings],
+                how="From the steps after warm-up: samples/s of the median block of steps, and the phases' shares. A "
+                "difference counts if the slowest and the fastest block of the two runs do not overlap.",
             )
         )
-    for letter, measures in (("A", a), ("B", b)):
-        tiles.append(
-            Tile(
-                label=f"{letter}: samples/s",
-                value=rate(measures.samples_per_s) if measures.samples_per_s else "–",
-                how=f"Rank 0, after {measures.warm_up} warm-up steps.",
-                detail=f"{say(measures.step_time or None, 'seconds')} a step, "
-                f"loss {say(measures.last_loss, 'number')} after {measures.steps:,} steps",
-            )
-        )
-    return tiles
+    return blocks
 
 
-def _split(measures: Sequence[Figures]) -> Chart:
+def _split(runs: Sequence[Compared], measures: Sequence[Figures]) -> Chart:
+    timed = [(run, each) for run, each in zip(runs, measures, strict=True) if each.step_time]
     return Chart(
         name="split",
         title="Where the time of a step went",
@@ -75,61 +146,75 @@ def _split(measures: Sequence[Figures]) -> Chart:
         x=Axis(title="seconds"),
         y=Axis(kind="category", reverse=True),
         series=[
-            Bars(name=part, x=[each.step[part] for each in measures], y=["A", "B"], colour=part, horizontal=True)
+            Bars(
+                name=part,
+                x=[each.step[part] for _, each in timed],
+                y=[run.letter for run, _ in timed],
+                colour=part,
+                horizontal=True,
+            )
             for part in PHASES
-            if part != EVALUATION and any(each.step[part] > 0 for each in measures)
+            if part != EVALUATION and any(each.step[part] > 0 for _, each in timed)
         ],
         stacked=True,
-        height=210,
+        height=130 + 40 * len(timed),
         wide=True,
     )
 
 
-def _series(records: Sequence[Opened]) -> list[Block]:
-    made: list[Block] = []
-    for key, title, how in (
-        ("total", "Step time", "Rank 0, wall time."),
-        ("loss", "Loss", "As the script computed it."),
-    ):
-        lines, usual = [], 0.0
-        for letter, colour, record in zip("AB", ("accent", "communication"), records, strict=True):
-            steps = record.steps.frame
-            first = steps.filter((pl.col("rank") == pl.col("rank").min()) & pl.col(key).is_not_null())
-            line = Line(name=letter, x=first["step"].to_list(), y=first[key].to_list(), colour=colour)
-            lines.append(thinned(line))
-            middle = first[key].median()
-            usual = max(usual, middle if isinstance(middle, float) else 0.0)
-        limits = (0, 3 * usual) if key == "total" and usual else None
-        y = Axis(title="seconds" if key == "total" else "loss", limits=limits)
-        made.append(Chart(name=key, title=title, caption=how, x=Axis(title="step"), y=y, series=lines))
-    return made
-
-
-BEFORE = "Run A: seconds per step, over ranks and steps after warm-up; evaluation is beside the total."
-AFTER = "Run B: seconds per step, over ranks and steps after warm-up; evaluation is beside the total."
-CHANGE = Column(
-    key="change", title="B − A", how="Time of B minus time of A; negative means that B is faster.", kind="seconds"
-)
-
-
-def _parts(before: Opened, after: Opened) -> Grid:
+def _settings(runs: Sequence[Compared], changed: Sequence[tuple[str, list[str]]]) -> Grid:
     return Grid(
-        name="parts",
-        title="Parts of a step",
+        name="settings",
+        title="Settings that differ",
         columns=(
-            Column(key="part", title="part", how="Part of a step, as each worker times it."),
-            Column(key="before", title="A", how=BEFORE, kind="seconds"),
-            Column(key="after", title="B", how=AFTER, kind="seconds"),
-            CHANGE,
-            Column(
-                key="ratio",
-                title="B / A",
-                how="Time of B divided by time of A; below 1 means that B is faster.",
-                kind="times",
+            Column(key="setting", title="setting", how="Option, or fact of run.json."),
+            *(
+                Column(key=run.letter, title=run.letter, how=f"Value in {run.record.name}.", wrap=len(runs) < 8)
+                for run in runs
             ),
         ),
-        rows=difference(before.tables, after.tables).to_dicts(),
+        rows=[
+            {"setting": name} | {run.letter: value or None for run, value in zip(runs, values, strict=True)}
+            for name, values in changed
+        ],
     )
+
+
+def _parts(runs: Sequence[Compared], measures: Sequence[Figures]) -> Grid:
+    timed = [(run, each) for run, each in zip(runs, measures, strict=True) if each.step_time]
+    how = "seconds per step, over ranks and steps after warm-up; evaluation is beside the total."
+    two = len(timed) == 2
+    rows: list[dict[str, Any]] = []
+    for part in ("total", *PHASES):
+        row: dict[str, Any] = {"part": part} | {run.letter: each.step[part] for run, each in timed}
+        if two:
+            before, after = (each.step[part] for _, each in timed)
+            row |= {"change": after - before, "ratio": after / before if before else None}
+        rows.append(row)
+    columns = [
+        Column(key="part", title="part", how="Part of a step, as each worker times it."),
+        *(
+            Column(key=run.letter, title=run.letter, how=f"{run.record.name}: {how}", kind="seconds", optional=True)
+            for run, _ in timed
+        ),
+    ]
+    if two:
+        one, other = (run.letter for run, _ in timed)
+        columns += [
+            _change(one, other),
+            Column(
+                key="ratio",
+                title=f"{other} / {one}",
+                how=f"Time of {other} divided by time of {one}; below 1 means that {other} is faster.",
+                kind="times",
+            ),
+        ]
+    return Grid(name="parts", title="Parts of a step", columns=columns, rows=rows)
+
+
+def _change(one: str, other: str) -> Column:
+    how = f"Time of {other} minus time of {one}; negative means that {other} is faster."
+    return Column(key="change", title=f"{other} − {one}", how=how, kind="seconds")
 
 
 def _ops(before: Opened, after: Opened) -> Grid:
@@ -139,13 +224,14 @@ def _ops(before: Opened, after: Opened) -> Grid:
         title="Ops that changed",
         columns=(
             Column(key="name", title="op", how="Name of the op in the traces."),
-            CHANGE,
+            _change("A", "B"),
             *(
                 Column(
                     key=f"{key}_{when}",
                     title=f"{letter}: {key}",
                     how=f"{how} {letter}.",
                     kind="number" if key == "calls" else "seconds",
+                    optional=key == "device",
                 )
                 for key in ("device", "host", "calls")
                 for when, letter in (("before", "A"), ("after", "B"))

@@ -1,9 +1,10 @@
-"""The page that lists all records, with a choice of two runs to compare."""
+"""The page that lists all records, with a choice of runs to compare."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePath
 
+from paceline.units import rate
 from paceline.view.records.library import MOST_RUNS, Library, RecordEntry
 from paceline.view.ui.blocks import Block, Note, Page
 from paceline.view.ui.grid import Column, Grid, Row
@@ -24,22 +25,47 @@ def first_page(verb: str, state: str) -> str:
 
 
 COLUMNS = (
-    Column(key="name", title="record", how="Name of the record's folder: start time and script.", link=_address),
-    Column(key="verb", title="verb", how="Verb that made the record."),
-    Column(key="script", title="script", how="Path of the script, as typed."),
+    Column(
+        key="name", title="record", how="Name of the record's folder: start time and script.", link=_address, wrap=True
+    ),
+    Column(
+        key="result",
+        title="result",
+        how="The gain of a tune, the knee of a sweep, speed-up and efficiency of a scale, the accuracy of a converge, "
+        "the findings of a profile, the last numbers of paceline.log, or why the run failed; otherwise samples/s.",
+        wrap=True,
+    ),
     Column(key="state", title="state", how="From run.json's outcome; without an outcome, running while files grow."),
-    Column(key="workers", title="workers", how="Number of processes that ran the script.", kind="count"),
-    Column(key="mods", title="mods", how="Mods, as given with --mod."),
+    Column(key="verb", title="verb", how="Verb that made the record.", narrow=False),
+    Column(key="script", title="script", how="Path of the script, as typed.", narrow=False),
+    Column(key="workers", title="workers", how="Number of processes that ran the script.", kind="count", narrow=False),
+    Column(key="mods", title="mods", how="Mods, as given with --mod.", wrap=True, narrow=False),
     Column(
         key="samples_per_s",
         title="samples/s",
         how="Samples of the whole batch divided by step time, after warm-up: the figure that `paceline run` prints.",
         kind="rate",
+        narrow=False,
     ),
-    Column(key="steps", title="steps", how="Number of the last optimizer step of rank 0.", kind="count"),
-    Column(key="loss", title="last loss", how="Last recorded loss, as the script computed it.", kind="number"),
-    Column(key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds"),
-    Column(key="started", title="began", how="Start of the launcher, in local time.", kind="moment"),
+    Column(
+        key="steps",
+        title="steps",
+        how="Number of the last optimizer step of rank 0.",
+        kind="count",
+        narrow=False,
+        optional=True,
+    ),
+    Column(
+        key="loss",
+        title="last loss",
+        how="Last recorded loss, as the script computed it.",
+        kind="number",
+        narrow=False,
+    ),
+    Column(
+        key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds", narrow=False
+    ),
+    Column(key="started", title="began", how="Start of the launcher, in local time.", kind="moment", spare=True),
 )
 
 
@@ -70,15 +96,18 @@ def _relative(path: Path) -> str:
 
 
 def _row(entry: RecordEntry) -> Row:
+    speed = entry.samples_per_s
     return {
         "name": entry.name,
         "verb": entry.verb,
-        "script": PurePath(entry.script).name if len(entry.script) > 40 else entry.script,
+        # `bandwidth` runs a script of our own.
+        "script": "" if entry.verb == "bandwidth" else PurePath(entry.script).name,
+        "result": entry.problem or entry.result or (f"{rate(speed)} samples/s" if speed else ""),
         "state": entry.state,
         "workers": entry.workers,
         "mods": ", ".join(entry.mods),
         "samples_per_s": entry.samples_per_s,
-        "steps": entry.steps,
+        "steps": entry.steps or None,
         "loss": entry.loss,
         "seconds": entry.seconds,
         "started": entry.started,

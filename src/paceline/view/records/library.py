@@ -16,6 +16,7 @@ from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.record.inside import Folder
 from paceline.record.schema import Run
 from paceline.tables.figures import Figures, columns_in, figures, kept_figures
+from paceline.view.records.headline import headline
 from paceline.view.records.record import Opened, state_of
 from paceline.view.records.steps import read_steps
 from paceline.view.server.limits import ViewLimits
@@ -23,7 +24,15 @@ from paceline.view.server.limits import ViewLimits
 OPEN = 8  # records kept in memory; all their traces together may have ViewLimits.events events
 MOST_RUNS = 5000  # records in the list: the newest
 MOST_STEPS = 8 << 20  # bytes of a record's steps that the list reads
-_FILES = ("run.json", "verdict.json", "findings.json", "steps.rank*.jsonl", "trace.rank*.json.gz", "devices.jsonl")
+_FILES = (
+    "run.json",
+    "verdict.json",
+    "findings.json",
+    "steps.rank*.jsonl",
+    "logged.jsonl",
+    "trace.rank*.json.gz",
+    "devices.jsonl",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,7 @@ class RecordEntry:
     seconds: float | None = None
     state: str = "damaged"
     traced: bool = False
+    result: str = ""  # the main result, in words
     problem: str = ""
 
 
@@ -146,6 +156,7 @@ def entry_of(name: str, folder: Folder) -> tuple[RecordEntry, Run]:
         seconds=run.outcome.seconds if run.outcome else None,
         state=state_of(run, folder),
         traced=bool(opened.trace_paths),
+        result=headline(run, folder),
         problem=problem,
     )
     return entry, run

@@ -39,9 +39,11 @@ from paceline.view.ui.links import href
 OURS = {
     "app.css": "text/css",
     **dict.fromkeys(
-        ("theme.js", "app.js", "spans.js", "timeline.js", "timeline-tools.js", "live.js"), "text/javascript"
+        ("theme.js", "app.js", "spans.js", "timeline.js", "timeline-tools.js", "compare.js", "live.js"),
+        "text/javascript",
     ),
 }
+MOST_COMPARED = 50  # runs
 VISITORS = 32  # connections that follow a run at the same time
 LASTING = {"Cache-Control": "private, max-age=86400", "Vary": "Accept-Encoding"}
 PACKED = {**LASTING, "Content-Encoding": "gzip"}
@@ -163,21 +165,23 @@ def _compare(shelf: Shelf) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
         asked = PageQuery.by(request)
         make = partial(_compared, asked)
-        return await shelf.answer(_two_names(asked), make, long=True)
+        return await shelf.answer(_compared_names(asked), make, long=True)
 
     return answer
 
 
-def _compared(asked: PageQuery, before: Opened, after: Opened) -> Response:
-    return asked.render(compare.build(before, after), "compare")
+def _compared(asked: PageQuery, *records: Opened) -> Response:
+    return asked.render(compare.build(records, asked.query), "compare")
 
 
-def _two_names(asked: PageQuery) -> list[str]:
-    if len(asked.names) != 2:
+def _compared_names(asked: PageQuery) -> list[str]:
+    names = list(dict.fromkeys(asked.names))
+    if not 2 <= len(names) <= MOST_COMPARED:
         raise RecordError(
-            f"The comparison needs exactly two runs; found {len(asked.names)}.", advice="Tick two runs in the list."
+            f"A comparison needs two to {MOST_COMPARED} different runs; found {len(names)}.",
+            advice="Tick the runs in the list.",
         )
-    return asked.names
+    return names
 
 
 def _machine(asked: PageQuery, _: dict[str, str]) -> Response:
@@ -241,7 +245,7 @@ def _any_page(library: Library, asked: PageQuery, key: str, name: str) -> tuple[
     if key == "runs":
         return [], lambda: runs.build(library), False
     if key == "compare":
-        return _two_names(asked), compare.build, True
+        return _compared_names(asked), lambda *records: compare.build(records, asked.query), True
     if key == "machine":
         return [], topology.build_machine, False
     kind = next((kind for kind in PAGES if kind.key == MOVED.get(key, key)), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -120,6 +120,27 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """An answer in sentences. `how` says where the numbers come from."""
+
+    title: str
+    lines: Sequence[str]
+    how: str = ""
+    kind: str = field(default="words", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """Charts of several runs, which share controls: smoothing, logarithmic axes, and `over`, the choice of x axis."""
+
+    title: str
+    charts: Sequence[Chart]
+    over: str
+    choices: Mapping[str, str]
+    kind: str = field(default="curves", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
     """Spans on tracks, drawn on a canvas. The browser loads the spans from `source`, and the critical path from
     `path_source` when it is asked for; in a report, `data` and `path` hold them."""
@@ -149,7 +170,20 @@ class Live:
 
 
 Block: TypeAlias = (
-    Tiles | Chart | SplitBlock | Findings | Note | FactsBlock | CommandBlock | Text | Picture | TimeLine | Live | Grid
+    Tiles
+    | Chart
+    | SplitBlock
+    | Findings
+    | Note
+    | Words
+    | FactsBlock
+    | CommandBlock
+    | Text
+    | Picture
+    | Curves
+    | TimeLine
+    | Live
+    | Grid
 )
 
 

@@ -33,6 +33,7 @@ class Column:
     wrap: bool = False  # long text continues on the next line
     optional: bool = False  # a page hides the column if all its values are zero, such as times of a device
     narrow: bool = True  # shown on a phone
+    spare: bool = False  # shown only on a very wide screen; a download has it
 
     @property
     def numeric(self) -> bool:
@@ -49,7 +50,7 @@ class Grid:
     rows: Sequence[Row]
     empty: str = "No rows."
     about: str = ""
-    choose: str = ""  # the key that identifies a row, if rows can be ticked (to compare two)
+    choose: str = ""  # the key that identifies a row, if rows can be ticked, to compare them
     mark: str = ""  # the key of a flag: rows with this flag are highlighted
     good: bool = False  # highlight as good, not as a warning
     # Set by `arranged`:

@@ -21,7 +21,7 @@ from paceline.record.phases import PHASES
 from paceline.view.records.layout import as_text
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
-from paceline.view.ui.blocks import Page, Picture
+from paceline.view.ui.blocks import Curves, Page, Picture
 from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
 from paceline.view.ui.wording import say
@@ -87,6 +87,7 @@ def render_page(
             nav=pages_of(record) if record else [],
             here=here,
             report=False,
+            compared=[value for key, value in kept if key == "run"],
         )
     )
 
@@ -101,6 +102,7 @@ def render_report(record: Opened, pages: Sequence[tuple[Kind, Page]], files: Map
             sections=[(kind, page, arrange(page, {})) for kind, page in pages],
             files=files,
             report=True,
+            compared=[],
         )
     )
 
@@ -110,13 +112,19 @@ def arrange(page: Page, asked: Mapping[str, str], base: str = "", kept: Sequence
     blocks = [
         block.arranged(asked, base=base, kept=kept) if isinstance(block, Grid) else block for block in page.blocks
     ]
+    blocks = [replace(block, charts=paired(block.charts)) if isinstance(block, Curves) else block for block in blocks]
+    return paired(blocks)
+
+
+def paired(blocks: Sequence[Any]) -> list[Any]:
+    """The same blocks; of an odd number of narrow charts in sequence, the last one is wide."""
+    found = list(blocks)
     for narrow, group in groupby(enumerate(blocks), key=lambda each: isinstance(each[1], Chart) and not each[1].wide):
         charts = list(group)
         if narrow and len(charts) % 2:
             place, last = charts[-1]
-            assert isinstance(last, Chart)
-            blocks[place] = replace(last, wide=True)
-    return blocks
+            found[place] = replace(last, wide=True)
+    return found
 
 
 def with_code(text: str) -> Markup:

@@ -1,0 +1,97 @@
+"""Why one run is slower than another, in sentences, from the figures of both.
+
+A difference counts only if the blocks of the two runs' steps do not overlap. Runs with different batches are compared
+per 1,000 samples, because a step of a larger batch takes longer without being slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.record.phases import EVALUATION, PHASES
+from paceline.tables.figures import Figures
+from paceline.units import percent, rate, seconds
+
+PARTS = tuple(phase for phase in PHASES if phase != EVALUATION)  # what the step time consists of
+NOTABLE = 0.1  # of the change of the step time: a smaller change of a phase is not named
+PER = 1000  # samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """`times`: speed of B relative to A; None if one of them has no speed. `clear`: the difference exceeds the scatter
+    of the steps. `sentences` begin with the result."""
+
+    times: float | None
+    clear: bool
+    sentences: Sequence[str]
+
+
+def compare(a: Figures, b: Figures, names: tuple[str, str] = ("A", "B")) -> Comparison:
+    """How much slower or faster the second run is, and in which phases of a step."""
+    one, other = names
+    if not a.step_time or not b.step_time:
+        missing = one if not a.step_time else other
+        return Comparison(times=None, clear=False, sentences=[f"{missing} made no step that can be timed."])
+    by_samples = a.samples_per_s > 0 and b.samples_per_s > 0
+    times = b.samples_per_s / a.samples_per_s if by_samples else a.step_time / b.step_time
+    clear = not by_samples or a.low > b.high or b.low > a.high
+    if by_samples:
+        measured = f"{rate(b.samples_per_s)} against {rate(a.samples_per_s)} samples/s"
+    else:
+        measured = f"{seconds(b.step_time)} against {seconds(a.step_time)} a step"
+    if not clear:
+        ranges = f"{one}: {rate(a.low)} to {rate(a.high)}, {other}: {rate(b.low)} to {rate(b.high)} samples/s"
+        return Comparison(
+            times=times,
+            clear=False,
+            sentences=[f"{one} and {other} cannot be told apart: {measured}, and their steps scatter ({ranges})."],
+        )
+    factor = f"{max(times, 1 / times):.3g}×"
+    said = [f"{other} is {factor} {'faster' if times > 1 else 'slower'} than {one}: {measured}."]
+    said += _phases(a, b, names, slower=times < 1)
+    said += _stragglers(a, b, names)
+    return Comparison(times=times, clear=True, sentences=said)
+
+
+def _phases(a: Figures, b: Figures, names: tuple[str, str], *, slower: bool) -> list[str]:
+    one, other = names
+    scales, unit = (1.0, 1.0), "per step"
+    said = []
+    if a.batch != b.batch and a.batch and b.batch:
+        scales, unit = (PER / a.batch, PER / b.batch), f"per {PER:,} samples"
+        said.append(f"The batches differ ({a.batch:,} and {b.batch:,} samples), so the times below are {unit}.")
+    changes = {part: b.step[part] * scales[1] - a.step[part] * scales[0] for part in PARTS}
+    whole = b.step_time * scales[1] - a.step_time * scales[0]
+    notable = [part for part in PARTS if abs(changes[part]) >= NOTABLE * abs(whole) and changes[part]]
+    notable.sort(key=lambda part: -abs(changes[part]))
+    more, less = ("more", "less") if slower else ("less", "more")
+    towards = [
+        f"{seconds(abs(changes[part]))} in {part}{_relative(changes[part], a.step[part] * scales[0])}"
+        for part in notable
+        if (changes[part] > 0) == slower
+    ]
+    against = [f"{seconds(abs(changes[part]))} {less} in {part}" for part in notable if (changes[part] > 0) != slower]
+    if towards:
+        said.append(f"{other} takes {seconds(abs(whole))} {more} {unit} than {one}: {_list(towards)}.")
+    if against:
+        said.append(f"Against that, {other} takes {_list(against)}.")
+    return said
+
+
+def _relative(change: float, before: float) -> str:
+    return f" ({'+' if change > 0 else '−'}{percent(abs(change) / before, digits=0)})" if before > 0 else ""
+
+
+def _stragglers(a: Figures, b: Figures, names: tuple[str, str]) -> list[str]:
+    said = []
+    for each, name in ((a, names[0]), (b, names[1])):
+        late = each.slowest
+        if late is not None and late.slow:
+            said.append(f"In {name}, rank {late.rank} keeps the others waiting: {seconds(late.behind)} per step.")
+    return said
+
+
+def _list(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
