@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_browser import FLAGS, PATIENCE, Visit
 from verb_records import make_each_verb
+from view_browser import Visit
 from view_records import make_run
 from view_server import Served
 
@@ -17,7 +17,6 @@ from paceline.record import read_run, write_run
 from paceline.record.inside import Folder
 from paceline.view.records.headline import headline
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.timeout(900)  # the first one may have to install a browser
 
 
@@ -33,14 +32,13 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def visit(chromium, root) -> Iterator[Visit]:
+def visit(browser, root) -> Iterator[Visit]:
     served = Served(root)
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
-        page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
-        page.goto(served.first)
-        yield Visit(page, served.base)
-        browser.close()
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.goto(served.first)
+    yield Visit(page, served.base)
+    context.close()
     served.close()
 
 

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_browser import FLAGS, PATIENCE, Visit
 from verb_records import TRACEBACK, make_each_verb
+from view_browser import Visit
 from view_server import Served
 
 from paceline.view.records.contents import SERIES
 from paceline.view.records.library import Library
 from paceline.view.server.site import pages_of
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.timeout(900)  # the first one may have to install a browser
 
 # Words of a program: values that were not said in words, and code that was not run.
@@ -35,14 +34,13 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def visit(chromium, root) -> Iterator[Visit]:
+def visit(browser, root) -> Iterator[Visit]:
     served = Served(root)
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
-        page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
-        page.goto(served.first)
-        yield Visit(page, served.base)
-        browser.close()
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.goto(served.first)
+    yield Visit(page, served.base)
+    context.close()
     served.close()
 
 
