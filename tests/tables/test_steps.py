@@ -9,8 +9,8 @@ import pytest
 
 from paceline.record.samples import GpuSample, Sample, WorkerSample
 from paceline.record.schema import Step
+from paceline.tables.comparing.difference import difference
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
-from paceline.tables.difference import difference
 from paceline.tables.iterations import iterations, warm_up
 from paceline.tables.records import Tables, steps_frame
 from paceline.tables.stragglers import lags, stragglers

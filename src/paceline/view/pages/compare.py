@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.charts.chart import Axis, Bars, Chart
 from paceline.record.phases import EVALUATION, PHASES
-from paceline.tables.difference import difference_of_ops
+from paceline.tables.comparing.difference import difference_of_ops
+from paceline.tables.comparing.why_slower import compare
 from paceline.tables.figures import Figures
 from paceline.tables.trace.time_limit import within
-from paceline.tables.why_slower import compare
 from paceline.view.records.differing import differing
 from paceline.view.records.headline import headline
 from paceline.view.records.measures import measure
