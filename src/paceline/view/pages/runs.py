@@ -24,6 +24,7 @@ def first_page(verb: str, state: str) -> str:
     return "run"
 
 
+LONGEST = 24  # characters of a path in the list; the folders of a longer one are left out
 COLUMNS = (
     Column(
         key="name", title="record", how="Name of the record's folder: start time and script.", link=_address, wrap=True
@@ -101,7 +102,7 @@ def _row(entry: RecordEntry) -> Row:
         "name": entry.name,
         "verb": entry.verb,
         # `bandwidth` runs a script of our own.
-        "script": "" if entry.verb == "bandwidth" else PurePath(entry.script).name,
+        "script": "" if entry.verb == "bandwidth" else _script(entry.script),
         "result": entry.problem or entry.result or (f"{rate(speed)} samples/s" if speed else ""),
         "state": entry.state,
         "workers": entry.workers,
@@ -113,3 +114,7 @@ def _row(entry: RecordEntry) -> Row:
         "started": entry.started,
         "problem": entry.problem,
     }
+
+
+def _script(path: str) -> str:
+    return PurePath(path).name if len(path) > LONGEST else path
