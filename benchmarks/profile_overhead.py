@@ -5,7 +5,7 @@
     python benchmarks/profile_overhead.py --rounds 2 --steps 20 --workers 1      # smoke test
 
 Both sides run the same script with the same seed and the same number of steps, and alternate. `profile` traces a few
-steps in the middle and lets the script run to its end (--whole-run). Steps before the trace show the overhead of the
+steps in the middle and lets the script run to its end (--to-the-end). Steps before the trace show the overhead of the
 waiting capture and of the sampler; steps after the trace show what the trace leaves behind. Step times come from both
 records, of rank 0. Left out on both sides: the warm-up steps, the traced steps, the step before them, in which the
 profiler starts, and the step after them, in which the trace is written.
@@ -65,7 +65,7 @@ def compare(script: list[str], workers: int, *, steps: int, warm_up: int, rounds
     begin = warm_up + steps + 2
     sides = {
         "run": ["run", *each],
-        "profile": ["profile", *each, "--whole-run", "--steps", str(TRACED), "--warm-up", str(begin)],
+        "profile": ["profile", *each, "--to-the-end", "--steps", str(TRACED), "--warm-up", str(begin)],
     }
     figures: dict[str, dict[str, list[float]]] = {part: {side: [] for side in sides} for part in PARTS}
     for number in range(rounds):

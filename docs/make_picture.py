@@ -24,7 +24,7 @@ WIDTH, HEIGHT = 1280, 650
 
 def main(picture: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        profile = [*PACELINE, "profile", "-n", "2", "--whole-run", "--record", folder, *SCRIPT]
+        profile = [*PACELINE, "profile", "-n", "2", "--to-the-end", "--record", folder, *SCRIPT]
         subprocess.run(profile, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         (record,) = Path(folder).iterdir()
         viewer = subprocess.Popen([*PACELINE, "view", "--json", record], stdout=subprocess.PIPE, text=True)

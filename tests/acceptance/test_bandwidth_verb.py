@@ -51,6 +51,7 @@ def test_ctrl_c_leaves_no_worker_and_a_readable_record(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", *COMMAND, "--only", "pairs,collectives", "--sizes", "1K,16M"],
         cwd=tmp_path,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ,
@@ -61,12 +62,12 @@ def test_ctrl_c_leaves_no_worker_and_a_readable_record(tmp_path):
         below = psutil.Process(process.pid).children(recursive=True)
         assert len(below) >= 3  # the zygote and two workers
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "interrupted" in err
+    assert "interrupted" in out
     assert not psutil.wait_procs(below, timeout=60)[1]
     record = the_record(tmp_path)
     assert read_run(record).outcome.interrupted  # type: ignore[union-attr]

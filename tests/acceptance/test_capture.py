@@ -52,7 +52,10 @@ def profile(typist: Typist, tmp_path: Path) -> Profile:
 def test_two_workers_trace_the_same_steps_after_the_warm_up(profile: Profile, tmp_path: Path) -> None:
     done, record = profile("-n", "2", "--steps", "3", "--tensorboard", "board")
     assert done.returncode == 0, done.stderr
-    assert "made" not in done.stdout  # stopped after the trace
+    assert "made" not in done.stdout + done.stderr  # stopped after the trace
+    assert "are traced. The script is stopped here; to run it to its end, add: --to-the-end" in done.stderr
+    assert "where the time went" in done.stdout
+    assert "where the time went" not in done.stderr
     assert "USDT" not in done.stderr
     tables = read_record(record)
     assert [trace.rank for trace in tables.traces] == [0, 1]
@@ -87,9 +90,11 @@ def test_two_workers_trace_the_same_steps_after_the_warm_up(profile: Profile, tm
 
 @pytest.mark.slow
 def test_the_script_goes_on_when_asked_and_ends_well_in_mid_trace(profile: Profile) -> None:
-    done, record = profile("-n", "1", "--steps", "40", "--warm-up", "10", "--whole-run", "--stack", steps=16)
+    done, record = profile("-n", "1", "--steps", "40", "--warm-up", "10", "--to-the-end", "--stack", steps=16)
     assert done.returncode == 0, done.stderr
-    assert "made 16" in done.stdout
+    assert "made 16" in done.stderr, "standard output has the results"
+    assert "made 16" not in done.stdout
+    assert "stopped here" not in done.stderr
     [trace] = read_record(record).traces
     assert windows(trace)["step"].to_list() == [11, 12, 13, 14, 15, 16]
     assert trace.has_stack

@@ -118,8 +118,8 @@ def test_a_series_of_trials_goes_on_elsewhere(typist: Typist, tmp_path: Path, sm
 
 def test_a_profile_that_cannot_be_kept_is_no_error_of_the_script(typist: Typist, tmp_path: Path, small: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN.format(fault=FILL).replace("step == 20", "step == 2"))
-    typed = typist.type(tmp_path, "profile", "-n", "1", "--record", "small", "--whole-run", "train.py")
-    assert "lines: 3" in typed.stdout
+    typed = typist.type(tmp_path, "profile", "-n", "1", "--record", "small", "--to-the-end", "train.py")
+    assert "lines: 3" in typed.stderr
     assert typed.stderr.count("No space left") == 1
     assert "Traceback" not in typed.stderr
     assert typed.returncode == 3

@@ -13,7 +13,7 @@ SERIES = [
     ("scale", "-n", "1,2", "train.py"),
     ("sweep", "train.py"),
     ("tune", "train.py"),
-    ("converge", "--workers", "2", "train.py"),
+    ("converge", "--emulate", "2", "train.py"),
 ]
 
 

@@ -141,3 +141,40 @@ def test_a_reader_that_went_away_does_not_end_the_training(start, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Gone())
     live.output("stdout", b"epoch 1\n")
     live.output("stdout", b"epoch 2\n")
+
+
+def test_a_series_says_which_trial_of_how_many_and_the_time_left(capfd):
+    from paceline.cli.shared.progress_line import Line
+    from paceline.cli.shared.terminal import stderr
+    from paceline.trials.core.bench import Budget
+
+    line = Line(stderr(), Budget(None), quiet=False)
+    line.trials = 3
+    line.start("naive", trial=True)
+    line.say("naive: 70 %")
+    line.start("lamb", trial=True)
+    line.say("lamb: 71 %")
+    limited = Line(stderr(), Budget(90.0), quiet=False)
+    limited.start("baseline", trial=True)
+    limited.say("baseline: 640 samples/s")
+    out, err = capfd.readouterr()
+    first, second, third = err.splitlines()
+    assert out == ""
+    assert re.fullmatch(r"paceline: trial 1 of 3, at most \S+ \S+ left: naive: 70 %", first)
+    assert second.startswith("paceline: trial 2 of 3, at most ")
+    assert re.fullmatch(r"paceline: trial 1, at most (90|89\.\d) s left: baseline: 640 samples/s", third)
+
+
+def test_a_bar_shows_the_time_left():
+    from paceline.cli.shared.terminal import progress_bar
+
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=100)
+    clock = iter(range(0, 10_000, 10))
+    bar = progress_bar(console, quiet=False)
+    bar.get_time = lambda: float(next(clock))
+    task = bar.add_task("trials", total=4)
+    bar.update(task, completed=1)
+    bar.update(task, completed=2)
+    console.print(bar.get_renderable())
+    assert " s left" in drawn.getvalue()

@@ -69,9 +69,11 @@ def launched(launched: FakeLaunch, monkeypatch) -> Learning:
 
 
 def test_the_table(launched, paceline_, tmp_path):
-    code, out, err = paceline_("converge", "--workers", "8", "--seeds", "2", "train.py", "--epochs", "3")
-    assert (code, out) == (0, "")
-    table = err[err.index("technique") :]
+    code, out, err = paceline_("converge", "--emulate", "8", "--seeds", "2", "train.py", "--epochs", "3")
+    assert code == 0
+    assert "technique " not in err
+    assert "paceline: trial 3 of 16, at most " in err
+    table = out[out.index("technique") :]
     for word in ("one worker", "70.5 ± 0.5 %", "naive", "lr_scale + warmup", "72.5 ± 0.5 %", "best", "3 epochs"):
         assert word in table
     assert "ghost_bn: models have no batch norm." in table
@@ -92,7 +94,7 @@ def test_the_table(launched, paceline_, tmp_path):
 
 def test_the_document(launched, paceline_):
     code, out, _ = paceline_(
-        "converge", "--workers", "4", "--seeds", "1", "--techniques", "lamb,lr_scale=4:sqrt+warmup=9",
+        "converge", "--emulate", "4", "--seeds", "1", "--techniques", "lamb,lr_scale=4:sqrt+warmup=9",
         "--target", "0.6", "--json", "train.py",
     )  # fmt: skip
     document = json.loads(out)
@@ -225,8 +227,8 @@ def test_an_interrupted_series_is_resumed(launched, paceline_, tmp_path):
         (("--metric", "acc ("), "not a regular expression"),
         (("--techniques", "magic"), "--techniques magic"),
         (("--techniques", "ghost_bn=0"), "--techniques ghost_bn=0"),
-        (("--workers", "8", "-n", "3"), "a divisor of 8"),
-        (("--mod", "batch=x2"), "Use --workers"),
+        (("--emulate", "8", "--workers", "3"), "a divisor of 8"),
+        (("--mod", "batch=x2"), "Use --emulate"),
         (("--budget", "soon"), "--budget 90s"),
     ],
 )

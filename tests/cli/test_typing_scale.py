@@ -15,16 +15,16 @@ def test_the_table(launched, paceline_, tmp_path):
     launched.events = [Output(0, "stdout", b"epoch 1\n"), Notice("said once")]
     code, out, err = paceline_("scale", "-n", "1,2", "--repeat", "2", "--steps", "12", "train.py")
     assert code == 0
-    assert out == ""
     assert [run.workers for run in launched.runs] == [1, 2, 1, 2]
     assert {run.steps for run in launched.runs} == {12}
-    assert "epoch 1" not in err
+    assert "epoch 1" not in out + err
     assert err.count("said once") == 1
-    assert all(len(line) <= 80 for line in err.splitlines())
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "samples/s" in err.splitlines()[-1], "progress goes to standard error, and results do not"
     for word in ("workers", "samples/s", "speed-up", "efficiency", "same numbers: yes", "50 %", "1.00×"):
-        assert word in err
+        assert word in out
     for word in ("where the time of a step goes", "points lost", "2 workers reach 50 %", "largest cause is compute"):
-        assert word in err
+        assert word in out
     [record] = (tmp_path / "paceline-runs").iterdir()
     assert (record / "plots" / "scale.svg").is_file()
     assert json.loads((record / "verdict.json").read_text())["mode"] == "strong"
@@ -49,11 +49,11 @@ def test_the_document(launched, paceline_):
 
 
 def test_weak(launched, paceline_):
-    _, _, err = paceline_("scale", "-n", "1,2", "--repeat", "1", "--weak", "train.py")
+    _, out, _ = paceline_("scale", "-n", "1,2", "--repeat", "1", "--weak", "train.py")
     assert {run.batch for run in launched.runs} == {"scale"}
-    assert "weak scaling" in err
-    assert "points lost" in err
-    assert "same numbers: not checked" in err
+    assert "weak scaling" in out
+    assert "points lost" in out
+    assert "same numbers: not checked" in out
 
 
 def test_a_trial_that_fails(launched, paceline_):
@@ -67,9 +67,9 @@ def test_a_trial_that_fails(launched, paceline_):
 
 def test_an_interrupt_leaves_a_readable_record(launched, paceline_, tmp_path):
     launched.outcome.interrupted, launched.outcome.exit_code = True, 130
-    code, _, err = paceline_("scale", "-n", "1,2", "train.py")
+    code, out, _ = paceline_("scale", "-n", "1,2", "train.py")
     assert code == 130
-    assert "interrupted" in err
+    assert "interrupted" in out
     [record] = (tmp_path / "paceline-runs").iterdir()
     outcome = read_run(record).outcome
     assert outcome is not None

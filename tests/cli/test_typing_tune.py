@@ -71,12 +71,14 @@ def launched(launched: FakeLaunch, monkeypatch, tmp_path) -> FakeLaunch:
 def test_the_table_and_what_to_type(launched, paceline_, tmp_path):
     launched.events = [Output(0, "stdout", b"epoch 1\n"), Notice("said once")]
     code, out, err = paceline_("tune", "--without", "compile", "train.py", "--epochs", "3")
-    assert (code, out) == (0, ""), err
-    assert "epoch 1" not in err
+    assert code == 0, err
+    assert "epoch 1" not in out + err
     assert err.count("said once") == 1
-    told = err[err.index("kept, or why not") :]
+    assert "kept, or why not" not in err
+    assert "paceline: trial 2, at most 300 s left: baseline.r2: 640 samples/s" in err
+    told = out[out.index("kept, or why not") :]
     for words in ("2.00×", "out of memory", "unsupported", "refused", "loss diff", "2.50× as fast"):
-        assert words in err, words
+        assert words in out, words
     assert "to keep it, type: paceline run --preset tuned train.py --epochs 3" in told
     assert "--mod resident --mod fused_optimizer" in told
     assert "+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)" in told
@@ -139,10 +141,10 @@ def test_what_was_typed_for_the_trials_is_typed_for_the_run(launched, paceline_)
 
 def test_nothing_to_gain(launched, paceline_):
     launched.gains = {}
-    code, _, err = paceline_("tune", "--without", "compile", "train.py")
+    code, out, _ = paceline_("tune", "--without", "compile", "train.py")
     assert code == 0
-    assert "nothing to gain" in err
-    assert "to keep it, type" not in err
+    assert "nothing to gain" in out
+    assert "to keep it, type" not in out
     launched.runs.clear()
     code, _, err = paceline_("run", "--preset", "tuned", "train.py")
     assert code == 0
@@ -214,18 +216,18 @@ def test_an_interrupt_leaves_a_record_that_can_be_resumed(launched, paceline_, t
         return calls(self, run, **rest)
 
     launched.__class__ = type("Stopping", (ByMods,), {"__call__": stop_at_sixth})
-    code, _, err = paceline_("tune", "--without", "compile", "train.py")
+    code, out, _ = paceline_("tune", "--without", "compile", "train.py")
     assert code == 130
-    assert "interrupted" in err
+    assert "interrupted" in out
     [record] = (tmp_path / "paceline-runs").iterdir()
     assert read_run(record).outcome.interrupted
     assert json.loads((record / "verdict.json").read_text())["final"] is None
-    assert f"--resume {record.relative_to(tmp_path)}" in err
+    assert f"--resume {record.relative_to(tmp_path)}" in out
     made = len((record / "journal.jsonl").read_text().splitlines())
     launched.__class__ = ByMods
     launched.outcome = Outcome(exit_code=0, seconds=1.0)
     launched.runs.clear()
-    code, _, err = paceline_("tune", "--without", "compile", "--resume", str(record), "train.py")
+    code, out, err = paceline_("tune", "--without", "compile", "--resume", str(record), "train.py")
     assert code == 0, err
-    assert "2.50× as fast" in err
+    assert "2.50× as fast" in out
     assert made + len(launched.runs) == len((record / "journal.jsonl").read_text().splitlines())

@@ -14,7 +14,7 @@ from paceline import __version__
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, progress_bar, stderr
+from paceline.cli.shared.terminal import open_folder, progress_bar, results, stderr
 from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
@@ -133,29 +133,29 @@ def bandwidth(
     )
     console = stderr()
     topology = survey()
-    results, outcome = carry_out(plan, session, session.record, share=share_record, console=console, quiet=quiet)
+    measured, outcome = carry_out(plan, session, session.record, share=share_record, console=console, quiet=quiet)
     verdict = judge(
-        [report for result in results for report in result.reports],
+        [report for result in measured for report in result.reports],
         topology,
         workers=number,
-        notes=notes(host, topology, results),
-        failures=[result.failure for result in results if result.failure],
+        notes=notes(host, topology, measured),
+        failures=[result.failure for result in measured if result.failure],
         interrupted=outcome.interrupted,
     )
     series.write_verdict(session.record, verdict)
     plots = draw(verdict, session.record)
     if not quiet:
-        bandwidth_tables.show(console, verdict)
+        bandwidth_tables.show(results(json=json), verdict)
     code = outcome.exit_code if outcome.interrupted else exit_code(verdict)
     told = series.document(verdict, trouble(verdict) if code else None, plots=[str(plot) for plot in plots])
-    series.finish(session, console, told, code=code, plots=plots, quiet=quiet)
+    series.finish(session, results(json=json), told, code=code, plots=plots, quiet=quiet)
 
 
 def carry_out(
     plan: list[trials.Trial], session: Session, record: Path, *, share: bool, console: Console, quiet: bool
 ) -> tuple[list[trials.Result], Outcome]:
     """Runs the plan with a progress bar. Writes run.json even after an error or an interrupt."""
-    results: list[trials.Result] = []
+    measured: list[trials.Result] = []
     bar = progress_bar(console, TextColumn("{task.completed} of {task.total}"), quiet=quiet)
     task = TaskID(0)
 
@@ -168,8 +168,8 @@ def carry_out(
             console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
 
     def on_result(result: trials.Result) -> None:
-        results.append(result)
-        bar.update(task, completed=sum(each.trial.expected for each in results))
+        measured.append(result)
+        bar.update(task, completed=sum(each.trial.expected for each in measured))
         if result.failure:
             console.print(f"paceline: {result.trial.name}: failed\n{result.failure}", style="red", soft_wrap=True)
         elif not quiet and not console.is_terminal:
@@ -189,14 +189,14 @@ def carry_out(
         trials.carry_out(
             plan, zygote=session.workers(), record=record, share=share, on_event=on_event, on_result=on_result
         )
-        series.conclude(outcome, results)
-    return results, outcome
+        series.conclude(outcome, measured)
+    return measured, outcome
 
 
-def notes(host: Host, topology: Topology, results: list[trials.Result]) -> list[str]:
+def notes(host: Host, topology: Topology, measured: list[trials.Result]) -> list[str]:
     """Measurements and comparisons that were not possible here, and what to type."""
     found = []
-    devices = next((result for result in results if result.trial.name == "devices"), None)
+    devices = next((result for result in measured if result.trial.name == "devices"), None)
     if devices is not None and not devices.reports and not devices.failure and not devices.interrupted:
         found.append(
             f"torch can use none of this machine's {count(len(host.gpus), 'GPU')}. To see why, type: paceline doctor"

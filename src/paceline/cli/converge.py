@@ -25,12 +25,20 @@ from paceline.trials.converge.series import ALONE, Converge, Verdict, judge, par
 from paceline.trials.converge.trials import OnBench, failure
 from paceline.units import percent
 
+Emulate = Annotated[
+    int,
+    typer.Option("--emulate", metavar="N", min=2, help="Number of workers to emulate.", rich_help_panel=options.HOW),
+]
 Workers = Annotated[
     int,
-    typer.Option("--workers", metavar="N", min=2, help="Number of workers to emulate.", rich_help_panel=options.HOW),
-]
-On = Annotated[
-    int, typer.Option("-n", metavar="N", min=1, help="Number of real worker processes.", rich_help_panel=options.HOW)
+    typer.Option(
+        "-n",
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Number of real workers that compute the emulated ones.",
+        rich_help_panel=options.HOW,
+    ),
 ]
 Seeds = Annotated[
     int,
@@ -86,9 +94,9 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         "converge",
         cls=verb(
-            "paceline converge --workers 8 train.py --epochs 12",
-            "paceline converge --workers 8 --techniques lamb,auto train.py",
-            "paceline converge --workers 8 --sharpness train.py",
+            "paceline converge --emulate 8 train.py --epochs 12",
+            "paceline converge --emulate 8 --techniques lamb,auto train.py",
+            "paceline converge --emulate 8 --sharpness train.py",
         ),
         context_settings=options.SCRIPT_LAST,
     )(converge)
@@ -98,8 +106,8 @@ def add_to(app: typer.Typer) -> None:
 def converge(
     context: typer.Context,
     asked: ScriptOptions,
-    workers: Workers = 8,
-    on: On = 1,
+    emulate: Emulate = 8,
+    workers: Workers = 1,
     seeds: Seeds = 3,
     metric: Metric = None,
     techniques: Techniques = None,
@@ -114,15 +122,15 @@ def converge(
 ) -> None:
     """Compares the accuracy of large-batch techniques side by side. Emulates N workers on this machine."""
     session = Session.of(context, json=json)
-    if workers % on:
+    if emulate % workers:
         raise UsageError(
-            f"-n {on}: {workers} emulated workers cannot be divided evenly among {on} real ones.",
-            advice=f"Give -n a divisor of {workers}, or change --workers.",
+            f"-n {workers}: {emulate} emulated workers cannot be divided evenly among {workers} real ones.",
+            advice=f"Give -n a divisor of {emulate}, or change --emulate.",
         )
     tried = parse_techniques(techniques)
     settings = replace(
         asked.settings(),
-        workers=on,
+        workers=workers,
         mods=parse_mods(mod or []),
         sharpness=SharpnessSettings() if sharpness else None,
     )
@@ -131,16 +139,16 @@ def converge(
         session, settings, asked, host=discover(), budget=budget, parent=record, resume=resume, quiet=quiet
     )
     measure = OnBench(pattern)
-    walk = Converge(measure, workers=workers, seeds=seeds, techniques=tried)
+    walk = Converge(measure, workers=emulate, seeds=seeds, techniques=tried)
     verdict, code = carry_out(course, measure, walk, target=target)
     series.write_verdict(course.record, verdict)
     plot = draw(verdict, course.record, asked.script) if verdict.rows else None
     line = draw_line(verdict, course.record, asked.script)
-    show_verdict(course.console, verdict, quiet=quiet)
+    show_verdict(course.results, verdict, quiet=quiet)
     told = series.document(verdict, trouble(verdict, course) if code else None, plot=plot, line_plot=line)
     for row, shown in zip(told["rows"], verdict.rows, strict=True):
         row["shown"] = accuracy(shown)
-    series.finish(session, course.console, told, code=code, plots=[plot, line], quiet=quiet)
+    series.finish(session, course.results, told, code=code, plots=[plot, line], quiet=quiet)
 
 
 def parse_mods(texts: list[str]) -> tuple[str, ...]:
@@ -148,7 +156,7 @@ def parse_mods(texts: list[str]) -> tuple[str, ...]:
     asked = catalog.parse(texts)
     if any(one.entry.name in ("batch", "emulate", "workers") for one in asked):
         raise UsageError(
-            "--mod: batch, emulate and workers are set by converge itself.", advice="Use --workers and -n instead."
+            "--mod: batch, emulate and workers are set by converge itself.", advice="Use --emulate and -n instead."
         )
     return tuple(str(one) for one in asked)
 
@@ -171,6 +179,7 @@ def carry_out(course: series.Series, measure: OnBench, walk: Converge, *, target
 
     measure.bench = course.bench(label=lambda name: name.replace(".seed", ", seed "), on_event=on_event)
     walk.measure = told
+    course.line.trials = walk.planned
     with course.running() as outcome:
         walk.run()
         alone = walk.trials.get(ALONE, [])

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from paceline.cli.shared import options
 from paceline.cli.shared.example_first import verb
-from paceline.cli.shared.series import Line, parse_time, recorded, run_of
+from paceline.cli.shared.progress_line import Line
+from paceline.cli.shared.series import parse_time, recorded, run_of
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, stderr
+from paceline.cli.shared.terminal import open_folder, results, stderr
 from paceline.cli.tables.demo import show_printed, show_tuned
 from paceline.cli.tune import keep
 from paceline.record.private import write_file
@@ -104,7 +105,7 @@ def demo(
     host = discover()
     machine = Machine.of(cores=host.usable_cores, gpus=len(host.gpus), threads=asked_threads())
     story = Story(machine=machine, script=copy_script(folder), parent=record)
-    console = stderr()
+    console = results(json=json)
     console.quiet = quiet
     compare(story, session, clock, console)
     if not story.interrupted:
@@ -126,15 +127,15 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
     console.print(f"  $ python {script}\n  $ paceline run -n {workers} {script}", soft_wrap=True)
     settings = RunSettings(script=script, workers=workers)
     session.record = open_folder(story.parent, f"scale-{story.script.stem}")
-    results: list[scaling.Result] = []
-    line = Line(console, clock, quiet=console.quiet)
+    measured: list[scaling.Result] = []
+    line = Line(stderr(), clock, quiet=console.quiet)
 
     def on_line(text: str) -> None:
         line.start(f"plain python: {text}")
         line.say(f"plain python: {text}")
 
     def on_result(result: scaling.Result) -> None:
-        results.append(result)
+        measured.append(result)
         speed = f"{rate(result.summary.samples_per_s)} samples/s"
         line.say(f"{_trial(result.trial)}: {'failed' if result.failure else speed}")
 
@@ -151,10 +152,10 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
                 on_start=lambda trial: line.start(_trial(trial)),
                 on_result=on_result,
             )
-        outcome.steps = sum(result.summary.steps for result in results)
+        outcome.steps = sum(result.summary.steps for result in measured)
         outcome.exit_code = int(not story.printed.same)  # the demo's script is deterministic: a difference is a bug
     story.exit_code = outcome.exit_code
-    story.scaled = scaling.judge(results, mode="strong", record=session.record, interrupted=outcome.interrupted)
+    story.scaled = scaling.judge(measured, mode="strong", record=session.record, interrupted=outcome.interrupted)
     write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(story.scaled)))
     if story.printed is not None:
         show_printed(console, story.printed, workers)
@@ -172,7 +173,7 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
     settings = RunSettings(script=str(story.script), steps=STEPS, enough=ENOUGH)
     story.tune_record = open_folder(story.parent, f"tune-{story.script.stem}")
     budget = Budget(seconds)
-    line = Line(console, budget, quiet=console.quiet)
+    line = Line(stderr(), budget, quiet=console.quiet)
 
     def on_result(measured: Measured) -> None:
         speed = f"{rate(measured.samples_per_s)} samples/s"
@@ -185,7 +186,7 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
         budget=budget,
         verb="tune",
         on_event=line.event,
-        on_start=line.start,
+        on_start=lambda name: line.start(name, trial=True),
         on_result=on_result,
     )
     search = search_for(bench, host, tell=lambda text: console.print(f"  {text}", soft_wrap=True))

@@ -16,7 +16,7 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, stderr
+from paceline.cli.shared.terminal import open_folder, results, stderr
 from paceline.cli.shared.told_figures import figures_document
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
@@ -54,8 +54,11 @@ Stack = Annotated[
         "--stack", help="Record Python stacks: adds time by module, slows traced steps.", rich_help_panel=WHAT
     ),
 ]
-WholeRun = Annotated[
-    bool, typer.Option("--whole-run", help="Run the script to its end after the trace.", rich_help_panel=WHAT)
+ToTheEnd = Annotated[
+    bool,
+    typer.Option(
+        "--to-the-end", "--whole-run", help="Run the script to its end after the trace.", rich_help_panel=WHAT
+    ),
 ]
 TraceFiles = Annotated[
     list[Path] | None,
@@ -100,7 +103,7 @@ def profile(
     steps: Steps = 5,
     warm_up: WarmUp = None,
     stack: Stack = False,
-    whole_run: WholeRun = False,
+    to_the_end: ToTheEnd = False,
     trace: TraceFiles = None,
     prove_it: prove.Prove = False,
     budget: prove.ProofBudget = None,
@@ -125,7 +128,7 @@ def profile(
                 "--prove needs a script to try mods on, but --trace was given.",
                 advice="Type: paceline profile --prove train.py",
             )
-        _tell(_read(trace), session, console, top=top, json=json, quiet=quiet)
+        _tell(_read(trace), session, results(json=json), top=top, json=json, quiet=quiet)
         return
     if not asked.script:
         raise UsageError("SCRIPT is missing.", advice="Type: paceline profile train.py")
@@ -143,7 +146,7 @@ def profile(
         asked.settings(),
         workers=options.default_workers(asked.strategy) if workers is None else workers,
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
-        profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=whole_run),
+        profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=to_the_end),
     )
     seconds = series.parse_time(budget)
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
@@ -166,9 +169,8 @@ def profile(
         code = 0
         if prove_it and outcome.exit_code == 0:
             code = prove.carry_out(session, settings, told.findings, budget=seconds, console=console, quiet=quiet)
-        _tell(
-            told, session, console, top=top, json=json, quiet=quiet, more=failure(outcome) | {"as": settings.launch_as}
-        )
+        more = failure(outcome) | {"as": settings.launch_as}
+        _tell(told, session, results(json=json), top=top, json=json, quiet=quiet, more=more)
         if code:
             raise typer.Exit(code)
     raise typer.Exit(outcome.exit_code)
@@ -186,7 +188,7 @@ def _run(
 ) -> Outcome:
     """Runs the script and returns its outcome."""
     assert session.record is not None
-    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=session.record)
+    live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=True, record=session.record)
 
     try:
         with (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli.shared import series
+from paceline.cli.shared.progress_line import Line
 from paceline.cli.shared.session import Session
 from paceline.launch.interrupts import exit_code_of
 from paceline.settings import RunSettings
@@ -52,7 +52,7 @@ def carry_out(
 
     assert session.record is not None
     clock = Budget(budget)
-    line = series.Line(console, clock, quiet=quiet)
+    line = Line(console, clock, quiet=quiet)
     bench = Bench(
         dataclasses.replace(settings, profile=None, steps=prove.STEPS, enough=prove.SETTLED),
         zygote=session.workers(),
@@ -60,7 +60,7 @@ def carry_out(
         budget=clock,
         verb="profile",
         on_event=line.event,
-        on_start=line.start,
+        on_start=lambda name: line.start(name, trial=True),
     )
     code = 0
     try:

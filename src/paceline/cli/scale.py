@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, plotted, progress_bar, stderr
+from paceline.cli.shared.terminal import open_folder, plotted, progress_bar, results, stderr
 from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
@@ -25,7 +26,7 @@ from paceline.settings import RunSettings
 from paceline.topology import discover
 from paceline.trials.scale import series as trials
 from paceline.trials.scale.charts import charts
-from paceline.units import count, rate
+from paceline.units import count, rate, seconds
 
 WorkersList = Annotated[
     str,
@@ -85,16 +86,16 @@ def scale(
         check(trial.settings, discover(), oversubscribe=asked.oversubscribe)
     session.record = open_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
     console = stderr()
-    results, outcome = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
-    verdict = trials.judge(results, mode=mode, record=session.record, interrupted=outcome.interrupted)
+    measured, outcome = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
+    verdict = trials.judge(measured, mode=mode, record=session.record, interrupted=outcome.interrupted)
     series.write_verdict(session.record, verdict)
     plot = draw(verdict, session.record, asked.script) if verdict.points else None
     if not quiet:
-        show_verdict(console, verdict)
+        show_verdict(results(json=json), verdict)
     # Different numbers are a result, not a failure. A point without a measurement is a failure.
     code = outcome.exit_code if outcome.interrupted else int(bool(verdict.failures))
     told = series.document(verdict, trouble(verdict) if code else None, plot=plot)
-    series.finish(session, console, told, code=code, plots=[plot], quiet=quiet)
+    series.finish(session, results(json=json), told, code=code, plots=[plot], quiet=quiet)
 
 
 def parse_workers(text: str) -> list[int]:
@@ -117,23 +118,24 @@ def carry_out(
     """Runs the plan with a progress bar. Writes run.json even after an error or an interrupt."""
     steps = settings.steps or 1
     told: set[str] = set()
-    results: list[trials.Result] = []
+    measured: list[trials.Result] = []
+    begun = time.monotonic()
     bar = progress_bar(console, quiet=quiet)
     task = TaskID(0)
 
     def on_event(event: Event) -> None:
         if isinstance(event, launch_events.Progress) and event.steps:
-            bar.update(task, completed=len(results) * steps + min(event.steps.items())[1].step)
+            bar.update(task, completed=len(measured) * steps + min(event.steps.items())[1].step)
         if isinstance(event, Notice | Stall) and event.text not in told:
             told.add(event.text)
             console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
 
     def on_start(trial: trials.Trial) -> None:
-        place = f"trial {len(results) + 1} of {len(plan)}: {count(trial.workers, 'worker')}"
-        bar.update(task, description=place, completed=len(results) * steps)
+        place = f"trial {len(measured) + 1} of {len(plan)}: {count(trial.workers, 'worker')}"
+        bar.update(task, description=place, completed=len(measured) * steps)
 
     def on_result(result: trials.Result) -> None:
-        results.append(result)
+        measured.append(result)
         outcome.steps += result.summary.steps
         if result.interrupted:
             return
@@ -143,7 +145,11 @@ def carry_out(
             console.print(f"paceline: {place}: failed\n{result.failure}", style="red", soft_wrap=True)
         elif not quiet and not console.is_terminal:
             speed = rate(result.summary.samples_per_s)
-            console.print(f"paceline: trial {len(results)} of {len(plan)}: {place}: {speed} samples/s", soft_wrap=True)
+            left = seconds((time.monotonic() - begun) / len(measured) * (len(plan) - len(measured)))
+            console.print(
+                f"paceline: trial {len(measured)} of {len(plan)}, about {left} left: {place}: {speed} samples/s",
+                soft_wrap=True,
+            )
 
     # An interrupt between two trials ends the block; `launch` handles an interrupt during a trial.
     with series.recorded(record, series.run_of("scale", settings)) as outcome, bar:
@@ -156,8 +162,8 @@ def carry_out(
             on_start=on_start,
             on_result=on_result,
         )
-        series.conclude(outcome, results)
-    return results, outcome
+        series.conclude(outcome, measured)
+    return measured, outcome
 
 
 def draw(verdict: trials.Verdict, record: Path, script: str) -> Path | None:

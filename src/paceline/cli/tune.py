@@ -143,14 +143,14 @@ def tune(
     verdict, code = carry_out(course, put_first(tried, mods), start=start, quiet=quiet)
     told = keep(verdict, course.settings, course.record, cuda=bool(host.gpus))
     if not quiet:
-        tune_tables.show_verdict(course.console, verdict)
+        tune_tables.show_verdict(course.results, verdict)
     if verdict.problem:
         course.console.print(f"paceline: {verdict.problem}", style="red", soft_wrap=True)
         course.console.print(f"  {tune_tables.advice(verdict, asked.script)}", soft_wrap=True)
     if not quiet:
-        show_result(course.console, verdict, told, course.record)
+        show_result(course.results, verdict, told, course.record)
     made = series.document(verdict, trouble(verdict, course) if code else None, **in_json(told))
-    series.finish(session, course.console, made, code=code, plots=[told["plot"]], quiet=quiet)
+    series.finish(session, course.results, made, code=code, plots=[told["plot"]], quiet=quiet)
 
 
 def what_to_try(

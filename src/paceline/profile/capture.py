@@ -77,6 +77,10 @@ class Capture:
             if self._seen >= self._first + self.asked.steps - 1:
                 self._stop()
                 if not self.asked.whole_run:
+                    self.stage.pulse.notice(
+                        f"Steps {self._first} to {self._seen} are traced. The script is stopped here; to run it to its "
+                        "end, add: --to-the-end"
+                    )
                     raise EnoughSteps
             else:
                 self._profiler.step()

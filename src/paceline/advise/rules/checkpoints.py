@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Finding | None:
 
     Fixed by hand: save less often, or copy the weights to the host and write them in a thread
     (`torch.distributed.checkpoint.async_save`). Predicted: a tenth of the time remains. Only a run that saves shows it:
-    `paceline profile --whole-run`.
+    `paceline profile --to-the-end`.
     """
     facts = evidence.first_facts
     if facts is None or not facts.saves or not facts.seconds:

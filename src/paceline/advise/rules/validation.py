@@ -15,7 +15,7 @@ def find(evidence: Evidence) -> Finding | None:
     """Calls in eval mode take more than a third of the time of all steps.
 
     Fixed by hand: validate less often, or on a part of the data; more workers also split validation. Predicted: half
-    as often. Only a run that reaches its validation shows it: `paceline profile --whole-run`.
+    as often. Only a run that reaches its validation shows it: `paceline profile --to-the-end`.
     """
     steps = evidence.tables.steps.filter(pl.col("step") > 1)  # the first step includes the script's start-up
     total, spent = float(steps["total"].sum()), float(steps["evaluation"].sum())

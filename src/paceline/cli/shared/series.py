@@ -18,12 +18,12 @@ from rich.console import Console
 
 from paceline import __version__
 from paceline.cli.shared import options
+from paceline.cli.shared.progress_line import Line
 from paceline.cli.shared.script_options import ScriptOptions
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, progress_bar, stderr
+from paceline.cli.shared.terminal import open_folder, results, stderr
 from paceline.errors import UsageError
-from paceline.launch import Event, Notice, Stall, check
-from paceline.launch import events as launch_events
+from paceline.launch import Event, check
 from paceline.launch.interrupts import exit_code_of
 from paceline.record import read_run, write_run
 from paceline.record.private import keep_private, write_file
@@ -160,47 +160,11 @@ class PlannedResult(Protocol):
     def failure(self) -> str: ...
 
 
-def conclude(outcome: Outcome, results: Sequence[PlannedResult]) -> None:
+def conclude(outcome: Outcome, measured: Sequence[PlannedResult]) -> None:
     """Sets the outcome of a plan: interrupted during a trial, with a failed trial, or successful."""
-    stopped = next((result.exit_code for result in results if result.interrupted), 0)
+    stopped = next((result.exit_code for result in measured if result.interrupted), 0)
     outcome.interrupted = bool(stopped)
-    outcome.exit_code = stopped or int(any(result.failure for result in results))
-
-
-class Line:
-    """The progress of a series: the current trial, its step, and the spent part of the budget. Without a terminal, each
-    result is printed as one line."""
-
-    def __init__(self, console: Console, budget: Budget, *, quiet: bool) -> None:
-        self._console, self._budget, self._quiet = console, budget, quiet
-        self._told: set[str] = set()
-        self._what = ""
-        self._bar = progress_bar(console, quiet=quiet)
-        self._task = self._bar.add_task("starting", total=budget.seconds)
-
-    def __enter__(self) -> Line:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def start(self, what: str) -> None:
-        self._what = what
-        self._bar.update(self._task, description=what, completed=self._budget.spent)
-
-    def event(self, event: Event) -> None:
-        if isinstance(event, launch_events.Progress) and event.steps:
-            step = min(event.steps.items())[1].step
-            self._bar.update(self._task, description=f"{self._what}, step {step:,}", completed=self._budget.spent)
-        if isinstance(event, Notice | Stall) and event.text not in self._told:
-            self._told.add(event.text)
-            self._console.print(f"paceline: {event.text}", style="yellow", soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        """Prints a result, if there is no progress bar."""
-        if not self._quiet and not self._console.is_terminal:
-            self._console.print(f"paceline: {text}", soft_wrap=True)
+    outcome.exit_code = stopped or int(any(result.failure for result in measured))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +175,8 @@ class Series:
     settings: RunSettings
     record: Path
     budget: Budget
-    console: Console
+    console: Console  # for progress and problems
+    results: Console
     line: Line
 
     @classmethod
@@ -235,7 +200,10 @@ class Series:
         session.record = record
         console, limit = stderr(), Budget(seconds)
         line = Line(console, limit, quiet=quiet)
-        return cls(session=session, settings=settings, record=record, budget=limit, console=console, line=line)
+        told = results(json=session.json)
+        return cls(
+            session=session, settings=settings, record=record, budget=limit, console=console, results=told, line=line
+        )
 
     def bench(
         self,
@@ -252,7 +220,7 @@ class Series:
             budget=self.budget,
             verb=self.session.verb,
             on_event=on_event or self.line.event,
-            on_start=lambda name: self.line.start(label(name)),
+            on_start=lambda name: self.line.start(label(name), trial=True),
             on_result=on_result,
         )
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from paceline.charts.chart import Chart
 from paceline.record.phases import EVALUATION, PHASES
@@ -19,8 +20,21 @@ BAR = 24  # columns of a full bar
 
 
 def stderr() -> Console:
-    """The console for paceline's own output. Standard output belongs to the script, or to the JSON document."""
+    """The console for progress and problems; also for the summary of a run, whose standard output is the script's."""
     return Console(stderr=True, highlight=False, markup=False)
+
+
+def results(*, json: bool) -> Console:
+    """The console for the results of a verb: standard output, unless that belongs to the JSON document."""
+    return stderr() if json else Console(highlight=False, markup=False)
+
+
+class TimeLeft(ProgressColumn):
+    """The time until a bar is full, at the rate of the last half minute; nothing while that is unknown."""
+
+    def render(self, task: Task) -> Text:
+        left = None if task.total is None or task.finished else task.time_remaining
+        return Text("" if left is None else f"{seconds(left)} left")
 
 
 def open_folder(parent: Path, name: str, *, share: bool = False) -> Path:
@@ -33,13 +47,14 @@ def open_folder(parent: Path, name: str, *, share: bool = False) -> Path:
 
 
 def progress_bar(console: Console, *columns: ProgressColumn, quiet: bool) -> Progress:
-    """A bar for a verb's trials, gone when they are over; `columns` stand before the time. None is drawn where standard
-    error is not a terminal."""
+    """A bar for a verb's trials, gone when they are over; `columns` stand before the time spent and the time left.
+    None is drawn where standard error is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=BAR),
         *columns,
         TimeElapsedColumn(),
+        TimeLeft(),
         console=console,
         transient=True,
         disable=quiet or not console.is_terminal,

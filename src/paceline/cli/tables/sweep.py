@@ -28,13 +28,13 @@ ADVICE = {
 }
 
 
-def show_verdict(console: Console, verdict: Verdict, *, quiet: bool) -> None:
+def show_verdict(console: Console, verdict: Verdict, *, quiet: bool, problems: Console) -> None:
     """Prints the table, the knee, and why the sweep ended. Problems are printed also when quiet."""
     if verdict.interrupted:
         console.print("interrupted: these are the results of the finished trials", style="yellow")
     if verdict.ceiling.broken or (verdict.knee is None and not verdict.interrupted):
-        console.print(f"paceline: {complaint(verdict)}", style="red", soft_wrap=True)
-        console.print(f"  {advice(verdict)}", soft_wrap=True)
+        problems.print(f"paceline: {complaint(verdict)}", style="red", soft_wrap=True)
+        problems.print(f"  {advice(verdict)}", soft_wrap=True)
     if quiet or verdict.knee is None:
         return
     console.print()

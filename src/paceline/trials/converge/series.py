@@ -156,6 +156,11 @@ class Converge:
         self.unfinished = False
         self._parts = 1  # micro-batches; more than 1 if the batch does not fit into memory
 
+    @property
+    def planned(self) -> int:
+        """The number of trials, if every technique applies and fits into memory."""
+        return (len(self.techniques) + 2) * self.seeds
+
     def run(self) -> None:
         for seed in range(self.seeds):
             for name, mods in self._plan():
