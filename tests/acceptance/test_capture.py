@@ -54,8 +54,8 @@ def test_two_workers_trace_the_same_steps_after_the_warm_up(profile: Profile, tm
     assert done.returncode == 0, done.stderr
     assert "made" not in done.stdout + done.stderr  # stopped after the trace
     assert "are traced. The script is stopped here; to run it to its end, add: --to-the-end" in done.stderr
-    assert "where the time went" in done.stdout
-    assert "where the time went" not in done.stderr
+    assert "backward" in done.stdout
+    assert "backward" not in done.stderr
     assert "USDT" not in done.stderr
     tables = read_record(record)
     assert [trace.rank for trace in tables.traces] == [0, 1]
