@@ -123,8 +123,8 @@ def test_too_many_names_are_refused(library, monkeypatch, tmp_path):
 def test_a_page_gives_up_in_time_and_remembers_it(library, client_of, monkeypatch):
     trace(0, 1).write(library / "bad" / "trace.rank0.json.gz")
     reads = []
-    plain = one_record.read_trace
-    monkeypatch.setattr(one_record, "read_trace", lambda path, **asked: (reads.append(path), plain(path, **asked))[1])
+    plain = one_record.read_traces
+    monkeypatch.setattr(one_record, "read_traces", lambda path, **asked: (reads.append(path), plain(path, **asked))[1])
     client = client_of(library, limits=ViewLimits(seconds=0))
     for page in TRACED:
         answer = client.get(f"/{page}/bad")
@@ -150,7 +150,7 @@ def test_what_was_computed_is_not_computed_again(library, client_of, monkeypatch
 def test_an_expensive_page_keeps_no_other_page_waiting(library, client_of, monkeypatch):
     trace(0, 1).write(library / "bad" / "trace.rank0.json.gz")
     begun, may_end = threading.Event(), threading.Event()
-    plain = one_record.read_trace
+    plain = one_record.read_traces
 
     def read(path, **asked):
         if "bad" in str(path):
@@ -158,7 +158,7 @@ def test_an_expensive_page_keeps_no_other_page_waiting(library, client_of, monke
             assert may_end.wait(250)
         return plain(path, **asked)
 
-    monkeypatch.setattr(one_record, "read_trace", read)
+    monkeypatch.setattr(one_record, "read_traces", read)
     # More visitors than the server has threads.
     with client_of(library) as client, ThreadPoolExecutor(60) as visitors:
         waiting = [visitors.submit(client.get, "/ops/bad") for _ in range(50)]

@@ -7,6 +7,7 @@ import re
 import stat
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
 WHERE = "Server"
 LIMITS = "Page limits"
 Chosen = Annotated[
-    Path | None,
-    typer.Argument(metavar="[RECORD]", help="Record to open first. Default: the list of records.", show_default=False),
+    list[Path] | None,
+    typer.Argument(
+        metavar="[RECORD | TRACE …]",
+        help="Record to open first; or traces from elsewhere, one file per rank: JSON of torch, Chrome or Perfetto "
+        "(.json, .json.gz), SQLite of Nsight Systems. Default: the list of records.",
+        show_default=False,
+    ),
 ]
 Host = Annotated[
     str | None,
@@ -110,6 +116,7 @@ def add_to(app: typer.Typer) -> None:
         cls=verb(
             "paceline view",
             "paceline view --open paceline-runs/2026-11-15T10-22-31-train",
+            "paceline view trace.json.gz",
             "paceline view --export report.html",
         ),
     )(view)
@@ -131,20 +138,32 @@ def view(
 ) -> None:
     """Shows records in a browser: dashboards, ops, kernels, timelines, results. Works offline."""
     session = Session.of(context, json=json)
-    root, name = _place(chosen, record)
     from paceline.view.server.limits import ViewLimits
 
     limits = ViewLimits(seconds=page_seconds, events=most_events)
-    if export is not None:
-        _export(session, root, name, export, limits, json=json)
-        return
-    from paceline.view.server import serve
-    from paceline.view.server.browser import open_browser as opened_in_browser
+    traces = chosen if chosen and any(path.is_file() for path in chosen) else None
+    with TemporaryDirectory(prefix="paceline-view-") if traces else nullcontext("") as folder:
+        if traces:
+            from paceline.view.records.adopted import adopt
 
-    if token_file is not None:
+            root, name = Path(folder), adopt(traces, Path(folder))
+        else:
+            root, name = _place(chosen or [], record)
+        if export is not None:
+            _export(session, root, name, export, limits, json=json)
+        else:
+            token = _token(host, token, token_file)
+            _serve(session, root, name, limits, host, port, token, foreign=bool(traces), browse=open_browser, json=json)
+
+
+def _token(host: str | None, token: str | None, file: Path | None) -> str:
+    """The access token: the given one, or a new one. UsageError if it is not safe enough."""
+    from paceline.view.server import serve
+
+    if file is not None:
         if token is not None:
             raise UsageError("--token and --token-file were both given.", advice="Leave out --token.")
-        token = _read_token(token_file)
+        token = _read_token(file)
     if host is not None and host != serve.HERE and token is None:
         raise UsageError(
             f"--host {host} opens the pages to other machines, but no access token was given.",
@@ -155,20 +174,40 @@ def view(
             f"The access token is not valid: it needs {serve.SHORTEST} to 512 letters, digits or _ . ~ -",
             advice="Make a token: python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
-    token = token or serve.new_token()
+    return token or serve.new_token()
+
+
+def _serve(
+    session: Session,
+    root: Path,
+    name: str,
+    limits: ViewLimits,
+    host: str | None,
+    port: int,
+    token: str,
+    *,
+    foreign: bool,
+    browse: bool,
+    json: bool,
+) -> None:
+    """Serves until Ctrl-C. `foreign`: `name` is made of traces that were taken elsewhere, and opens with them."""
+    from paceline.view.server import serve
+    from paceline.view.server.browser import open_browser
+
     bound = serve.listen(host or serve.HERE, port)
-    url = serve.address(bound, token, f"/run/{quote(name)}" if name else "/")
+    page = "timeline" if foreign else "run"
+    url = serve.address(bound, token, f"/{page}/{quote(name)}" if name else "/")
     if json:
         session.print_document({"url": url, "records": str(root)})
     else:
         console = Console(highlight=False, markup=False)
-        console.print(f"records: {root}", soft_wrap=True)
+        console.print(f"trace:   {name}" if foreign else f"records: {root}", soft_wrap=True)
         console.print(f"open:    {url}", soft_wrap=True, style="bold")
         console.print("Ctrl-C stops the server.")
-
     try:
-        with opened_in_browser(url) if open_browser else nullcontext():
-            serve.server(root, bound, token=token, limits=limits).run(sockets=[bound])
+        with open_browser(url) if browse else nullcontext():
+            running = serve.server(root, bound, token=token, limits=limits, ahead=name if foreign else "")
+            running.run(sockets=[bound])
     except KeyboardInterrupt:
         pass  # Ctrl-C is the normal way to stop the server
 
@@ -188,21 +227,27 @@ def _read_token(path: Path) -> str:
     return text
 
 
-def _place(chosen: Path | None, parent: Path) -> tuple[Path, str]:
+def _place(asked: list[Path], parent: Path) -> tuple[Path, str]:
     """The folder of records, and the name in that folder of the chosen record; empty for the list."""
-    if chosen is None:
+    if len(asked) > 1:
+        raise UsageError(
+            f"{len(asked)} records were given; one can be opened first.",
+            advice="Name one record, or the folder of all: paceline view --record DIR. Several traces can be opened.",
+        )
+    if not asked:
         if not parent.is_dir():
             raise UsageError(
                 f"--record {parent}: there is no such folder.",
                 advice="Make a record: paceline run -n 2 train.py; or name the folder: --record DIR",
             )
         return parent, ""
+    chosen = asked[0]
     if not (chosen / "run.json").is_file():
         if chosen.is_dir() and any(chosen.glob("*/run.json")):
             return chosen, ""
         raise UsageError(
             f"{chosen} is not a record: there is no run.json in it.",
-            advice="Name a record's folder, such as paceline-runs/2026-11-15T10-22-31-train.",
+            advice="Name a record's folder, such as paceline-runs/2026-11-15T10-22-31-train, or a trace's file.",
         )
     chosen = chosen.resolve()
     if parent.is_dir() and chosen.is_relative_to(parent.resolve()):

@@ -21,6 +21,8 @@ from paceline.tables.trace.columns import Trace, rank_in
 from paceline.tables.trace.parallel import read_together
 from paceline.tables.trace.time_limit import go_on
 
+TRACES = ("trace.rank*.json.gz", "trace.rank*.sqlite")  # names of a record's traces
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -59,8 +61,8 @@ def read_record(folder: Path) -> Tables:
 
 def trace_files(folder: Folder) -> tuple[File, ...]:
     """The traces of a record, by rank."""
-    names = sorted(folder.names("trace.rank*.json.gz"), key=lambda name: (rank_in(name) or 0, name))
-    return tuple(map(folder.file, names))
+    names = [name for pattern in TRACES for name in folder.names(pattern)]
+    return tuple(map(folder.file, sorted(names, key=lambda name: (rank_in(name) or 0, name))))
 
 
 def read_files(paths: Sequence[Path]) -> Tables:

@@ -25,6 +25,7 @@ import polars as pl
 from paceline.errors import PacelineError, TraceError
 from paceline.record.inside import File, Folder
 from paceline.tables.trace.columns import Trace, arrange, read_trace
+from paceline.tables.trace.files import is_sqlite, read_traces
 from paceline.tables.trace.json_reader import Head
 
 WORTH_IT = 6 << 20  # bytes of compressed files: with less, no work is left when a child is ready
@@ -47,8 +48,9 @@ class _Message(msgspec.Struct):
 def read_together(paths: Sequence[Path | File]) -> list[Trace]:
     """One trace per rank, sorted by rank. TraceError if a file is damaged."""
     cores = len(os.sched_getaffinity(0))
-    if len(paths) < 2 or cores < 2 or sum(_size(path) for path in paths) < WORTH_IT or not sys.executable:
-        return arrange([read_trace(path) for path in paths])
+    few = len(paths) < 2 or cores < 2 or sum(_size(path) for path in paths) < WORTH_IT or not sys.executable
+    if few or any(map(is_sqlite, paths)):
+        return arrange([trace for path in paths for trace in read_traces(path)])
     waiting = deque(sorted(dict.fromkeys(paths), key=_size, reverse=True))
     children = [_Child() for _ in range(min(cores, len(waiting)) - 1)]
     try:

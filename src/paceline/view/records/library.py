@@ -16,6 +16,7 @@ from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.record.inside import Folder
 from paceline.record.schema import Run
 from paceline.tables.figures import Figures, columns_in, figures, kept_figures
+from paceline.tables.records import TRACES
 from paceline.view.records.headline import headline
 from paceline.view.records.record import Opened, state_of
 from paceline.view.records.steps import read_steps
@@ -30,7 +31,7 @@ _FILES = (
     "findings.json",
     "steps.rank*.jsonl",
     "logged.jsonl",
-    "trace.rank*.json.gz",
+    *TRACES,
     "devices.jsonl",
 )
 

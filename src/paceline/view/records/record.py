@@ -18,7 +18,8 @@ from paceline.record.inside import File, Folder
 from paceline.record.samples import FILE as SAMPLES
 from paceline.record.samples import LARGEST as MOST_SAMPLES
 from paceline.tables.records import Tables, trace_files
-from paceline.tables.trace.columns import Trace, rank_in, read_trace
+from paceline.tables.trace.columns import Trace, arrange, rank_in
+from paceline.tables.trace.files import read_traces
 from paceline.tables.trace.steps import windows
 from paceline.tables.trace.time_limit import within
 from paceline.view.records.steps import Steps, read_steps
@@ -26,6 +27,7 @@ from paceline.view.server.limits import ViewLimits
 
 LARGEST = 16 << 20  # bytes of a JSON document; Paceline writes a few kilobytes
 MOST_WORKERS = 4096
+FROM_ELSEWHERE = "trace"  # the verb in a record of traces that were taken elsewhere
 ALIVE = 60.0  # seconds without a new line, after which a run without an outcome counts as killed
 
 T = TypeVar("T")
@@ -47,13 +49,13 @@ class BoundedTables(Tables):
         limits, found = self.record.limits, []
         left = limits.events
         for path in self.paths:
-            trace = read_trace(path, most=left, more=limits.more_events)
-            left -= trace.events.height + trace.memory.height
-            devices = trace.device["device"].n_unique() + trace.memory["device"].n_unique()
-            limits.prove(f"{path} has too many devices", devices, limits.devices)
-            limits.prove(f"{path} has too many steps", windows(trace).height, limits.steps)
-            found.append(trace)
-        return sorted(found, key=lambda trace: trace.rank)
+            for trace in read_traces(path, most=left, more=limits.more_events):
+                left -= trace.events.height + trace.memory.height
+                devices = trace.device["device"].n_unique() + trace.memory["device"].n_unique()
+                limits.prove(f"{path} has too many devices", devices, limits.devices)
+                limits.prove(f"{path} has too many steps", windows(trace).height, limits.steps)
+                found.append(trace)
+        return arrange(found)
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,11 @@ def _holds_record(folder: Folder) -> bool:
 
 
 def state_of(run: Run, folder: Folder) -> str:
-    """The state of a run: running, succeeded, failed or stopped (by the user, or because the launcher was killed)."""
+    """The state of a run: running, succeeded, failed or stopped (by the user, or because the launcher was killed); or
+    opened, of traces that no run of Paceline made."""
     outcome = run.outcome
+    if run.verb == FROM_ELSEWHERE:
+        return "opened"
     if outcome is not None:
         return "stopped" if outcome.interrupted else "failed" if outcome.exit_code else "succeeded"
     latest = run.started

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from paceline.view.records.layout import pack
 from paceline.view.records.library import Library
 from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened
-from paceline.view.records.spans import spans_of
+from paceline.view.records.spans import spans_of, steps_of
 from paceline.view.server.auth import Gate
 from paceline.view.server.follow import follow
 from paceline.view.server.limits import ViewLimits
@@ -50,11 +52,19 @@ PACKED = {**LASTING, "Content-Encoding": "gzip"}
 
 
 def make_app(
-    root: Path, *, token: str, hosts: frozenset[str] | None = None, limits: ViewLimits | None = None
+    root: Path,
+    *,
+    token: str,
+    hosts: frozenset[str] | None = None,
+    limits: ViewLimits | None = None,
+    ahead: str = "",
 ) -> ASGIApp:
-    """The app for a folder of records. `hosts`: the accepted host names; None accepts any."""
+    """The app for a folder of records. `hosts`: the accepted host names; None accepts any. `ahead`: the record whose
+    traces are read before a page asks for them."""
     shelf = Shelf(Library(root, limits))
     library = shelf.library
+    if ahead:
+        threading.Thread(target=_read_ahead, args=(library, ahead), daemon=True).start()
     routes = [
         Route("/", _runs(library)),
         Route("/static/{file}", _static),
@@ -72,6 +82,13 @@ def make_app(
         exception_handlers={HTTPException: _not_found, PacelineError: _paceline_error, Exception: _unexpected_error},  # type: ignore[dict-item]
     )
     return Gate(app, token=token, hosts=hosts)
+
+
+def _read_ahead(library: Library, name: str) -> None:
+    """Reads the traces of a record, and keeps them, or their error, for the first page."""
+    with suppress(PacelineError):
+        record = library.open(name)
+        steps_of(record)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,14 @@ def address(bound: socket.socket, token: str, path: str = "/") -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{path}?token={token}"
 
 
-def server(root: Path, bound: socket.socket, *, token: str, limits: ViewLimits | None = None) -> uvicorn.Server:
+def server(
+    root: Path, bound: socket.socket, *, token: str, limits: ViewLimits | None = None, ahead: str = ""
+) -> uvicorn.Server:
     """A server whose `run(sockets=[bound])` serves until it is interrupted. On a loopback address, it accepts only
-    requests that name this machine as their host."""
+    requests that name this machine as their host. `ahead`: the record whose traces are read before a page asks."""
     local = bound.getsockname()[0] == HERE
-    app = make_app(root, token=token, hosts=frozenset({HERE, "localhost"}) if local else None, limits=limits)
+    hosts = frozenset({HERE, "localhost"}) if local else None
+    app = make_app(root, token=token, hosts=hosts, limits=limits, ahead=ahead)
     config = uvicorn.Config(
         app,
         log_level="warning",
