@@ -231,6 +231,11 @@ def module_path(environ: Mapping[str, str] | None = None) -> str:
     return os.pathsep.join(os.path.abspath(part) for part in text.split(os.pathsep) if part)
 
 
+def shows_own_frames(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether tracebacks show Paceline's own frames: PACELINE_TRACEBACK=full."""
+    return (os.environ if environ is None else environ).get("PACELINE_TRACEBACK", "") == "full"
+
+
 def ssh_client(environ: Mapping[str, str] | None = None) -> str:
     """The address from which this process was started over ssh; empty if it was not."""
     return (os.environ if environ is None else environ).get("SSH_CONNECTION", "").partition(" ")[0]

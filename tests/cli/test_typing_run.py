@@ -289,6 +289,34 @@ def test_a_failed_worker_is_told_once(launched, paceline_):
     assert err.count("rank 1 on here was killed by SIGKILL") == 1
 
 
+def test_a_run_that_failed_before_its_first_step_says_so_first_and_nothing_of_its_times(launched, paceline_):
+    launched.steps = 0
+    launched.outcome.exit_code, launched.outcome.failed_rank = 1, 1
+    launched.outcome.cause = "raised ModuleNotFoundError: No module named 'nunpy'"
+    code, _, err = paceline_("run", "-n", "2", "train.py")
+    assert code == 1
+    assert err.lstrip().startswith("failed: worker 1 raised ModuleNotFoundError: No module named 'nunpy'\n")
+    assert "ran all of the script" not in err
+    assert "where the time went" not in err
+
+
+def test_a_run_that_failed_early_shows_no_table(launched, paceline_):
+    launched.steps = 3
+    launched.outcome.exit_code, launched.outcome.failed_rank, launched.outcome.cause = 3, 0, "exited with code 3"
+    code, _, err = paceline_("run", "-n", "2", "train.py")
+    assert code == 3
+    assert "failed: worker 0 exited with code 3\n2 workers · 3 steps" in err
+    assert "where the time went" not in err
+
+
+def test_a_run_that_was_stopped_has_not_failed(launched, paceline_):
+    launched.outcome.exit_code, launched.outcome.interrupted = 130, True
+    launched.outcome.cause = launched.outcome.message = "Interrupted by SIGINT."
+    _, _, err = paceline_("run", "-n", "2", "train.py")
+    assert "stopped: interrupted by SIGINT\n" in err
+    assert "failed" not in err
+
+
 def test_an_error_of_ours_that_has_a_name_gets_no_traceback(launched, paceline_):
     launched.raises = LaunchError("torch cannot be imported", advice="paceline doctor")
     code, _, err = paceline_("run", "train.py")

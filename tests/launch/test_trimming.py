@@ -23,7 +23,7 @@ def failure(call: object) -> BaseException:
     try:
         call()  # type: ignore[operator]
     except BaseException as error:
-        return error
+        return error.with_traceback(error.__traceback__.tb_next)  # type: ignore[union-attr]  # without this function
     raise AssertionError
 
 
@@ -41,6 +41,41 @@ def test_our_frames_are_taken_out_where_the_script_broke() -> None:
 def test_our_frames_stay_where_we_broke() -> None:
     ours = code("def ours():\n    1 / 0\n", OURS)
     assert OURS in describe(failure(ours["ours"])).text
+
+
+def test_an_error_in_a_function_that_we_replaced_shows_the_scripts_line_and_how_to_see_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = code("def randn(size):\n    int(size)\n", OURS)
+    script = code("def theirs():\n    randn('a')\n", "/home/me/train.py", randn=ours["randn"])
+    text = describe(failure(script["theirs"])).text
+    assert OURS not in text
+    assert "/home/me/train.py" in text
+    assert "PACELINE_TRACEBACK=full" in text
+    monkeypatch.setenv("PACELINE_TRACEBACK", "full")
+    assert OURS in describe(failure(script["theirs"])).text
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("def f():\n    loss = 1\n    print(los)\n", "name 'los' is not defined. Did you mean: 'loss'?"),
+        ("def f():\n    (1).bit_lenght\n", "'int' object has no attribute 'bit_lenght'. Did you mean: 'bit_length'?"),
+        ("def f():\n    nothing_of_that_kind\n", "name 'nothing_of_that_kind' is not defined"),
+    ],
+)
+def test_pythons_own_hints_are_kept(text: str, hint: str) -> None:
+    told = describe(failure(code(text, "/home/me/train.py")["f"]))
+    assert told.text.endswith(hint)
+    assert told.text.count("Did you mean") == hint.count("Did you mean")
+    assert told.summary.endswith(hint)
+
+
+def test_a_script_with_a_mistake_in_its_syntax_is_told_as_python_tells_it() -> None:
+    ours = code("def play():\n    compile('print(1', '/home/me/train.py', 'exec')\n", OURS)
+    text = describe(failure(ours["play"])).text
+    assert text.startswith('  File "/home/me/train.py", line 1\n')
+    assert text.endswith("SyntaxError: '(' was never closed")
 
 
 def test_the_cause_of_an_exception_is_trimmed_too() -> None:

@@ -7,6 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from msgspec import structs
 from rich.console import Console
@@ -19,6 +20,7 @@ from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import open_folder, stderr, time_table
 from paceline.cli.shared.told_figures import figures_document, slowest_words
+from paceline.cli.tables.ending import verdict_of, wall_clock_line, wall_clock_of
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
 from paceline.errors import RecordError, UsageError
 from paceline.launch import check, launch
@@ -32,9 +34,12 @@ from paceline.record.timeline import write_trace
 from paceline.settings import Batch, Compression, Launcher, RunSettings
 from paceline.topology import discover
 from paceline.trials.core.summary import Summary, summarize
+from paceline.trials.core.wall_clock import WallClock
 from paceline.trials.tune.candidates import together
 from paceline.trials.tune.preset import find_preset
 from paceline.units import count, percent, rate, seconds
+
+MEASURED = 10  # steps: the times of a run that failed before are those of its beginning
 
 BatchOption = Annotated[
     Batch,
@@ -224,14 +229,15 @@ def run(
             show_timeline(console, session.record, timeline)
         if outcome.message:
             console.print(outcome.message, style="red", soft_wrap=True)
+        clock = wall_clock_of(session.record, summary.warm_up, outcome)
         noise = find_noise(session.record) if noise_scale else None
         if not quiet:
-            show_summary(console, summary, session, outcome, launch_as=settings.launch_as)
+            show_summary(console, summary, session, launch_as=settings.launch_as, outcome=outcome, clock=clock)
             if noise_scale and summary.steps:
                 show_noise(console, noise, summary.samples / summary.steps)
         if json:
             hosts = 1 if cluster is None else len(cluster.hosts())
-            told = document(summary, outcome) | {"hosts": hosts, "as": settings.launch_as}
+            told = document(summary, outcome, clock) | {"hosts": hosts, "as": settings.launch_as}
             session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
         raise typer.Exit(outcome.exit_code)
 
@@ -269,18 +275,31 @@ def show_timeline(console: Console, record: Path, timeline: Path) -> None:
 
 
 def show_summary(
-    console: Console, summary: Summary, session: Session, outcome: Outcome, *, launch_as: Launcher | None = None
+    console: Console,
+    summary: Summary,
+    session: Session,
+    *,
+    launch_as: Launcher | None = None,
+    outcome: Outcome,
+    clock: WallClock | None,
 ) -> None:
     """Prints the summary at the end of a run."""
     console.print()
-    if summary.steps == 0:
-        whole = ": every worker ran all of the script" if summary.workers > 1 and launch_as is None else ""
+    verdict = verdict_of(outcome)
+    if verdict:
         console.print(
-            f"{count(summary.workers, 'worker')} · {seconds(summary.seconds)} · no optimizer step was made{whole}",
+            verdict, style="bold red" if outcome.exit_code and not outcome.interrupted else "", soft_wrap=True
+        )
+    wall = summary.seconds if clock is None else clock.total
+    if summary.steps == 0:
+        ran_all = summary.workers > 1 and launch_as is None and not verdict
+        whole = ": every worker ran all of the script" if ran_all else ""
+        console.print(
+            f"{count(summary.workers, 'worker')} · {seconds(wall)} · no optimizer step was made{whole}",
             soft_wrap=True,
         )
     else:
-        head = [count(summary.workers, "worker"), count(summary.steps, "step"), seconds(summary.seconds)]
+        head = [count(summary.workers, "worker"), count(summary.steps, "step"), seconds(wall)]
         if launch_as is not None:
             head.append(f"as {launch_as}")
         if summary.view:
@@ -290,14 +309,10 @@ def show_summary(
         if summary.step_time > 0:
             head.append(f"{seconds(summary.step_time)} a step")
         console.print(" · ".join(head), style="bold", soft_wrap=True)
-        if summary.step["total"]:
-            console.print()
-            console.print(time_table(summary.step))
-        if summary.warm_up:
-            left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
-            console.print(f"(over steps and workers; the first {left_out} left out as warm-up)", style="dim")
-        if slowest_words(summary):
-            console.print(slowest_words(summary), soft_wrap=True)
+        if clock is not None:
+            console.print(wall_clock_line(clock), soft_wrap=True)
+        if summary.step["total"] and not (verdict and summary.steps < MEASURED):
+            show_times(console, summary)
     if session.record is not None:
         waited = most_waited_for(read_pipelines(session.record, 0))
         if waited is not None and waited.report.slowest:
@@ -315,7 +330,18 @@ def show_summary(
     console.print(f"record: {place}", soft_wrap=True)
 
 
-def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
+def show_times(console: Console, summary: Summary) -> None:
+    """The table of where a step's time went, and the slowest worker."""
+    console.print()
+    console.print(time_table(summary.step))
+    if summary.warm_up:
+        left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
+        console.print(f"(over steps and workers; the first {left_out} left out as warm-up)", style="dim")
+    if slowest_words(summary):
+        console.print(slowest_words(summary), soft_wrap=True)
+
+
+def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dict[str, Any]:
     """What --json prints."""
     told: dict[str, Any] = {
         "workers": summary.workers,
@@ -326,6 +352,7 @@ def document(summary: Summary, outcome: Outcome) -> dict[str, Any]:
         "samples": summary.samples,
         "seconds": summary.seconds,
         **figures_document(summary),
+        "wall_clock": None if clock is None else msgspec.to_builtins(clock),
         "notices": outcome.notices,
         "not_in_force": outcome.not_in_force,
         "exit_code": outcome.exit_code,

@@ -186,5 +186,6 @@ class Control:
             view=pulse.view,
             latest=pulse.latest,
             passed=pulse.passed,
+            evaluated_after=pulse.evaluated_after,
             last=last,
         )

@@ -85,6 +85,7 @@ def outcome_of(watch: Watch, record: Path, seconds: float) -> Outcome:
         view=next((beat.view for beat in beats if beat.view), ""),
         notices=watch.notices,
         not_in_force=watch.not_in_force,
+        evaluated_after=max((beat.evaluated_after for beat in beats), default=0.0),
     )
     if watch.left_with is not None:
         outcome.exit_code, outcome.interrupted = watch.left_with, True

@@ -75,6 +75,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     steps: int = 0
     view: str = ""
     notices: list[str] = []
+    evaluated_after: float = 0.0  # seconds of evaluation after the last step
     unrecorded: str = ""  # why the record is incomplete: a write to it failed, and the run went on
     not_in_force: dict[str, str] = {}  # mods that were asked for and did nothing, each with its notice
 

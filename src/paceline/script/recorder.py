@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from paceline.comm.stopwatch import UNSPLIT, Lap
-from paceline.record.phases import PHASES
+from paceline.record.phases import EVALUATION, PHASES
 from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
 from paceline.script import memory_limit
@@ -77,6 +77,9 @@ class Recorder:
     def on_end(self) -> None:
         self.write(wait=True)
         self.writer.close()
+        self.watch.lap(None)
+        rest = [seconds for seconds, _ in self.watch.laps(wait=True)]
+        self.stage.pulse.evaluated_after += sum(seconds.get(EVALUATION, 0.0) for seconds in rest)
 
     def _end_step(self) -> None:
         if self.watch.stands:  # the script captures its step as a CUDA graph: nothing is computed yet

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
+import sys
 import traceback
 from types import FrameType
 
@@ -13,9 +17,13 @@ from paceline.launch import messages
 from paceline.launch.failures import texts
 from paceline.launch.failures.diagnosis import diagnose
 from paceline.launch.failures.limits import shortage
+from paceline.settings import shows_own_frames
 
 _OURS = os.path.dirname(os.path.abspath(paceline.__file__)) + os.sep
 _RUNNERS = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+_HEADER = "Traceback (most recent call last):\n"
+_HINT = re.compile(r"\. Did you mean: .*\?$", re.MULTILINE)
+_LEFT_OUT = "(Paceline's own lines are left out. To see them, set PACELINE_TRACEBACK=full.)"
 _LONGEST_SUMMARY = 1000  # characters
 
 
@@ -48,15 +56,47 @@ def _in_a_line(error: BaseException) -> str:
     said = [line.strip() for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
     if isinstance(error, SyntaxError):  # its text begins with the faulty line of code and ends with the message
         return said[-1]
-    return f"{said[0]} {said[1]}" if said[0].endswith(":") and len(said) > 1 else said[0]
+    line = f"{said[0]} {said[1]}" if said[0].endswith(":") and len(said) > 1 else said[0]
+    return _hinted(line, error)
 
 
 def trimmed(error: BaseException) -> str:
-    """The traceback without Paceline's frames; the whole traceback if the error was raised in Paceline's code."""
+    """The traceback without Paceline's frames, as plain Python prints it; the whole traceback if the script has no part
+    in it. An error that was raised in a function that Paceline has replaced (torch.randn) has a note."""
     whole = traceback.TracebackException.from_exception(error)
-    if not innermost(error.__traceback__).startswith(_OURS):
-        _trim(whole)
-    return "".join(whole.format()).rstrip()
+    ours = innermost(error.__traceback__).startswith(_OURS)
+    unread = isinstance(error, SyntaxError)  # the script's own file could not be compiled
+    theirs = any(not _is_hidden(entry.filename) for entry in whole.stack)
+    if shows_own_frames() or not (theirs or unread):
+        return _hinted("".join(whole.format()).rstrip(), error)
+    _trim(whole)
+    lines = list(whole.format())
+    if unread and not whole.stack and len(lines) > 1:
+        lines = [line for line in lines if line != _HEADER]
+    text = _hinted("".join(lines).rstrip(), error)
+    return f"{text}\n\n{_LEFT_OUT}" if ours and not unread else text
+
+
+def hint_of(error: BaseException) -> str:
+    """Python's own suggestion: ". Did you mean: 'loss'?", or nothing. Until Python 3.12, only the interpreter's own
+    excepthook knows it, and not the module traceback."""
+    if not isinstance(error, (NameError, AttributeError, ImportError)):
+        return ""
+    heard = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(heard):
+            sys.__excepthook__(type(error), error, error.__traceback__)
+    except Exception:  # such as an object of the script whose __dir__ raises: there is no hint
+        return ""
+    found = _HINT.findall(heard.getvalue())
+    return str(found[-1]) if found else ""
+
+
+def _hinted(text: str, error: BaseException) -> str:
+    """The text with Python's suggestion behind the error's message, unless it is there already."""
+    hint, said = hint_of(error), f"{type(error).__qualname__}: {error}"
+    before, at, after = text.rpartition(said)
+    return text if not hint or not at or after.startswith(hint) else f"{before}{said}{hint}{after}"
 
 
 def stack_of(frame: FrameType) -> str:
