@@ -310,7 +310,7 @@ def show_summary(
             head.append(f"{seconds(summary.step_time)} a step")
         console.print(" · ".join(head), style="bold", soft_wrap=True)
         if clock is not None:
-            console.print(wall_clock_line(clock), soft_wrap=True)
+            console.print(wall_clock_line(clock))
         if summary.step["total"] and not (verdict and summary.steps < MEASURED):
             show_times(console, summary)
     if session.record is not None:
