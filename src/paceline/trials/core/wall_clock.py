@@ -9,6 +9,9 @@ import msgspec
 from paceline.record.schema import Step
 
 
+SKEW = 1.0  # seconds that clocks may differ
+
+
 class WallClock(msgspec.Struct, kw_only=True):
     """Seconds. The parts add up to `total`."""
 
@@ -25,10 +28,13 @@ def read_wall_clock(
     steps: Sequence[Step], warm_up: int, *, began: float, ended: float, evaluated_after: float
 ) -> WallClock | None:
     """Of rank 0's steps, of which the first `warm_up` are warm-up. `began` and `ended` are unix times of the command;
-    `evaluated_after` are seconds of evaluation after the last step. None if there is no step."""
+    `evaluated_after` are seconds of evaluation after the last step. None if there is no step, or if the clock of
+    the host that wrote them differs from this one's."""
     if not steps:
         return None
     first, last = steps[0], steps[-1]
+    if first.at - first.total < began - SKEW or last.at > ended + SKEW:
+        return None
     warm = sum(step.total - step.evaluation for step in steps[:warm_up])
     steady = sum(step.total - step.evaluation for step in steps[warm_up:])
     evaluation = sum(step.evaluation for step in steps)
