@@ -8,7 +8,6 @@ import msgspec
 
 from paceline.record.schema import Step
 
-
 SKEW = 1.0  # seconds that clocks may differ
 
 
