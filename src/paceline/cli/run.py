@@ -338,7 +338,7 @@ def show_times(console: Console, summary: Summary) -> None:
         left_out = "step is" if summary.warm_up == 1 else f"{summary.warm_up} steps are"
         console.print(f"(over steps and workers; the first {left_out} left out as warm-up)", style="dim")
     if slowest_words(summary):
-        console.print(slowest_words(summary), soft_wrap=True)
+        console.print(slowest_words(summary))
 
 
 def document(summary: Summary, outcome: Outcome, clock: WallClock | None) -> dict[str, Any]:
