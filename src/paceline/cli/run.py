@@ -189,13 +189,8 @@ def run(
     with cluster_of(asked, settings, workers, own, quiet) as (cluster, workers):
         settings = replace(settings, workers=workers)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
-        here = settings if cluster is None else replace(settings, elastic=None, most=None)
+        here = settings if cluster is None or bounds.most is None else replace(settings, elastic=None, most=None)
         check(here, discover(), oversubscribe=asked.oversubscribe or cluster is not None)
-        if cluster is not None and elastic is not None and bounds.most is None:
-            raise UsageError(
-                f"--elastic {elastic}: on several hosts a run goes on from the state of a paceline.Elastic.",
-                advice=f"Let the script have one (docs/elastic.md), and type: --elastic {elastic}:{workers}",
-            )
         if timeline is not None and not timeline.absolute().parent.is_dir():
             raise UsageError(
                 f"--timeline {timeline}: there is no folder {timeline.parent}.",

@@ -36,6 +36,7 @@ from paceline.comm.memory.mailbox import Mailbox
 from paceline.comm.memory.reductions import Shared
 from paceline.comm.memory.region import host_of_this_process
 from paceline.comm.memory.shm_rendezvous import Meeting
+from paceline.comm.network.elastic_channel import ElasticChannel
 from paceline.comm.network.post import Post, over_gloo, through_memory
 from paceline.comm.pulse import Pulse
 from paceline.comm.stopwatch import Stopwatch
@@ -236,7 +237,7 @@ class Group:
 
     def here(self) -> Group:
         """The group of this host's workers, in the order of their ranks. Every worker calls it."""
-        if self.is_one_host:
+        if self.is_one_host or self.members is not None:  # what a part of the workers share is lost with one of them
             return self
         own = self._hosts[self.rank]
         return self.along("here", [rank for rank, host in enumerate(self._hosts) if host == own])
@@ -319,6 +320,8 @@ class Group:
                 return MemoryChannel(store, self.rank, self.world, elastic=self.members is not None)
             own = self._settings.address or address_towards(self._settings.store_host, self._settings.store_port)
             self._address = LOOPBACK if local else own
+            if self.members is not None:
+                return ElasticChannel(store, self.rank, self.world, address=own, members=self.members)
             if local or self.backend == "gloo":
                 return GlooChannel(store, self.rank, self.world, address=self._address)
             return HostsChannel(store, self.rank, hosts, address=self._address)

@@ -1,12 +1,15 @@
-"""SIGTERM as an exception, like SIGINT, so that an interrupted verb stops its workers and writes its record."""
+"""Signals to a verb: queued for the launcher while workers run, else raised, so that an interrupted verb stops its
+workers and writes its record."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 
 class Interrupted(KeyboardInterrupt):
@@ -20,6 +23,40 @@ class Interrupted(KeyboardInterrupt):
 def exit_code_of(error: KeyboardInterrupt) -> int:
     """130 for Ctrl-C, 143 for SIGTERM."""
     return error.exit_code if isinstance(error, Interrupted) else 128 + signal.SIGINT
+
+
+class Signals:
+    """Queues SIGINT and SIGTERM for the loop while it runs, and SIGUSR1, by which schedulers announce that time is
+    running out, in `warned`. Outside the main thread Python cannot set signal handlers,
+    so no signal arrives."""
+
+    def __init__(self) -> None:
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.came: list[int] = []
+        self.warned: list[int] = []
+        self.answered = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                # nohup or a shell's background job ignores the signal on purpose: it stays ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self.bell)
+        if self.came and not self.answered:  # the signal came too late for this run: the restored handler gets it
+            os.kill(os.getpid(), self.came[0])
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        (self.warned if number == signal.SIGUSR1 else self.came).append(number)
+        os.eventfd_write(self.bell, 1)
 
 
 @contextmanager

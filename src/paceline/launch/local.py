@@ -20,11 +20,12 @@ from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits, texts
 from paceline.launch.gpu_choice import choose_gpus
 from paceline.launch.host import LocalHost
+from paceline.launch.interrupts import Signals
 from paceline.launch.outcome import going_on, outcome_of, recorded
 from paceline.launch.restarts import with_restarts
 from paceline.launch.scratch import remove_dead, scratch_folder
 from paceline.launch.store import LinkServer
-from paceline.launch.watch import Signals, Watch
+from paceline.launch.watch import Watch
 from paceline.launch.zygote.handle import Zygote
 from paceline.mods import catalog
 from paceline.record import Outcome, Run, WorkerInfo, write_run
@@ -184,6 +185,7 @@ def _check_elastic(run: RunSettings) -> None:
         "--strategy": run.strategy != "mirrored",
         "--as": run.launch_as not in (None, "horovod"),  # a Horovod script has an elastic state of its own
         "--backend": run.backend != "auto",
+        "--compression": run.compression != "none",
         "--mod view": any(one.entry.name == "view" for one in catalog.parse(run.mods)),
         "--noise-scale": run.noise_scale,
         "--timeline": run.timeline,

@@ -27,7 +27,7 @@ class SpawnOrder(msgspec.Struct, frozen=True):
 
 class Spawn(msgspec.Struct, tag=True, frozen=True):
     """Fork these workers, those of one host. The message carries these descriptors: the pipes for the standard output
-    and error of the first `speakers` ranks, then each worker's end of its link to the store."""
+    and error of the first `speakers` workers, then each worker's end of its link to the store."""
 
     orders: list[SpawnOrder]
     folder: str  # the working directory of the script

@@ -16,8 +16,9 @@ from paceline.errors import LaunchError, PacelineError, RecordError
 from paceline.launch.events import Event, Notice
 from paceline.launch.failures import limits
 from paceline.launch.failures.failure import explain
+from paceline.launch.interrupts import Signals
 from paceline.launch.versions import installed
-from paceline.launch.watch import Signals, Watch
+from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, last_step, prepare, stopping, write_run
 from paceline.record.folder import release
 from paceline.settings import RunSettings

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import zmq
@@ -24,7 +23,8 @@ from paceline.launch import messages
 from paceline.launch.events import Event, Notice, Output, Progress, Stall
 from paceline.launch.failures import stall
 from paceline.launch.failures.failure import Failure, Failures, Left, killed_or_exited, raised
-from paceline.launch.host import FromWorker, FromZygote, Host
+from paceline.launch.host import FromWorker, FromZygote, Host, HostLostError
+from paceline.launch.interrupts import Signals
 from paceline.launch.voice import Voice
 from paceline.record import last_step, stopping
 from paceline.record.folder import log_path
@@ -42,40 +42,6 @@ _ANSWERS = 2.0  # seconds to wait for the workers' stacks
 _SWEEPING = 15.0  # seconds that the zygote has to end its child processes, after the workers were killed
 _SWEEPING_INSISTED = 5.0  # … and after a second Ctrl-C
 _FAREWELL = 1.0  # seconds to wait for the last heartbeat of a worker that ended by itself
-
-
-class Signals:
-    """Queues SIGINT and SIGTERM for the loop while it runs, and SIGUSR1, by which schedulers announce that time is
-    running out, in `warned`. Outside the main thread Python cannot set signal handlers,
-    so no signal arrives."""
-
-    def __init__(self) -> None:
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.came: list[int] = []
-        self.warned: list[int] = []
-        self.answered = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-                # nohup or a shell's background job ignores the signal on purpose: it stays ignored.
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._take)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        os.close(self.bell)
-        if self.came and not self.answered:  # the signal came too late for this run: the restored handler gets it
-            os.kill(os.getpid(), self.came[0])
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        (self.warned if number == signal.SIGUSR1 else self.came).append(number)
-        os.eventfd_write(self.bell, 1)
 
 
 class Watch:
@@ -96,6 +62,10 @@ class Watch:
         """`put`: sets a key of the workers' store, for an elastic run."""
         self._hosts, self._signals, self._record, self._tell = hosts, signals, record, on_event
         self._least, self._most, self._put, self._lost = run.elastic, run.most, put, list[Failure]()
+        self._generation, self._gone = (
+            0,
+            set[Host](),
+        )  # how often workers were lost; hosts that the others go on without
         self._saves, self._codes = run.saving is not None, dict[int, int]()  # exit codes, by rank
         self.saves_to = run.saving.folder if run.saving is not None else ""
         self._voice = Voice(alike=run.launch_as is None)
@@ -186,14 +156,11 @@ class Watch:
 
     def _turn(self) -> None:
         ready = self._poll()
-        for host in self._hosts:
-            for happened in host.take(ready):
-                if isinstance(happened, tuple):
-                    self._hear(*happened)
-                elif isinstance(happened, Output):
-                    self._show(happened)
-                else:
-                    self._from_zygote(host, happened)
+        for host in [host for host in self._hosts if host not in self._gone]:
+            try:
+                self._take(host, ready)
+            except HostLostError as error:
+                self._lose(host, error)
         if self._signals.bell in ready:
             os.eventfd_read(self._signals.bell)
             while self._signals.warned:
@@ -205,6 +172,15 @@ class Watch:
         for host in self._hosts if self.interrupted is None else ():
             if said := host.look(time.monotonic()):
                 self._tell(Stall(said))
+
+    def _take(self, host: Host, ready: dict[Any, int]) -> None:
+        for happened in host.take(ready):
+            if isinstance(happened, tuple):
+                self._hear(*happened)
+            elif isinstance(happened, Output):
+                self._show(happened)
+            else:
+                self._from_zygote(host, happened)
 
     def _from_zygote(self, host: Host, message: FromZygote) -> None:
         if isinstance(message, messages.Forked):
@@ -230,7 +206,7 @@ class Watch:
         """A worker has failed: the run fails, unless its workers go at their own pace and this is not rank 0, or unless
         it is elastic and the worker was killed."""
         if self._least is not None and failure.kind is FailureKind.KILLED and len(self._live) >= self._least:
-            self._go_on_without(failure)
+            self._go_on_without([failure], f"Worker {failure.rank} {failure.cause}")
         elif self._lockstep or failure.rank == 0:
             for lost in self._lost if failure.kind is FailureKind.CONSEQUENCE else ():
                 self._failures.add(lost)
@@ -241,15 +217,31 @@ class Watch:
             self.notices.append(notice)
             self._tell(Notice(notice))
 
-    def _go_on_without(self, failure: Failure) -> None:
-        """The other workers form a group without this one. The lowest rank speaks for the run."""
+    def _lose(self, host: Host, error: HostLostError) -> None:
+        """A host is lost: the run fails, unless it is elastic and enough workers are left."""
+        lost = sorted(self._live & {*host.ranks})
+        if self._least is None or self._kill_at is not None or len(self._live) - len(lost) < max(self._least, 1):
+            raise error
+        self._gone.add(host)
+        host.destroy()
+        now, cause = time.monotonic(), f"was on the host {host.name}, which is lost: {error.why}"
+        for rank in lost:
+            self.standings[rank].ended = True
+            self._live.discard(rank)
+            self._farewell_by.pop(rank, None)
+        failures = [Failure(rank=r, kind=FailureKind.KILLED, at=now, cause=cause, exit_code=1) for r in lost]
+        self._go_on_without(failures, error.message.rstrip("."))
+
+    def _go_on_without(self, failures: list[Failure], what: str) -> None:
+        """The other workers form a group without these. The lowest rank speaks for the run."""
         assert self._put is not None
-        self._lost.append(failure)
+        self._lost += failures
         left = sorted(self._live)
-        self._put(left_key(len(self._lost)), left_text(left))
+        self._generation += 1
+        self._put(left_key(self._generation), left_text(left))
         if self._most is not None and len(left) < self._most:
             self._put(ROOM, b"")
-        notice = f"Worker {failure.rank} {failure.cause}; the run goes on with {count(len(left), 'worker')}."
+        notice = f"{what}; the run goes on with {count(len(left), 'worker')}."
         self.notices.append(notice)
         self._tell(Notice(notice))
         if left[0] != self._voice.rank:

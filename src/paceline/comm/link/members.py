@@ -1,9 +1,10 @@
 """Groups that lose workers and go on with those that are left.
 
 The launcher sees a worker's end first and writes who is left, once for each generation, to the run's store. A worker
-notices when it waits for the lost one. Of a collective that the lost worker had done its part of, every other worker
-gets the result (memory/shm_rendezvous.py); at the first one that it had not, every other worker raises `Regrouping`. So
-all are at the same place when they form the group anew.
+notices when it waits for the lost one. On one host every other worker gets the result of a collective that the lost
+worker had done its part of (memory/shm_rendezvous.py); on several hosts, of a collective that one of them has finished
+(network/elastic_channel.py). At the next one every other worker raises `Regrouping`. So all are at the same place when
+they form the group anew.
 
 A collective between two joint works is made again by `again`. In joint work (a model's call, a backward) the whole work
 is done again: see `script.slicing.together`.
@@ -12,6 +13,7 @@ is done again: see `script.slicing.together`.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +22,7 @@ from paceline.comm.link import messages as say
 from paceline.comm.link.client import LinkSocket, LinkStore
 from paceline.errors import PeerLostError
 
+_NAPS = (0.001, 0.02)  # seconds between two looks for what others have told: the first, and the longest
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -42,19 +45,51 @@ class Members:
                 self.ranks = say.ranks_in(self._store.get(say.left_key(self.generation)))
             first = False
             if self._own not in self.ranks:
-                raise PeerLostError(f"Worker {self._own} was given up: the others go on without it.")
-            link.while_waiting = self._look
+                raise given_up(self._own)
+            link.while_waiting = self.look
             try:
                 connect(self.ranks.index(self._own), len(self.ranks))
                 return
             except Regrouping:  # another one is gone
-                continue
+                self.tell(0)  # those who were connected may wait to hear it
             finally:
                 link.while_waiting = None
 
-    def _look(self) -> None:
-        if self._store.link.ask(say.Has([say.left_key(self.generation + 1)]))[0]:
+    def look(self) -> None:
+        """Raises `Regrouping` if the launcher says that a member of this generation is lost."""
+        if self._has(say.left_key(self.generation + 1)):
             raise Regrouping
+
+    def tell(self, passed: int) -> None:
+        """Tells the others the number of collectives of this generation that have ended here. No more will."""
+        self._store.set(say.passed_key(self.generation, self._own), str(passed).encode())
+
+    def settle(self, passed: int) -> int:
+        """The number of collectives of this generation that count, after a member of it was lost. `passed` have ended
+        here. Every worker that is left calls it; waits until all of them have told how far they came.
+
+        If another worker is lost meanwhile, some may have heard its number and others not. So the first who has found
+        the highest number sets it for all."""
+        self.tell(passed)
+        newest, nap = self.generation + 1, _NAPS[0]
+        while True:
+            while self._has(say.left_key(newest + 1)):
+                newest += 1
+            left = say.ranks_in(self._store.get(say.left_key(newest)))
+            if self._own not in left:
+                raise given_up(self._own)
+            keys = [say.passed_key(self.generation, rank) for rank in left]
+            if self._has(*keys):
+                break
+            time.sleep(nap)
+            nap = min(2 * nap, _NAPS[1])
+        # Also what workers have told that are gone since: what one of them has finished, all had the data of.
+        told = (self._store.link.ask(say.Get(say.passed_key(self.generation, rank)))[0] for rank in self.ranks)
+        highest = max(int(each) for each in told if each is not None)
+        return int(self._store.compare_set(say.settled_key(self.generation), b"", str(highest).encode()))
+
+    def _has(self, *keys: str) -> bool:
+        return bool(self._store.link.ask(say.Has(list(keys)))[0])
 
 
 def has_room(link: LinkSocket) -> bool:
@@ -81,6 +116,11 @@ def again(collective: Method) -> Method:
             group.retries = False
 
     return call  # type: ignore[return-value]
+
+
+def given_up(rank: int) -> PeerLostError:
+    """This worker is not among those that are left."""
+    return PeerLostError(f"Worker {rank} was given up: the others go on without it.")
 
 
 def lost_at(what: str) -> PeerLostError:

@@ -82,3 +82,13 @@ def left_text(ranks: list[int]) -> bytes:
 
 def ranks_in(text: bytes) -> list[int]:
     return [int(rank) for rank in text.decode().split(",")]
+
+
+def passed_key(generation: int, rank: int) -> str:
+    """The key for the number of collectives of this generation that have ended on a worker that makes no more."""
+    return f"passed/{generation}/{rank}"
+
+
+def settled_key(generation: int) -> str:
+    """The key for the number of collectives of this generation that count."""
+    return f"settled/{generation}"

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
@@ -114,25 +114,32 @@ class Agent:
         passed_on = PassedOn(self._boot, self._line.address)
         links = stack.enter_context(LinkServer(begin.workers, passed_on))
         stack.callback(passed_on.stop)
-        (out, rank_0_out), (err, rank_0_err) = os.pipe(), os.pipe()
         ranks = range(begin.first, begin.first + begin.workers)
+        speakers = [rank for rank in ranks if rank == 0 or begin.run.elastic is not None]
+        pipes: dict[int, tuple[int, Literal["stdout", "stderr"]]] = {}
+        theirs = []
+        for rank in speakers:
+            for stream in ("stdout", "stderr"):
+                read, write = os.pipe()
+                pipes[read] = rank, stream
+                theirs.append(write)
         self._host = LocalHost(
             self._line.address,
             ranks,
             zygote=self._zygote,
             channel=channel,
-            pipes={out: (0, "stdout"), err: (0, "stderr")},
+            pipes=pipes,
         )
         stack.callback(self._host.close)
         self._orders = self._place(begin, record, channel)
-        spawn = messages.Spawn(self._orders, self._boot.folder, scratch)
+        spawn = messages.Spawn(self._orders, self._boot.folder, scratch, len(speakers))
         try:
-            self._host.prepare(spawn, [rank_0_out, rank_0_err, *(end.fileno() for end in links.ends)])
+            self._host.prepare(spawn, [*theirs, *(end.fileno() for end in links.ends)])
             self._host.spawn()
         finally:
             links.let_go()
-            os.close(rank_0_out)
-            os.close(rank_0_err)
+            for end in theirs:
+                os.close(end)
 
     def _place(self, begin: wire.Begin, record: Path, channel: ControlChannel) -> list[messages.SpawnOrder]:
         host = discover()
@@ -172,7 +179,7 @@ class Agent:
             if isinstance(happened, tuple):
                 self._line.send(wire.Said(*happened))
             elif isinstance(happened, Output):
-                self._line.send(wire.Out(happened.stream, happened.data))
+                self._line.send(wire.Out(happened.rank, happened.stream, happened.data))
             elif isinstance(happened, messages.Forked):
                 self._pids = happened.pids
                 told = [describe_worker(order, pid) for order, pid in zip(self._orders, self._pids, strict=True)]

@@ -21,10 +21,11 @@ from paceline.launch.cluster.hosts import HostSpec
 from paceline.launch.cluster.present import Present
 from paceline.launch.cluster.remote import Agents, RemoteHost
 from paceline.launch.events import Event, Notice
+from paceline.launch.interrupts import Signals
 from paceline.launch.outcome import going_on, outcome_of, recorded
 from paceline.launch.restarts import with_restarts
 from paceline.launch.versions import compared
-from paceline.launch.watch import Signals, Watch
+from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, WorkerInfo, write_run
 from paceline.settings import RunSettings, hash_seed, module_path
 
@@ -47,7 +48,8 @@ def launch_on(
         )
     present = Present(backend, run.elastic, run.most)
     topology = {"hosts": [dataclasses.asdict(host) for host in present.hosts]}
-    run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
+    if run.most is not None:
+        run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
 
     def watched(entry: Run, signals: Signals) -> Outcome:
         def attempt(run: RunSettings) -> Outcome:
@@ -90,7 +92,9 @@ def _watched(
             patience=backend.patience,
             interrupted=lambda: bool(signals.came),
         )
-        watch = stack.enter_context(Watch(run, hosts=hosts, signals=signals, record=record, on_event=on_event))
+        watch = stack.enter_context(
+            Watch(run, hosts=hosts, signals=signals, record=record, on_event=on_event, put=agents.put)
+        )
         watch.notices += notices
         for notice in notices:
             on_event(Notice(notice))

@@ -151,8 +151,8 @@ class RemoteHost:
                 yield messages.Forked(list(message.pids))
             elif isinstance(message, wire.Said) and message.rank in self.ranks:
                 yield message.rank, message.message
-            elif isinstance(message, wire.Out) and 0 in self.ranks:
-                yield Output(0, message.stream, message.data)
+            elif isinstance(message, wire.Out) and message.rank in self.ranks:
+                yield Output(message.rank, message.stream, message.data)
             elif isinstance(message, wire.Ended) and message.rank in self.ranks:
                 yield messages.Ended(message.rank, message.code)
             elif isinstance(message, wire.Grown):
@@ -195,6 +195,7 @@ class RemoteHost:
         return self.swept
 
     def destroy(self) -> None:
+        self.say(wire.End())
         self._handle.kill(0.0)
         self.swept = True
 

@@ -92,8 +92,9 @@ class Said(msgspec.Struct, tag=True, frozen=True):
 
 
 class Out(msgspec.Struct, tag=True, frozen=True):
-    """Rank 0's output."""
+    """Output of rank 0; in an elastic run, of any worker."""
 
+    rank: int
     stream: Literal["stdout", "stderr"]
     data: bytes
 

@@ -101,7 +101,7 @@ class Nursery:
                     os.close(fd)
                 self._launcher.close()
                 pipes, links = descriptors[: 2 * spawn.speakers], descriptors[2 * spawn.speakers :]
-                own = [links[number], *pipes[2 * order.settings.rank :][:2]]
+                own = [links[number], *pipes[2 * number :][:2]]
                 for fd in descriptors:
                     if fd not in own:
                         os.close(fd)

@@ -1,0 +1,104 @@
+"""Messages between the workers of one generation of an elastic run, on any hosts, over ZeroMQ.
+
+Nothing here waits in native code for a peer: a worker that waits looks up again and again whether a peer is lost. Each
+worker makes a key and a token for itself, and tells them to the others through the store of the run: a process that
+cannot read that store can neither listen nor send.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import zmq
+
+_HEAD = struct.Struct("!QBI")  # number of the collective, phase, sender
+_LOOKS = (0.02, 0.1)  # seconds between two looks for a lost peer: the first, and the longest
+_FAREWELL = 2000  # milliseconds in which the last messages of a worker that ends must have left it
+
+
+class Letter(NamedTuple):
+    """What a peer has sent: a description of its call, and data."""
+
+    call: bytes
+    data: torch.Tensor
+
+
+class Letters:
+    """Used by one thread."""
+
+    def __init__(self, store: Any, rank: int, world: int, *, address: str, look: Callable[[], None]) -> None:
+        """Every worker of the group calls it; waits until all have an address. `look` raises if a peer is lost."""
+        self.rank, self.world, self._look = rank, world, look
+        self.peers = [peer for peer in range(world) if peer != rank]
+        self._context = zmq.Context()
+        public, secret = zmq.curve_keypair()
+        self._token = secrets.token_hex(16)
+        self._inbox: Any = self._context.socket(zmq.PULL)
+        self._inbox.setsockopt(zmq.CURVE_SERVER, 1)
+        self._inbox.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        self._inbox.setsockopt(zmq.RCVHWM, 0)
+        port = self._inbox.bind_to_random_port(f"tcp://{address}")
+        self._came: dict[tuple[int, int], dict[int, Letter]] = {}
+        self._to: dict[int, tuple[Any, bytes]] = {}  # the socket to each peer, and the peer's token
+        try:
+            store.set(f"letters{rank}", f"tcp://{address}:{port} {public.decode()} {self._token}")
+            for peer in self.peers:
+                place, key, token = store.get(f"letters{peer}").decode().split()
+                socket: Any = self._context.socket(zmq.PUSH)
+                self._to[peer] = socket, token.encode()
+                socket.setsockopt(zmq.CURVE_SERVERKEY, key.encode())
+                socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+                socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+                socket.setsockopt(zmq.SNDHWM, 0)
+                socket.connect(place)
+        except BaseException:
+            self.close()
+            raise
+
+    def post(self, peer: int, number: int, phase: int, call: bytes, data: torch.Tensor | None = None) -> None:
+        """Sends bytes. They must not change until all peers have said that they have them."""
+        socket, token = self._to[peer]
+        frames = [token, _HEAD.pack(number, phase, self.rank), call]
+        socket.send_multipart(frames if data is None else [*frames, data.numpy()], copy=False)
+
+    def collect(self, number: int, phase: int) -> dict[int, Letter]:
+        """Waits for the letters of all peers in this phase of a collective."""
+        nap, looked = _LOOKS[0], time.monotonic()
+        while len(came := self._came.setdefault((number, phase), {})) < len(self.peers):
+            if self._inbox.poll(int(1000 * nap)):
+                self._take()
+            if time.monotonic() - looked >= nap:
+                self._look()
+                nap, looked = min(2 * nap, _LOOKS[1]), time.monotonic()
+        del self._came[number, phase]
+        return came
+
+    def close(self, *, linger: int = 0) -> None:
+        """With `linger`, waits so many milliseconds for what was sent last."""
+        for socket in (self._inbox, *(socket for socket, _ in self._to.values())):
+            socket.close(linger=linger)
+        self._context.term()
+
+    def bid_farewell(self) -> None:
+        """Before the process ends."""
+        self.close(linger=_FAREWELL)
+
+    def _take(self) -> None:
+        token, head, call, *data = self._inbox.recv_multipart(copy=False)
+        if not hmac.compare_digest(token.bytes, self._token.encode()) or len(head) != _HEAD.size:
+            return
+        number, phase, sender = _HEAD.unpack(head.bytes)
+        raw = data[0].buffer if data and len(data[0]) else None
+        held = torch.empty(0, dtype=torch.uint8, device="cpu") if raw is None else _tensor(raw)
+        self._came.setdefault((number, phase), {})[sender] = Letter(call.bytes, held)
+
+
+def _tensor(raw: Any) -> torch.Tensor:
+    """A copy: what came is read-only, and lies at any address."""
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)

@@ -1,0 +1,116 @@
+"""Unmodified scripts on several hosts: workers and whole hosts are lost, and every later number is that of one process.
+
+Two agents on this machine are two hosts to a run. Real hosts, with a network between them, are in
+tests/launch/test_hosts_come_and_go.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from test_elastic import AT_A_PLACE, NONE, TRAIN
+from typist import Typist
+
+pytestmark = pytest.mark.timeout(200)
+HOSTS = "localhost:2,127.0.0.1:2"
+STEPS = 120
+LONG = f"""
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+for step in range({STEPS}):
+    x = torch.randn(12, 6)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, f"{{loss.item():.9f}}", flush=True)
+"""
+
+
+def plain(folder: Path, script: str) -> str:
+    (folder / "plain.py").write_text(script)
+    done = subprocess.run([sys.executable, "plain.py"], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "ranks", "times"),
+    [
+        ("backward", [1], 4),
+        pytest.param("backward", [0], 4, marks=pytest.mark.slow),
+        pytest.param("forward", [3], 6, marks=pytest.mark.slow),
+        pytest.param("saving", [0], 1, marks=pytest.mark.slow),
+        pytest.param("evaluation", [2], 2, marks=pytest.mark.slow),
+        pytest.param("before the step", [1], 1, marks=pytest.mark.slow),
+        pytest.param("backward", [0, 1], 4, marks=pytest.mark.slow),
+        pytest.param("loss", [0, 2, 3], 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_killed_on_one_of_two_hosts_changes_no_number(
+    typist: Typist, tmp_path: Path, place: str, ranks: list[int], times: int
+) -> None:
+    expected = plain(tmp_path, TRAIN.format(fault=NONE))
+    for name in ("log.csv", "model0.pt", "model1.pt"):
+        (tmp_path / name).unlink()
+    (tmp_path / "train.py").write_text(TRAIN.format(fault=AT_A_PLACE.format(place=place, ranks=ranks, times=times)))
+    done = typist.type(tmp_path, "run", "--hosts", HOSTS, "--elastic", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == expected
+    assert done.stderr.count("the run goes on with") == len(ranks)
+    assert (tmp_path / "log.csv").read_text() == "1\n2\n3\n4\n5\n6\n"
+    assert {path.name for path in tmp_path.iterdir()} >= {"model0.pt", "model1.pt"}
+    assert not (tmp_path / "model.tmp").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_host_whose_agent_is_killed_is_done_without(tmp_path: Path, host: int) -> None:
+    (tmp_path / "train.py").write_text(LONG)
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", HOSTS, "--elastic", "2", "--quiet", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        printed = [run.stdout.readline() for _ in range(20)]
+        agents = [
+            child
+            for child in psutil.Process(run.pid).children(recursive=True)
+            if "paceline.launch.cluster.agent" in child.cmdline()
+        ]
+        os.kill(sorted(agents, key=lambda agent: agent.pid)[host].pid, signal.SIGKILL)
+        printed += run.stdout.readlines()
+        said = run.stderr.read()
+    assert run.returncode == 0, said
+    workers = ("0 to 1", "2 to 3")[host]
+    assert f"with workers {workers}, is lost" in said
+    assert "the run goes on with 2 workers" in said
+    assert "".join(printed) == plain(tmp_path, LONG)
+
+
+@pytest.mark.slow
+def test_too_few_workers_on_the_other_host_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LONG.replace(str(STEPS), "100000"))
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", HOSTS, "--elastic", "3", "--quiet", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.readline()
+        agents = [
+            child
+            for child in psutil.Process(run.pid).children(recursive=True)
+            if "paceline.launch.cluster.agent" in child.cmdline()
+        ]
+        os.kill(max(agent.pid for agent in agents), signal.SIGKILL)
+        run.stdout.read()
+        said = run.stderr.read()
+    assert run.returncode == 1
+    assert "with workers 2 to 3, is lost" in said
