@@ -45,8 +45,14 @@ def _refuse(verb: str, error: LaunchError, *, json: bool) -> int:
     return 1
 
 
-def main(argv: Sequence[str] | None = None, *, ended: Callable[[Session], None] | None = None) -> int:
-    """The command line; returns the exit code. `ended` is called after the verb, also if it failed."""
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    ended: Callable[[Session], None] | None = None,
+    command: Sequence[str] = (),
+) -> int:
+    """The command line; returns the exit code. `ended` is called after the verb, also if it failed. `command`: what was
+    typed, if it was another program that stands for these arguments."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     zygote = None
     if _starts_workers(arguments):
@@ -60,7 +66,7 @@ def main(argv: Sequence[str] | None = None, *, ended: Callable[[Session], None] 
 
     from paceline.cli.app import command_line
 
-    return command_line(arguments, zygote, ended=ended)
+    return command_line(arguments, zygote, ended=ended, command=command)
 
 
 if __name__ == "__main__":

@@ -312,6 +312,11 @@ def take_secret() -> str | None:
     return os.environ.pop("PACELINE_SECRET", None)
 
 
+def all_variables() -> dict[str, str]:
+    """The environment of this process, for those that record it or look for options in it."""
+    return dict(os.environ)
+
+
 def thread_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment variables that set how many threads a process computes with."""
     env = os.environ if environ is None else environ

@@ -262,7 +262,7 @@ def test_progress_without_a_terminal_comes_in_plain_lines(launched, paceline_, m
         Progress({0: one_step(11), 1: one_step(11)}),
     ]
     _, _, err = paceline_("run", "-n", "2", "train.py")
-    assert "paceline: step 11 · 640 samples/s · loss 0.09091 · spread 0 % (slowest: rank 0)\n" in err
+    assert "paceline: step 11 · 640 samples/s · 100 ms a step · loss 0.09091 · spread 0.0 %\n" in err
 
 
 def test_a_script_that_does_not_train_is_no_mistake(launched, paceline_):

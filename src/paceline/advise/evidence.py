@@ -109,7 +109,8 @@ class Evidence:
     @cached_property
     def settled(self) -> pl.DataFrame:
         """The steps that count: after the warm-up, not under the profiler, without evaluation."""
-        return counted(self.tables.steps)
+        found = counted(self.tables.steps)
+        return found.filter(pl.col("evaluation") == 0)
 
     @cached_property
     def figures(self) -> Figures:

@@ -28,6 +28,7 @@ from paceline.cli import (
     tune,
     view,
 )
+from paceline.cli.runs import verb as runs
 from paceline.cli.shared.example_first import program
 from paceline.cli.shared.mistakes import explained
 from paceline.cli.shared.session import Session
@@ -85,17 +86,26 @@ bandwidth.add_to(app)
 data.add_to(app)
 checkpoint.add_to(app)
 view.add_to(app)
+runs.add_to(app)
 mods.add_to(app)
 doctor.add_to(app)
 
 
 def command_line(
-    arguments: Sequence[str], zygote: Zygote | None = None, *, ended: Callable[[Session], None] | None = None
+    arguments: Sequence[str],
+    zygote: Zygote | None = None,
+    *,
+    ended: Callable[[Session], None] | None = None,
+    command: Sequence[str] = (),
 ) -> int:
     """Runs one verb and returns the exit code. Every error ends here: a user's mistake prints two lines, a bug in
-    paceline prints its traceback. With --json, both also print a JSON document. `ended` is called after the verb."""
+    paceline prints its traceback. With --json, both also print a JSON document. `ended` is called after the verb.
+    `command`: what was typed, if it was not `paceline` and these arguments."""
     program = typer.main.get_command(app)
     session = Session(zygote=zygote, verb=next(iter(arguments), ""), typed=tuple(arguments))
+    if command:
+        session.program, *rest = command
+        session.typed = tuple(rest)
     try:
         with raised_on_sigterm(), stopping.listening(_warn):
             code = program.main(args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session)
@@ -127,6 +137,7 @@ def command_line(
     finally:
         if ended is not None:
             ended(session)
+        session.leave()
         if session.zygote is not None:
             with held_off():
                 session.zygote.close()

@@ -14,10 +14,11 @@ from paceline import __version__
 from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, progress_bar, results, stderr
+from paceline.cli.shared.terminal import progress_bar, results, stderr
 from paceline.cli.tables import bandwidth as bandwidth_tables
 from paceline.comm.measuring.plan import BACKENDS, OPS
 from paceline.launch import Event, Notice, Output, Stall
+from paceline.record.about.labels import labels_of
 from paceline.record.schema import Outcome, Run
 from paceline.topology import Host, discover
 from paceline.topology.host import read
@@ -97,11 +98,14 @@ def bandwidth(
     oversubscribe: options.Oversubscribe = False,
     record: options.RecordParent = options.RECORDS,
     share_record: options.ShareRecord = False,
+    name: options.RecordName = None,
+    tag: options.Tags = None,
+    note: options.Note = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Measures bandwidth and latency between workers, between GPUs, and of each collective; flags slow links."""
-    session = Session.of(context, json=json)
+    session, labels = Session.of(context, json=json), labels_of(name, tag or (), note)
     host = discover()
     number = trials.default_workers(host) if workers is None else workers
     parts = trials.parse_names(only, "--only", trials.PARTS)
@@ -120,10 +124,10 @@ def bandwidth(
         memory=free_memory(),
         oversubscribe=oversubscribe or workers is None,
     )
-    session.record = open_folder(record, "bandwidth", share=share_record)
+    record = session.open_record(record, "bandwidth", share=share_record, labels=labels)
     plan = trials.plan(
         host,
-        session.record,
+        record,
         workers=number,
         ops=asked_ops,
         sizes=asked_sizes,
@@ -133,7 +137,7 @@ def bandwidth(
     )
     console = stderr()
     topology = survey()
-    measured, outcome = carry_out(plan, session, session.record, share=share_record, console=console, quiet=quiet)
+    measured, outcome = carry_out(plan, session, record, share=share_record, console=console, quiet=quiet)
     verdict = judge(
         [report for result in measured for report in result.reports],
         topology,
@@ -142,8 +146,8 @@ def bandwidth(
         failures=[result.failure for result in measured if result.failure],
         interrupted=outcome.interrupted,
     )
-    series.write_verdict(session.record, verdict)
-    plots = draw(verdict, session.record)
+    series.write_verdict(record, verdict)
+    plots = draw(verdict, record)
     if not quiet:
         bandwidth_tables.show(results(json=json), verdict)
     code = outcome.exit_code if outcome.interrupted else exit_code(verdict)

@@ -18,7 +18,7 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.progress_line import Line
 from paceline.cli.shared.series import parse_time, recorded, run_of
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, results, stderr
+from paceline.cli.shared.terminal import results, stderr
 from paceline.cli.tables.demo import show_printed, show_tuned
 from paceline.cli.tune import keep
 from paceline.record.private import write_file
@@ -126,7 +126,7 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
     console.print(expect(story.machine))
     console.print(f"  $ python {script}\n  $ paceline run -n {workers} {script}", soft_wrap=True)
     settings = RunSettings(script=script, workers=workers)
-    session.record = open_folder(story.parent, f"scale-{story.script.stem}")
+    record = session.open_record(story.parent, f"scale-{story.script.stem}", script=script)
     measured: list[scaling.Result] = []
     line = Line(stderr(), clock, quiet=console.quiet)
 
@@ -139,13 +139,13 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
         speed = f"{rate(result.summary.samples_per_s)} samples/s"
         line.say(f"{_trial(result.trial)}: {'failed' if result.failure else speed}")
 
-    with recorded(session.record, run_of("scale", settings)) as outcome:
+    with recorded(record, run_of("scale", settings)) as outcome:
         with line:
             line.start("plain python")
             story.printed = run_both(
                 settings,
                 zygote=session.workers,
-                record=session.record,
+                record=record,
                 budget=clock,
                 on_line=on_line,
                 on_event=line.event,
@@ -155,8 +155,8 @@ def compare(story: Story, session: Session, clock: Budget, console: Console) -> 
         outcome.steps = sum(result.summary.steps for result in measured)
         outcome.exit_code = int(not story.printed.same)  # the demo's script is deterministic: a difference is a bug
     story.exit_code = outcome.exit_code
-    story.scaled = scaling.judge(measured, mode="strong", record=session.record, interrupted=outcome.interrupted)
-    write_file(session.record / "verdict.json", msgspec.json.format(msgspec.json.encode(story.scaled)))
+    story.scaled = scaling.judge(measured, mode="strong", record=record, interrupted=outcome.interrupted)
+    write_file(record / "verdict.json", msgspec.json.format(msgspec.json.encode(story.scaled)))
     if story.printed is not None:
         show_printed(console, story.printed, workers)
 
@@ -171,7 +171,9 @@ def tune(story: Story, session: Session, clock: Budget, host: Host, console: Con
         return
     console.print(f"  $ paceline tune --budget {seconds:.0f}s {story.script}", soft_wrap=True)
     settings = RunSettings(script=str(story.script), steps=STEPS, enough=ENOUGH)
-    story.tune_record = open_folder(story.parent, f"tune-{story.script.stem}")
+    before = session.record
+    story.tune_record = session.open_record(story.parent, f"tune-{story.script.stem}", script=str(story.script))
+    session.record = before
     budget = Budget(seconds)
     line = Line(stderr(), budget, quiet=console.quiet)
 

@@ -16,7 +16,7 @@ from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import ScriptOptionsWithLauncher, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, results, stderr
+from paceline.cli.shared.terminal import results, stderr
 from paceline.cli.shared.told_figures import figures_document
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
@@ -148,16 +148,17 @@ def profile(
         mods=tuple(str(asked) for asked in catalog.parse(mod or [])),
         profile=ProfileSettings(steps=steps, warm_up=warm_up, stack=stack, whole_run=to_the_end),
     )
-    seconds = series.parse_time(budget)
+    seconds, labels = series.parse_time(budget), asked.labels()
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     check(settings, discover(), oversubscribe=asked.oversubscribe)
     if tensorboard is not None:
         prove_board(tensorboard)
-    session.record = open_folder(record, asked.script, share=asked.share_record)
+    session.open_record(record, asked.script, script=asked.script, share=asked.share_record, labels=labels)
     outcome = _run(
         settings, session, console, oversubscribe=asked.oversubscribe, tensorboard=tensorboard, quiet=quiet, json=json
     )
     try:
+        assert session.record is not None
         told = _read(session.record)
     except PacelineError:
         if outcome.exit_code == 0:

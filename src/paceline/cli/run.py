@@ -18,7 +18,7 @@ from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
 from paceline.cli.shared.script_options import runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, stderr, time_table
+from paceline.cli.shared.terminal import stderr, time_table
 from paceline.cli.shared.told_figures import figures_document, slowest_words
 from paceline.cli.tables.ending import verdict_of, wall_clock_line, wall_clock_of
 from paceline.cli.tables.noise import find_noise, noise_document, show_noise
@@ -159,6 +159,7 @@ def run(
 ) -> None:
     """Runs an unmodified script on N workers, with the same numbers."""
     session = Session.of(context, json=json)
+    labels = asked.labels()
     emulated = [] if emulate is None else [f"emulate={emulate}"]
     mods = tuple(str(asked) for asked in catalog.parse([*(mod or []), *emulated]))
     bounds = lasting_options.bounds_of(elastic)
@@ -198,34 +199,34 @@ def run(
             )
         if tensorboard is not None:
             prove_board(tensorboard)
-        session.record = open_folder(record, asked.script, share=asked.share_record)
+        record = session.open_record(record, asked.script, script=asked.script, share=asked.share_record, labels=labels)
         console = stderr()
         if said and not quiet:
             console.print(f"paceline: {said}", soft_wrap=True)
-        live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=session.record)
+        live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=record)
 
         try:
-            with showing(tensorboard, session.record, live.event) as on_event:
+            with showing(tensorboard, record, live.event) as on_event:
                 if cluster is not None:
-                    record, interface = session.record, asked.interface
+                    interface = asked.interface
                     outcome = launch_on(settings, cluster, record=record, on_event=on_event, interface=interface)
                 else:
                     outcome = launch(
                         settings,
                         zygote=session.workers(),
-                        record=session.record,
+                        record=record,
                         on_event=on_event,
                         oversubscribe=asked.oversubscribe,
                     )
         finally:
             live.close()
-        summary = summary_of(session.record, outcome, settings)
+        summary = summary_of(record, outcome, settings)
         if timeline is not None:
-            show_timeline(console, session.record, timeline)
+            show_timeline(console, record, timeline)
         if outcome.message:
             console.print(outcome.message, style="red", soft_wrap=True)
-        clock = wall_clock_of(session.record, summary.warm_up, outcome)
-        noise = find_noise(session.record) if noise_scale else None
+        clock = wall_clock_of(record, summary.warm_up, outcome)
+        noise = find_noise(record) if noise_scale else None
         if not quiet:
             show_summary(console, summary, session, launch_as=settings.launch_as, outcome=outcome, clock=clock)
             if noise_scale and summary.steps:

@@ -15,7 +15,7 @@ from paceline.cli.shared import options, series
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.script_options import ScriptOptions, runs_scripts
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, plotted, progress_bar, results, stderr
+from paceline.cli.shared.terminal import plotted, progress_bar, results, stderr
 from paceline.cli.tables.scale import show_verdict
 from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
@@ -84,12 +84,15 @@ def scale(
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     for trial in plan[: len(numbers)]:
         check(trial.settings, discover(), oversubscribe=asked.oversubscribe)
-    session.record = open_folder(record, f"scale-{Path(asked.script).stem}", share=asked.share_record)
+    stem = Path(asked.script).stem
+    record = session.open_record(
+        record, f"scale-{stem}", script=asked.script, share=asked.share_record, labels=asked.labels()
+    )
     console = stderr()
-    measured, outcome = carry_out(plan, session, session.record, settings, console=console, quiet=quiet)
-    verdict = trials.judge(measured, mode=mode, record=session.record, interrupted=outcome.interrupted)
-    series.write_verdict(session.record, verdict)
-    plot = draw(verdict, session.record, asked.script) if verdict.points else None
+    measured, outcome = carry_out(plan, session, record, settings, console=console, quiet=quiet)
+    verdict = trials.judge(measured, mode=mode, record=record, interrupted=outcome.interrupted)
+    series.write_verdict(record, verdict)
+    plot = draw(verdict, record, asked.script) if verdict.points else None
     if not quiet:
         show_verdict(results(json=json), verdict)
     # Different numbers are a result, not a failure. A point without a measurement is a failure.

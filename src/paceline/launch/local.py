@@ -29,6 +29,7 @@ from paceline.launch.watch import Watch
 from paceline.launch.zygote.handle import Zygote
 from paceline.mods import catalog
 from paceline.record import Outcome, Run, WorkerInfo, write_run
+from paceline.record.about.origin import hide_secrets
 from paceline.settings import RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.topology import Host, discover
@@ -335,5 +336,5 @@ def describe_worker(order: messages.SpawnOrder, pid: int) -> WorkerInfo:
         cores=list(worker.cores),
         threads=worker.threads,
         gpus=list(worker.gpus),
-        environment=order.environment,
+        environment=hide_secrets(order.environment),
     )

@@ -20,6 +20,7 @@ from paceline.launch.interrupts import Signals
 from paceline.launch.versions import installed
 from paceline.launch.watch import Watch
 from paceline.record import Outcome, Run, last_step, prepare, stopping, write_run
+from paceline.record.about.origin import without_secrets
 from paceline.record.folder import release
 from paceline.settings import RunSettings
 from paceline.strategies import catalog as strategies
@@ -42,7 +43,7 @@ def recorded(
         verb=verb,
         script=run.script,
         arguments=list(run.arguments),
-        settings=dataclasses.asdict(run),
+        settings=dataclasses.asdict(run) | {"environment": without_secrets(run.environment, all_variables=True)},
         mods=list(run.mods),
         strategy=strategies.parse(run.strategy).entry.name if run.launch_as is None else "script",
         versions=installed(),

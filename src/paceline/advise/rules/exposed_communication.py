@@ -24,7 +24,8 @@ def find(evidence: Evidence) -> Finding | None:
     """
     if evidence.workers < 2 or not evidence.step:
         return None
-    waiting, step = waiting_for_bytes(evidence), evidence.step
+    step = evidence.step
+    waiting = min(waiting_for_bytes(evidence), step)  # a mean over steps, some of which are longer than the step time
     if waiting < SHARE * step:
         return None
     hosts = len({worker.host for worker in evidence.run.workers}) if evidence.run else 1

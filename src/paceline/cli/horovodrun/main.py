@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "verbose" in asked.values:
         print(f"horovodrun: {shlex.join(['paceline', *arguments])}", file=sys.stderr)
     folder = asked.values.get("output_filename")
-    return paceline(arguments, ended=None if folder is None else lambda session: _copy_logs(session, Path(folder)))
+    typed = ["horovodrun", *(sys.argv[1:] if argv is None else argv)]
+    ended = None if folder is None else lambda session: _copy_logs(session, Path(folder))
+    return paceline(arguments, ended=ended, command=typed)
 
 
 def run_arguments(asked: Read) -> list[str]:

@@ -175,6 +175,27 @@ ShareRecord = Annotated[
     bool,
     typer.Option("--share-record", help="Let other accounts read the record.", rich_help_panel=OUTPUT),
 ]
+LABELS = "Labels of the record"
+RecordName = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="TEXT", help="Name of the record, for people.", show_default=False, rich_help_panel=LABELS
+    ),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag",
+        metavar="TAG",
+        help="Tag of the record; `paceline runs --tag` finds it. May be repeated.",
+        show_default=False,
+        rich_help_panel=LABELS,
+    ),
+]
+Note = Annotated[
+    str | None,
+    typer.Option("--note", metavar="TEXT", help="Note about the record.", show_default=False, rich_help_panel=LABELS),
+]
 TensorBoard = Annotated[
     Path | None,
     typer.Option(

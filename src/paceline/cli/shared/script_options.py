@@ -16,6 +16,7 @@ from paceline.cli.shared.session import Session
 from paceline.cli.shared.stray_options import noticed
 from paceline.errors import UsageError
 from paceline.launch.horovod_scripts import distributes_itself
+from paceline.record.about.labels import Labels, labels_of
 from paceline.settings import SMALL, Launcher, RunSettings
 from paceline.strategies import catalog as strategies
 
@@ -38,6 +39,13 @@ class ScriptOptions:
     stall_warning: options.StallWarning = 60.0
     stall_abort: options.StallAbort = None
     share_record: options.ShareRecord = False
+    name: options.RecordName = None
+    tag: options.Tags = None
+    note: options.Note = None
+
+    def labels(self) -> Labels:
+        """The labels of the record. UsageError if one cannot be used."""
+        return labels_of(self.name, self.tag or (), self.note)
 
     def settings(self) -> RunSettings:
         """The settings of a run on one worker, before the verb's own options. Draws a seed if none was given."""

@@ -21,11 +21,12 @@ from paceline.cli.shared import options
 from paceline.cli.shared.progress_line import Line
 from paceline.cli.shared.script_options import ScriptOptions
 from paceline.cli.shared.session import Session
-from paceline.cli.shared.terminal import open_folder, results, stderr
+from paceline.cli.shared.terminal import results, stderr
 from paceline.errors import UsageError
 from paceline.launch import Event, check
 from paceline.launch.interrupts import exit_code_of
 from paceline.record import read_run, write_run
+from paceline.record.about.labels import Labels
 from paceline.record.private import keep_private, write_file
 from paceline.record.schema import Outcome, Run
 from paceline.record.stopping import stop
@@ -90,12 +91,23 @@ def parse_bytes(text: str | None, option: str = "--memory-limit") -> int:
 
 
 def open_record(
-    verb: str, settings: RunSettings, *, parent: Path, resume: Path | None, seed: int | None
+    session: Session,
+    settings: RunSettings,
+    *,
+    parent: Path,
+    resume: Path | None,
+    seed: int | None,
+    labels: Labels | None = None,
 ) -> tuple[Path, RunSettings]:
     """The record of the series and its settings. A new folder, or the record to resume: that must come from the same
     command, and its seed is used unless a seed was given."""
+    verb, script = session.verb, settings.script
     if resume is None:
-        return open_folder(parent, f"{verb}-{Path(settings.script).stem}", share=settings.share_record), settings
+        name = f"{verb}-{Path(script).stem}"
+        return (
+            session.open_record(parent, name, script=script, share=settings.share_record, labels=labels),
+            settings,
+        )
     run = read_run(resume)
     if run.verb != verb:
         raise UsageError(
@@ -116,7 +128,7 @@ def open_record(
         )
     if not settings.share_record:
         keep_private(resume)
-    return resume, settings
+    return session.resume_record(resume), settings
 
 
 def run_of(verb: str, settings: RunSettings) -> Run:
@@ -196,8 +208,9 @@ class Series:
         seconds = parse_time(budget)
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         check(settings, host, oversubscribe=asked.oversubscribe)
-        record, settings = open_record(session.verb, settings, parent=parent, resume=resume, seed=asked.seed)
-        session.record = record
+        record, settings = open_record(
+            session, settings, parent=parent, resume=resume, seed=asked.seed, labels=asked.labels()
+        )
         console, limit = stderr(), Budget(seconds)
         line = Line(console, limit, quiet=quiet)
         told = results(json=session.json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,14 @@ import msgspec
 import typer
 
 from paceline import __version__
+from paceline.cli.shared.terminal import open_folder
 from paceline.launch import Zygote
+from paceline.record.about.labels import Labels, write_labels
+from paceline.record.about.lock import hold
+from paceline.record.about.origin import add_resumed, describe, without_secrets, write_origin
 from paceline.record.schema import SCHEMA
+from paceline.record.stopping import stop
+from paceline.settings import all_variables
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,8 +30,10 @@ class Session:
     zygote: Zygote | None = None
     verb: str = ""
     typed: tuple[str, ...] = ()  # the words after `paceline`
+    program: str = "paceline"  # what was typed before them
     json: bool = False
     record: Path | None = None
+    lock: int | None = None  # on the record's folder, as long as this command uses it
 
     @classmethod
     def of(cls, context: typer.Context, *, json: bool) -> Session:
@@ -33,6 +43,45 @@ class Session:
         session.verb = context.info_name or ""
         session.json = json
         return session
+
+    def open_record(
+        self, parent: Path, name: str, *, script: str = "", share: bool = False, labels: Labels | None = None
+    ) -> Path:
+        """Makes the folder of this command's record, which knows from now on what made it. In a temporary folder, with
+        a warning, if the disk of `parent` is full or read-only."""
+        self.record = open_folder(parent, name, share=share)
+        self._take()
+        try:
+            origin, changes = describe(
+                [self.program, *self.typed], all_variables(), script=script, record=self.record.absolute()
+            )
+            write_origin(self.record, origin, changes)
+            if labels:
+                write_labels(self.record, labels)
+        except OSError as error:
+            stop(self.record, error)
+        return self.record
+
+    def resume_record(self, record: Path) -> Path:
+        """Goes on with an earlier record."""
+        self.record = record
+        self._take()
+        try:
+            add_resumed(record, [self.program, *self.typed])
+        except OSError as error:
+            stop(record, error)
+        return record
+
+    def _take(self) -> None:
+        assert self.record is not None
+        self.leave()
+        self.lock = hold(self.record)
+
+    def leave(self) -> None:
+        """Gives the lock on the record back."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
 
     def workers(self) -> Zygote:
         """The zygote; started now if it does not run yet."""
@@ -48,5 +97,7 @@ class Session:
             "record": str(self.record) if self.record else None,
             "paceline": __version__,
         }
+        if self.record is not None and self.typed:
+            head["command"] = shlex.join(without_secrets([self.program, *self.typed]))
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(head | document)) + b"\n")
         sys.stdout.flush()

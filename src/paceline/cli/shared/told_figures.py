@@ -26,8 +26,8 @@ def slowest_words(figures: Figures) -> str:
     if not slowest.slow:
         return f"slowest worker: none stands out (spread {percent(slowest.share)} of a step)"
     return (
-        f"slowest worker: rank {slowest.rank}, {seconds(slowest.behind)} a step behind the others since step "
-        f"{slowest.since:,}, in {slowest.cause} (spread {percent(slowest.share)} of a step)"
+        f"slowest worker: rank {slowest.rank}, {seconds(slowest.behind)} a step behind the others\n"
+        f"(spread {percent(slowest.share)} of a step; since step {slowest.since:,}, in {slowest.cause})"
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import NoRecordError, PacelineError, RecordError
+from paceline.record.about.labels import Labels
 from paceline.record.inside import Folder
 from paceline.record.schema import Run
 from paceline.tables.figures import Figures, columns_in, figures, kept_figures
@@ -27,6 +28,7 @@ MOST_RUNS = 5000  # records in the list: the newest
 MOST_STEPS = 8 << 20  # bytes of a record's steps that the list reads
 _FILES = (
     "run.json",
+    "labels.json",
     "verdict.json",
     "findings.json",
     "steps.rank*.jsonl",
@@ -49,6 +51,8 @@ class RecordEntry:
     steps: int | None = None
     samples_per_s: float | None = None
     figures: Figures = Figures()  # noqa: RUF009
+    labels: Labels = Labels()  # noqa: RUF009
+    command: str = ""  # as typed; empty: not known
     batch: int | None = None
     loss: float | None = None
     seconds: float | None = None
@@ -152,6 +156,8 @@ def entry_of(name: str, folder: Folder) -> tuple[RecordEntry, Run]:
         steps=found.steps or (run.outcome.steps if run.outcome else None),
         samples_per_s=found.samples_per_s or None,
         figures=found,
+        labels=opened.labels,
+        command=opened.origin.line if opened.origin else "",
         batch=found.batch or None,
         loss=found.last_loss,
         seconds=run.outcome.seconds if run.outcome else None,

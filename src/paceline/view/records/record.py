@@ -14,6 +14,9 @@ import msgspec
 
 from paceline.errors import PacelineError, RecordError
 from paceline.record import Run, read_run
+from paceline.record.about.labels import Labels, read_labels
+from paceline.record.about.lock import is_held
+from paceline.record.about.origin import Origin, read_origin
 from paceline.record.inside import File, Folder
 from paceline.record.samples import FILE as SAMPLES
 from paceline.record.samples import LARGEST as MOST_SAMPLES
@@ -155,6 +158,16 @@ class Opened:
         """Names of the trials' records."""
         return [f"{self.name}/trials/{name}" for name in trials_in(self.folder)]
 
+    @cached_property
+    def origin(self) -> Origin | None:
+        """What made the record; None for a trial, and for records of an earlier Paceline."""
+        return read_origin(self.folder)
+
+    @property
+    def labels(self) -> Labels:
+        """Name, tags and note, which may change at any time."""
+        return read_labels(self.folder)
+
     @property
     def has_samples(self) -> bool:
         stat = self.folder.file(SAMPLES).stat()
@@ -207,6 +220,8 @@ def state_of(run: Run, folder: Folder) -> str:
         return "opened"
     if outcome is not None:
         return "stopped" if outcome.interrupted else "failed" if outcome.exit_code else "succeeded"
+    if is_held(folder.path):
+        return "running"
     latest = run.started
     names = (*folder.names("steps.rank*.jsonl"), *folder.names("log.rank*.txt"))
     files = [*map(folder.file, names), *(folder.folder("trials", name).file("run.json") for name in trials_in(folder))]

@@ -191,7 +191,8 @@ Block: TypeAlias = (
 class Page:
     title: str
     blocks: Sequence[Block]
-    lead: str = ""  # one sentence below the title
+    lead: str = ""  # one sentence below the title …
+    lead_is_command: bool = False  # … or the command that was typed, to copy
 
     def grid(self, name: str) -> Grid | None:
         return next((block for block in self.blocks if isinstance(block, Grid) and block.name == name), None)

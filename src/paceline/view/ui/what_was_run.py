@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from paceline.record.about.origin import Origin
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, FactsBlock, Note
 from paceline.view.ui.wording import say
@@ -16,7 +17,10 @@ TRACEBACK = "Traceback (most recent call last):"
 
 
 def command(record: Opened, *, verb: str = "", more: Sequence[str] = ()) -> str:
-    """The command that the user typed, approximately. `verb` replaces the verb, `more` are further options."""
+    """The command as it was typed; put together from the settings if it is not known, or if it is another command:
+    `verb` replaces the verb, `more` are further options."""
+    if record.origin is not None and not verb and not more:
+        return record.origin.line
     run, settings = record.run, record.run.settings
     verb = verb or run.verb
     workers = settings.get("workers")
@@ -57,11 +61,33 @@ def outcome_notes(record: Opened) -> list[Block]:
     return blocks
 
 
+def _origin(origin: Origin | None) -> list[tuple[str, str]]:
+    """Where the command was typed, and the state of the code."""
+    if origin is None:
+        return []
+    tree = origin.git
+    found = [("folder", origin.directory)]
+    if tree is not None:
+        kept = f", kept in {tree.diff}" if tree.diff else ""
+        cut = ", without the last files" if tree.cut else ""
+        state = (
+            "" if tree.dirty is False else f"; {tree.changed} changed files{kept}{cut}" if tree.dirty else "; not known"
+        )
+        found.append(("git", f"{tree.commit or 'no commit yet'}{f' ({tree.branch})' if tree.branch else ''}{state}"))
+        found.append(("not in git", ", ".join(tree.untracked)))
+    found += [("resumed by", shlex.join(words)) for words in origin.resumed]
+    return [*found, *((name, value) for name, value in origin.environment.items())]
+
+
 def facts(record: Opened, *, open: bool = False) -> FactsBlock:
     """Command, time, strategy, versions and workers."""
     run = record.run
     found = [
         ("command", command(record)),
+        ("name", record.labels.name),
+        ("tags", ", ".join(record.labels.tags)),
+        ("note", record.labels.note),
+        *_origin(record.origin),
         ("record", str(record.folder)),
         ("began", say(run.started or None, "moment")),
         ("took", say(run.outcome.seconds if run.outcome else None, "seconds")),

@@ -38,7 +38,7 @@ def build(record: Opened) -> Page:
     except RecordError as error:  # the trials can be shown all the same
         blocks.append(Note(text=error.message, advice=error.advice, tone="bad"))
     blocks += [*trials(record), facts(record)]
-    return Page(title=TITLES[record.run.verb], lead=command(record), blocks=blocks)
+    return Page(title=TITLES[record.run.verb], lead=command(record), lead_is_command=True, blocks=blocks)
 
 
 def _verdict(record: Opened) -> list[Block]:

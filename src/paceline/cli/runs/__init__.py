@@ -1,0 +1,1 @@
+"""`paceline runs`: lists, filters, labels and deletes records."""
