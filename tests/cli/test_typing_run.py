@@ -7,9 +7,11 @@ import json
 import msgspec
 import pytest
 from fake_launch import FakeZygote, one_step
+from msgspec import structs
 
 from paceline.errors import LaunchError
 from paceline.launch import Notice, Output, Progress, Stall
+from paceline.record import Step
 from paceline.record.noise import Noise
 
 
@@ -399,3 +401,38 @@ def test_a_number_of_workers_that_found_hosts_cannot_have(launched, paceline_, t
     assert code == 2
     assert said in " ".join(err.split())
     assert not (tmp_path / "paceline-runs").exists()
+
+
+def test_a_run_that_waits_for_input_ends_with_what_to_type(launched, paceline_, monkeypatch):
+    def waiting(number: int, *, waits: float = 0.0) -> Step:
+        step = one_step(number)
+        return structs.replace(step, data=0.08, forward=0.005, backward=0.005)
+
+    monkeypatch.setattr("fake_launch.one_step", waiting)
+    code, _, err = paceline_("run", "--seed", "1", "train.py", "--epochs", "3")
+    assert code == 0
+    assert err.splitlines()[-1] == (
+        "80 % of a step is waiting for input. To load batches ahead, type: paceline run --mod loader=fast --seed 1 "
+        "train.py --epochs 3"
+    )
+    _, out, _ = paceline_("run", "-n", "2", "--json", "train.py")
+    assert json.loads(out)["advice"]["command"] == "paceline run --mod loader=4 -n 2 --json train.py"
+
+
+def test_a_run_that_communicates_is_sent_to_scale_with_its_own_options(launched, paceline_, monkeypatch):
+    def waiting(number: int, *, waits: float = 0.0) -> Step:
+        return structs.replace(one_step(number), communication=0.08, forward=0.005, backward=0.005, data=0.0)
+
+    monkeypatch.setattr("fake_launch.one_step", waiting)
+    line = "run -n 4 --threads 1 --batch keep --mod bn=local train.py --lr 1"
+    *_, err = paceline_(*line.split())
+    assert err.splitlines()[-1] == (
+        "80 % of a step is communication. To see whether fewer workers are as fast, type: paceline scale -n 1,2,4 "
+        "--threads 1 --mod bn=local train.py --lr 1"
+    )
+
+
+def test_a_run_that_computes_needs_no_advice(launched, paceline_):
+    _, out, err = paceline_("run", "--json", "train.py")
+    assert json.loads(out)["advice"] is None
+    assert ", type: paceline" not in err

@@ -13,6 +13,7 @@ from msgspec import structs
 from rich.console import Console
 
 from paceline.cli.shared import lasting_options, options
+from paceline.cli.shared.command_words import another_verb
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.host_options import RunOptions, cluster_of
 from paceline.cli.shared.live import LiveLine
@@ -33,6 +34,7 @@ from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
 from paceline.settings import Batch, Compression, Launcher, RunSettings
 from paceline.topology import discover
+from paceline.trials.core.run_advice import advise
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.core.wall_clock import WallClock
 from paceline.trials.tune.candidates import together
@@ -226,14 +228,19 @@ def run(
         if outcome.message:
             console.print(outcome.message, style="red", soft_wrap=True)
         clock = wall_clock_of(record, summary.warm_up, outcome)
+        hosts = 1 if cluster is None else len(cluster.hosts())
+        advice = advise(summary, hosts=hosts, compression=compression, own=settings.launch_as is None)
+        typed = another_verb(context, session.typed, advice.verb, advice.options) if advice else ""
         noise = find_noise(record) if noise_scale else None
         if not quiet:
             show_summary(console, summary, session, launch_as=settings.launch_as, outcome=outcome, clock=clock)
             if noise_scale and summary.steps:
                 show_noise(console, noise, summary.samples / summary.steps)
+            if advice is not None:
+                console.print(f"{advice.found} {advice.purpose}, type: {typed}", style="bold yellow", soft_wrap=True)
         if json:
-            hosts = 1 if cluster is None else len(cluster.hosts())
             told = document(summary, outcome, clock) | {"hosts": hosts, "as": settings.launch_as}
+            told["advice"] = {"found": advice.found, "purpose": advice.purpose, "command": typed} if advice else None
             session.print_document(told | {"noise_scale": noise_document(noise)} if noise_scale else told)
         raise typer.Exit(outcome.exit_code)
 
