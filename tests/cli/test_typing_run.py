@@ -237,7 +237,7 @@ def test_json_prints_one_document_and_nothing_else(launched, paceline_):
 def test_the_table_fits_80_columns(launched, paceline_):
     _, out, err = paceline_("run", "-n", "2", "train.py")
     assert out == ""
-    assert all(len(line) <= 80 for line in err.splitlines())
+    assert all(len(line) <= 80 for line in err.splitlines()), err
     for word in (
         "data",
         "forward",

@@ -49,6 +49,29 @@ def test_nobody_is_warned_of_before_time_or_where_all_compute() -> None:
     assert inspector.look([WorkerStanding(0), WorkerStanding(1)], 1000.0) is None, "they are not started yet"
 
 
+def test_nothing_is_a_stall_while_a_person_is_at_a_prompt() -> None:
+    inspector = Inspector(5.0, 8.0)
+    waits = WorkerStanding(1, beat(waiting="all_reduce", waited=9.0), 10.0)
+    asks = WorkerStanding(0, msgspec.structs.replace(beat(), asking=True), 10.0)
+    assert inspector.look([asks, waits], 10.0) is None
+    assert inspector.gives_up([asks, waits], 10.0) is None
+    # The person has gone on: the others have waited since then.
+    goes_on = WorkerStanding(0, beat(), 10.5)
+    assert inspector.look([goes_on, waits], 10.5) is None
+    assert inspector.gives_up([goes_on, waits], 10.5) is None
+    goes_on.heard = waits.heard = 15.0
+    stalled = inspector.look([goes_on, waits], 15.5)
+    assert stalled is not None
+    assert stalled.longest == 5.5
+
+
+def test_a_prompt_is_no_long_silence_either() -> None:
+    inspector = Inspector(5.0, None)
+    asks = [WorkerStanding(rank, msgspec.structs.replace(beat(), asking=True), 99.0, moved=1.0) for rank in range(2)]
+    assert inspector.look(asks, 100.0) is None
+    assert inspector.look([WorkerStanding(0, beat(), 100.5, moved=1.0)], 101.0) is None
+
+
 def test_a_stall_is_told_once_and_the_next_one_again() -> None:
     inspector = Inspector(5.0, None)
     stuck = [WorkerStanding(0, beat(waiting="x", waited=9.0), 10.0), WorkerStanding(1, beat(), 10.0)]

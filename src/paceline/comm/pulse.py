@@ -26,6 +26,7 @@ class Pulse:
         self.view = ""
         self.latest: Any = None  # the last Step
         self.noise: float | None = None  # the gradient noise scale, if measured
+        self.asking = False  # the main thread waits for standard input: somebody is at a prompt
         self.evaluated_after = 0.0  # seconds of evaluation after the last step, once the script has ended
         self._notify = notify
         self.on_idle: Callable[[str, str], None] | None = None  # called with a mod that does nothing, and a notice

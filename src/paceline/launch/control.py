@@ -186,6 +186,7 @@ class Control:
             view=pulse.view,
             latest=pulse.latest,
             passed=pulse.passed,
+            asking=pulse.asking,
             evaluated_after=pulse.evaluated_after,
             last=last,
         )

@@ -39,4 +39,11 @@ class Stall:
     text: str
 
 
-Event = Output | Progress | Notice | Stall
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Whether the script waits for standard input: somebody is at a prompt, and nothing may be drawn over it."""
+
+    now: bool
+
+
+Event = Output | Progress | Notice | Stall | Asking

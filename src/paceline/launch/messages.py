@@ -95,6 +95,7 @@ class Beat(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     view: str
     latest: Step | None
     passed: int = 0  # number of seams passed
+    asking: bool = False  # the main thread waits for standard input
     evaluated_after: float = 0.0  # seconds of evaluation after the last step, in the last heartbeat
     last: bool = False  # the script has ended; the worker closes the channel
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from paceline.cli.shared.told_figures import spread_words
 from paceline.launch import Event, Notice, Output, Progress, Stall
+from paceline.launch.events import Asking
 from paceline.record.schema import Step
 from paceline.tables.running import RunningFigures
 from paceline.units import count, rate, seconds
@@ -40,7 +41,7 @@ class LiveLine:
         self._script_to_stderr = script_to_stderr
         self._terminal = console.is_terminal and not quiet
         self._text = Text(f"{count(workers, 'worker')}, no step yet …", style="dim")
-        self._drawn = False
+        self._drawn = self._asking = False
         self._line_complete = True  # whether the script's output ends in a newline, where this line would follow
         self._said, self._said_at = "", time.monotonic()  # the last line without a terminal
         self._running = RunningFigures(record)
@@ -55,6 +56,10 @@ class LiveLine:
                 self.progress(latest)
             case Notice(text=text):
                 self.say(f"paceline: {text}", style="yellow")
+            case Asking(now=now):
+                self._asking = now
+                self._take_away()
+                self._draw()
             case Stall(text=text):
                 self.say(text, style="bold yellow")
 
@@ -111,7 +116,7 @@ class LiveLine:
         return Text(" · ".join(part for part in parts if part), style="cyan")
 
     def _draw(self) -> None:
-        if self._terminal and self._line_complete and not self._drawn:
+        if self._terminal and self._line_complete and not self._drawn and not self._asking:
             text = self._text.copy()
             text.truncate(self._console.width - 1, overflow="ellipsis")
             self._console.print(text, end="", no_wrap=True)

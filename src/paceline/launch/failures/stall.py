@@ -6,7 +6,8 @@ It works on heartbeats, and on the kernel's process state for a worker that send
 - **silent** when the launcher got no heartbeat for 5 s, or none since the worker's start: the worker is frozen (stopped
   by a signal), blocked in the kernel, or its Python does not answer. Its last heartbeat no longer counts;
 - **quiet** when it runs without a step, a seam or a collective. That is no fault while no other worker waits: a long
-  evaluation, a compilation or a download looks the same.
+  evaluation, a compilation or a download looks the same;
+- **asking** when it waits for standard input (`input()`, a debugger's prompt): as long as one does, nothing is a stall.
 
 A worker that other workers wait for is missing: it is in no collective, is silent, or has ended. If all workers wait in
 different collectives, they parted ways.
@@ -14,7 +15,7 @@ different collectives, they parted ways.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.launch import messages
 from paceline.launch.processes import is_frozen
@@ -96,11 +97,15 @@ class Inspector:
     warning: float  # seconds; 0: never
     abort: float | None  # seconds
     tells_quiet: bool = True  # False for a program that is only started and watched: its workers pass no seams
+    _asked: float = field(default=float("-inf"), init=False)  # when a worker was last seen to wait for its user
     _reported: set[tuple[int, int]] = field(default_factory=set, init=False)  # (rank, collectives entered)
 
     def look(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
         """A stall that has not been reported yet."""
-        stalled = _stalled(standings, now)
+        if asks(standings):
+            self._asked = now
+            return None
+        stalled = self._without_asking(_stalled(standings, now), now)
         limits = [limit for limit in (self.warning, self.abort) if limit]
         if stalled is None or not limits or stalled.longest < min(limits):
             self._reported.clear()
@@ -113,13 +118,21 @@ class Inspector:
 
     def gives_up(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
         """A stall that ends the run: a worker has been waiting or silent for `abort` seconds."""
-        stalled = _stalled(standings, now)
+        stalled = None if asks(standings) else self._without_asking(_stalled(standings, now), now)
         if self.abort and stalled is not None and stalled.longest >= self.abort:
             return stalled
         return None
 
+    def _without_asking(self, stalled: Stalled | None, now: float) -> Stalled | None:
+        """The workers that wait for one that was at a prompt have waited since its user went on."""
+        if stalled is None or now - self._asked >= stalled.longest:
+            return stalled
+        return replace(stalled, longest=now - self._asked)
+
     def _quiet(self, standings: list[WorkerStanding], now: float) -> Stalled | None:
         live = [standing for standing in standings if not standing.ended]
+        if now - self._asked < self.warning:
+            return None
         if not (self.warning and self.tells_quiet and live) or not all(s.is_quiet(now, self.warning) for s in live):
             return None
         self.tells_quiet = False
@@ -162,6 +175,12 @@ def why(stalled: Stalled, rank: int, now: float) -> str:
         return wrong
     kept = f"kept rank {', '.join(str(one.rank) for one in stalled.waiting)} waiting for {stalled.longest:.0f} s"
     return f"{wrong}, and {kept}" if wrong else kept
+
+
+def asks(standings: list[WorkerStanding]) -> bool:
+    """Whether a worker waits for its user at a prompt (`input()`, a debugger): then the others wait, too, and rightly
+    so."""
+    return any(one.beat is not None and one.beat.asking and not one.ended for one in standings)
 
 
 def _stalled(standings: list[WorkerStanding], now: float) -> Stalled | None:

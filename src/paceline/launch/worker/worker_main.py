@@ -68,8 +68,7 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
     if settings.rank and not stage.aside:
         name = f"rank{settings.rank}"
         Voice(stage, folder / "scratch" / name, Path(temporary) / name).install()
-    if not stage.aside:
-        terminal.install(group, {stream: size for stream, *size in settings.terminal})
+    terminal.install(group, {stream: size for stream, *size in settings.terminal}, alone=stage.aside)
     instrument.find(stage)
     if solution is not None:
         solution.install()
