@@ -86,8 +86,9 @@ def test_the_table_and_what_to_type(launched, paceline_, tmp_path):
     table = told[: told.index("losses: compared")]
     assert all(len(line) <= 80 for line in table.splitlines())
     [record] = (tmp_path / "paceline-runs").iterdir()
-    for name in ("verdict.json", "preset.json", "tuned.patch", "journal.jsonl", "plots/tune.svg"):
+    for name in ("verdict.json", "preset.json", "tuned.patch", "by_hand.json", "journal.jsonl", "plots/tune.svg"):
         assert (record / name).is_file(), name
+    assert [one["mod"] for one in json.loads((record / "by_hand.json").read_text())] == ["resident"]
     assert read_run(record).verb == "tune"
     assert read_run(record).outcome.exit_code == 0
 

@@ -13,7 +13,7 @@ from machines import text, whole
 from paceline.topology import nccl_log
 from paceline.topology.choosing import choose
 from paceline.topology.machine import Gpu, Topology
-from paceline.topology.picture import draw
+from paceline.topology.picture import DARK, LIGHT, Look, draw, narrow
 from paceline.topology.reading import read
 from paceline.topology.usage import flags
 
@@ -32,9 +32,10 @@ def test_every_machine_can_be_drawn(topology: Topology) -> None:
 
 
 @pytest.mark.parametrize("name", ["dgx1.txt", "dgx_a100.txt", "pcie_two_sockets.txt", "one_gpu.txt", "dgx1.xml"])
-def test_nothing_falls_out_of_the_picture(name: str) -> None:
+@pytest.mark.parametrize("look", [LIGHT, narrow(DARK)])
+def test_nothing_falls_out_of_the_picture(name: str, look: Look) -> None:
     topology = read(text(name))
-    root = ElementTree.fromstring(draw(topology, choice=choose(topology, len(topology.devices))))
+    root = ElementTree.fromstring(draw(topology, choice=choose(topology, len(topology.devices)), look=look))
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     for node in root.iter():
         for key in ("x", "x1", "x2", "cx"):
@@ -66,3 +67,16 @@ def test_a_choice_and_an_idle_link_stand_out() -> None:
 def test_names_are_escaped() -> None:
     topology = msgspec.structs.replace(Topology(), host="<&>", devices=(Gpu(index=0, name='"<b>"'),))
     assert "<&>" in words(draw(topology))
+
+
+def test_the_text_of_a_narrow_picture_fits_and_a_dark_one_is_light() -> None:
+    topology = read(text("dgx1.xml"))
+    svg = draw(topology, choice=choose(topology, 4), look=narrow(DARK))
+    root = ElementTree.fromstring(svg)
+    assert float(root.attrib["width"]) <= 350, "a phone of 400 pixels, without the margins of the page"
+    for node in root.iter(f"{SVG}text"):
+        length = len(node.text or "") * float(node.attrib["font-size"]) * 0.55
+        start = float(node.attrib["x"]) - (length / 2 if node.attrib["text-anchor"] == "middle" else 0)
+        assert start >= -2, node.text
+        assert start + length <= 350, node.text
+    assert LIGHT.ink not in svg

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import view_records
+from cuda_trace import Machine
 from view_records import BEGUN, make_bandwidth, make_run, make_scale, make_series, make_sweep, make_tune
 
 from paceline.record import Outcome, Run, Step, WorkerInfo, write_run
@@ -40,6 +41,7 @@ def make_each_verb(root: Path) -> dict[str, str]:
         "tune": make_tune(root / "tune"),
         "converge": make_converge(root / "converge"),
         "bandwidth": make_bandwidth(root / "bandwidth"),
+        "cpu": make_cpu_profile(root / "cpu"),
         "pair": make_pair(root / "pair"),
         "failed": make_failed(root / "failed"),
         "pipelines": make_pipelines(root / "pipelines"),
@@ -61,6 +63,20 @@ def on_cpu(folder: Path) -> Path:
     if samples.exists():
         lines = [json.loads(line) | {"gpus": []} for line in samples.read_text().splitlines()]
         samples.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def make_cpu_profile(folder: Path) -> Path:
+    """A profile without a device."""
+    on_cpu(make_run(folder, ranks=1, steps=60, traced=True))
+    machine = Machine(0, 1)
+    for _ in range(3):
+        with machine.step():
+            with machine.annotation("paceline.forward"), machine.op("aten::linear", 400_000), machine.op("aten::addmm"):
+                machine.work(900_000)
+            with machine.annotation("paceline.backward"), machine.op("aten::mm", 700_000):
+                machine.work(100_000)
+    machine.write(folder / "trace.rank0.json.gz")
     return folder
 
 

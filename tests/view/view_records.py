@@ -288,6 +288,8 @@ def make_tune(folder: Path) -> Path:
     }  # fmt: skip
     folder = make_series(folder, "tune", verdict)
     (folder / "tuned.patch").write_text("--- train.py\n+++ train.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n")
+    by_hand = [{"mod": "precision=bf16", "lines": "with torch.autocast('cpu'):\n    loss = …"}]
+    (folder / "by_hand.json").write_text(json.dumps(by_hand))
     return folder
 
 

@@ -27,7 +27,7 @@ from paceline.trials.core.bench import Budget, Measured, Status, details
 from paceline.trials.tune.candidates import MORE, Candidate, candidates, check_asked, settings_of, tried_names
 from paceline.trials.tune.charts import charts
 from paceline.trials.tune.from_findings import advised, put_first
-from paceline.trials.tune.patch import Patch, read, write_patch
+from paceline.trials.tune.patch import BY_HAND, Patch, read, write_patch
 from paceline.trials.tune.preset import TUNED, Preset, whole_path, write_preset
 from paceline.trials.tune.search import Search
 from paceline.trials.tune.verdict import Verdict
@@ -236,6 +236,7 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
     if mods:
         told["patch"] = write_patch(*read(settings.script, module=settings.module), mods, cuda=cuda)
         write(record / "tuned.patch", told["patch"].diff.encode())
+        write(record / BY_HAND, msgspec.json.format(msgspec.json.encode(told["patch"].by_hand)))
         where = [] if record.parent == options.RECORDS else ["--record", str(record.parent)]
         told["command"] = tune_tables.command(settings, "--preset", TUNED, *where)
         told["spelled_out"] = tune_tables.spelled_out(settings, mods)

@@ -19,6 +19,8 @@ from paceline.trials.tune import rewrites
 from paceline.trials.tune.candidates import name_of
 from paceline.trials.tune.rewrites import Script
 
+BY_HAND = "by_hand.json"  # in the record: the mods that are not in the patch
+
 
 class ByHand(msgspec.Struct, kw_only=True):
     """A mod that is not in the patch, and the lines that replace it."""

@@ -11,7 +11,7 @@ from paceline.charts.thin import thinned
 from paceline.tables.devices import gpu_samples, host_samples, worker_samples
 from paceline.tables.overlap import overlap
 from paceline.tables.timeline import CAUSES, timeline
-from paceline.view.records.contents import has_traces
+from paceline.view.records.contents import has_traces, uses_devices
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Page
 from paceline.view.ui.grid import Column, Grid
@@ -27,7 +27,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         blocks += utilisation(record)
         blocks += _gpus(record)
         blocks += _host(record)
-    return Page(title="Devices", blocks=blocks)
+    return Page(title="Devices" if uses_devices(record) else "Load of the machine", blocks=blocks)
 
 
 def _devices(record: Opened) -> Grid:

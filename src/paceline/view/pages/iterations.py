@@ -46,6 +46,7 @@ COLUMNS = (
             title=part,
             how="Timed by the worker; empty if this step was not split into parts.",
             kind="seconds",
+            optional=True,
         )
         for part in PHASES
     ),
@@ -138,7 +139,7 @@ def _traced(record: Opened) -> Grid:
         columns=(
             *COLUMNS[:2],
             Column(key="wall", title="took", how="Length of the profiler's mark of the step.", kind="seconds"),
-            *(Column(key=phase, title=phase, how=how, kind="seconds") for phase in PHASES),
+            *(Column(key=phase, title=phase, how=how, kind="seconds", optional=True) for phase in PHASES),
         ),
         rows=profile_of(record).iterations,
     )

@@ -39,24 +39,37 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
             title="At the peak",
             columns=(
                 Column(key="rank", title="rank", how="Rank of the worker.", kind="count"),
-                Column(key="device", title="device", how="−1 is the host.", kind="count"),
+                Column(key="device", title="of", how="The host, or the number of the GPU."),
                 Column(key="time", title="at", how="Seconds since the trace's first event.", kind="seconds"),
                 Column(key="allocated", title="allocated", how="Bytes in use, of torch's allocator.", kind="bytes"),
-                Column(key="reserved", title="reserved", how="Bytes that torch's allocator reserved.", kind="bytes"),
+                Column(
+                    key="reserved",
+                    title="reserved",
+                    how="Bytes that torch's allocator reserved.",
+                    kind="bytes",
+                    optional=True,
+                ),
                 *(
                     Column(
                         key=name,
                         title=name,
                         how=f"Part of allocated: {MEANS.get(name, f'allocated in the phase {name}')}.",
                         kind="bytes",
+                        optional=True,
                     )
                     for name in CATEGORIES
                 ),
             ),
-            rows=peaks.to_dicts(),
+            rows=[
+                row | {"device": "host" if row["device"] == -1 else f"GPU {row['device']}"} for row in peaks.to_dicts()
+            ],
         )
     )
     return Page(title="Memory", blocks=blocks)
+
+
+def _name(device: int) -> str:
+    return "host" if device == -1 else f"GPU {device}"
 
 
 def _chart(rows: pl.DataFrame, title: str, name: str) -> Chart:

@@ -22,9 +22,23 @@ FIGURES = (
     Column(key="calls", title="calls", how=f"Number of calls. {STEP}", kind="count"),
     Column(key="host_self", title="host self", how=f"{HOST}, without nested ops. {STEP}", kind="seconds"),
     Column(key="host_total", title="host total", how=f"{HOST}, with nested ops. {STEP}", kind="seconds"),
-    Column(key="kernels", title="kernels", how=f"Kernels and copies launched by the op itself. {STEP}", kind="count"),
-    Column(key="device_self", title="device self", how=f"{DEVICE} the op itself. {STEP}", kind="seconds"),
-    Column(key="device_total", title="device total", how=f"{DEVICE} the op and its nested ops. {STEP}", kind="seconds"),
+    Column(
+        key="kernels",
+        title="kernels",
+        how=f"Kernels and copies launched by the op itself. {STEP}",
+        kind="count",
+        optional=True,
+    ),
+    Column(
+        key="device_self", title="device self", how=f"{DEVICE} the op itself. {STEP}", kind="seconds", optional=True
+    ),
+    Column(
+        key="device_total",
+        title="device total",
+        how=f"{DEVICE} the op and its nested ops. {STEP}",
+        kind="seconds",
+        optional=True,
+    ),
     Column(
         key="share",
         title="share",
@@ -45,6 +59,13 @@ FIGURES = (
         kind="share",
     ),
 )
+ON_DEVICES = ("eligible", "tensor_cores")  # figures that say nothing about a run without a device
+
+
+def figures_of(record: Opened) -> list[Column]:
+    """The columns that say something about this record."""
+    with_device = profile_of(record).device is not None
+    return [column for column in FIGURES if with_device or column.key not in ON_DEVICES]
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -56,7 +77,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         Grid(
             name="ops",
             title=f"{len(rows):,} ops",
-            columns=(name_column("op"), *FIGURES),
+            columns=(name_column("op"), *figures_of(record)),
             rows=rows,
             empty="No op was traced.",
         )
@@ -165,7 +186,7 @@ def _by_shapes(record: Opened) -> Grid:
         name_column("op"),
         Column(key="shapes", title="shapes", how="Shapes of the op's tensors, as the profiler recorded them."),
         Column(key="types", title="types", how="Data types of the op's tensors, as the profiler recorded them."),
-        *FIGURES,
+        *figures_of(record),
     )
     return Grid(name="shapes", title="Ops by shapes", columns=columns, rows=rows)
 

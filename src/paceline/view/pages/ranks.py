@@ -124,7 +124,7 @@ def _grid(steps: pl.DataFrame, table: pl.DataFrame) -> Grid:
                 kind="count",
             ),
             Column(key="cause", title="mostly in", how="The part with the largest delay against the other ranks."),
-            *(Column(key=part, title=part, how=mean, kind="seconds") for part in PHASES),
+            *(Column(key=part, title=part, how=mean, kind="seconds", optional=True) for part in PHASES),
             Column(key="memory", title="memory", how="Peak memory, as the worker counted.", kind="bytes"),
         ),
         rows=shown.to_dicts(),

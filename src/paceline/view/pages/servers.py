@@ -83,12 +83,26 @@ def _grid(reports: list[ServerReport]) -> Grid:
             Column(key="updates", title="updates", how="Updates made.", kind="count"),
             Column(key="mean", title="mean staleness", how="Mean over the server's updates.", kind="number"),
             Column(key="most", title="most", how="The largest staleness of an update.", kind="count"),
-            Column(key="dropped", title="dropped", how="Gradients that came after their round.", kind="count"),
-            Column(key="duplicates", title="sent twice", how="Pushes that came twice; applied once.", kind="count"),
+            Column(
+                key="dropped",
+                title="dropped",
+                how="Gradients that came after their round.",
+                kind="count",
+                optional=True,
+            ),
+            Column(
+                key="duplicates",
+                title="sent twice",
+                how="Pushes that came twice; applied once.",
+                kind="count",
+                optional=True,
+            ),
             Column(key="starts", title="starts", how="How often the server was started.", kind="count"),
-            Column(key="lost", title="lost", how="Updates lost in the last restart.", kind="count"),
-            Column(key="refused", title="refused", how="Connections without the run's keys.", kind="count"),
-            Column(key="malformed", title="malformed", how="Messages that made no sense.", kind="count"),
+            Column(key="lost", title="lost", how="Updates lost in the last restart.", kind="count", optional=True),
+            Column(
+                key="refused", title="refused", how="Connections without the run's keys.", kind="count", optional=True
+            ),
+            Column(key="malformed", title="malformed", how="Messages that made no sense.", kind="count", optional=True),
         ),
         rows=rows,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from paceline.record.schema import WorkerInfo
 from paceline.topology.choosing import DeviceChoice
 from paceline.topology.host import format_list
 from paceline.topology.machine import Gpu, Link, NumaNode, Package, Topology
-from paceline.topology.picture import draw
+from paceline.topology.picture import DARK, LIGHT, draw, narrow
 from paceline.topology.survey import survey
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Note, Page, Picture
@@ -82,7 +83,12 @@ def as_topology(recorded: _Recorded) -> Topology:
 
 def _drawn(topology: Topology, choice: DeviceChoice | None) -> Block:
     try:
-        return Picture(title=topology.host or "The machine", svg=draw(topology, choice=choice))
+        drawings = {
+            (theme, width): draw(topology, choice=choice, look=narrow(look) if width == "narrow" else look)
+            for theme, look in (("light", replace(LIGHT, paper="none")), ("dark", DARK))
+            for width in ("wide", "narrow")
+        }
+        return Picture(title=topology.host or "The machine", drawings=drawings)
     except (ValueError, KeyError, IndexError) as error:
         return Note(text=f"The topology cannot be drawn: {error}.", tone="warn")
 

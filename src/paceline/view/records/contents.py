@@ -26,9 +26,15 @@ def is_series(record: Opened) -> bool:
     return record.run.verb in SERIES and not record.run.workers
 
 
-def has_gpus(record: Opened) -> bool:
-    """Whether a worker used a GPU."""
-    return any(worker.gpus for worker in record.run.workers)
+def uses_devices(record: Opened) -> bool:
+    """Whether a worker has a GPU, or may have had one: a trace that was made elsewhere names no workers."""
+    return not record.run.workers or any(worker.gpus for worker in record.run.workers)
+
+
+def has_stacks(record: Opened) -> bool:
+    """Whether Python stacks were traced, which tell the modules' times."""
+    asked = record.run.settings.get("profile")
+    return isinstance(asked, dict) and asked.get("stack") is True
 
 
 # By page key, the first part of the page's address. A page that is not listed can always be shown.
@@ -41,8 +47,10 @@ _SHOWS: dict[str, Callable[[Opened], bool]] = {
     "timeline": lambda record: bool(record.trace_paths or record.spans_paths),
     "devices": lambda record: record.has_samples or has_traces(record),
     "topology": lambda record: bool(record.run.topology),
+    "kernels": lambda record: has_traces(record) and uses_devices(record),
+    "waits": lambda record: has_traces(record) and (uses_devices(record) or has_stacks(record)),
     "logs": lambda record: any(record.folder.file(f"log.rank{rank}.txt").exists() for rank in record.ranks[:1]),
-    **dict.fromkeys(("ops", "op-types", "kernels", "waits", "memory"), has_traces),
+    **dict.fromkeys(("ops", "op-types", "memory"), has_traces),
 }
 
 

@@ -21,7 +21,7 @@ from paceline.view.pages import (
     topology,
     waits,
 )
-from paceline.view.records.contents import is_series, shows
+from paceline.view.records.contents import is_series, shows, uses_devices
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Page
 
@@ -61,5 +61,8 @@ PAGES = (
 
 def pages_of(record: Opened) -> list[Kind]:
     """The pages that have something to show for this record. The first page of a series shows its results."""
-    first = replace(PAGES[0], title="Results") if is_series(record) else PAGES[0]
-    return [first, *(page for page in PAGES[1:] if shows(record, page.key))]
+    titles = {"run": "Results"} if is_series(record) else {}
+    if not uses_devices(record):
+        titles["devices"] = "Load"
+    found = [page for page in PAGES if shows(record, page.key)]
+    return [replace(page, title=titles.get(page.key, page.title)) for page in found]

@@ -16,6 +16,9 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => docu
 
 const colour = (name) => getComputedStyle(root).getPropertyValue("--" + name).trim() || name;
 
+// On a phone the pages of a record are one line to scroll: the current one must be visible.
+document.querySelector(".side [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
+
 // -- how a number was measured ----------------------------------------------------------------------------------------
 
 const tip = document.createElement("div");

@@ -45,13 +45,16 @@ class SplitBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingBlock:
-    """One finding. `href` leads to `page`, which shows the evidence; `where` is a line of the script."""
+    """One finding. `href` leads to `page`, which shows the evidence; `where` is a line of the script; `command` is what
+    to type, `after` a change of the script by hand."""
 
     rule: str
     title: str
     evidence: Sequence[tuple[str, str]]
     mod: str
     advice: str
+    command: str
+    after: bool
     predicted: float | None
     how: str
     measured: float | None
@@ -112,10 +115,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """An SVG that Paceline drew. Pages show it as an image, in which no script can run."""
+    """SVGs that Paceline drew. Pages show the one that suits as an image, in which no script can run: `drawings` are by
+    theme (`light`, `dark`) and width (`wide`, `narrow`)."""
 
     title: str
-    svg: str
+    drawings: Mapping[tuple[str, str], str]
     kind: str = field(default="picture", init=False)
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.view.records.contents import shows
+from paceline.trials.tune.candidates import settings_of
+from paceline.view.records.contents import shows, uses_devices
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import FindingBlock
 from paceline.view.ui.links import href
+from paceline.view.ui.what_was_run import command
 from paceline.view.ui.wording import say
 
 MOST = 200
+# A command in an advice whose script is left out: `paceline run --backend nccl …`.
+_SHORTENED = re.compile(r"paceline (\w+) ((?:(?!paceline|—|…)[^'\"])*)…")
 # Pages, and the rules whose evidence they show. If a record lacks the page, the pages of OTHERWISE follow.
 EVIDENCE = {
     "iterations": ("input_bound", "varying_steps", "validation", "checkpoints"),
@@ -40,12 +46,15 @@ def _finding_block(finding: Mapping[str, Any], record: Opened) -> FindingBlock:
     rule = str(finding.get("rule", ""))
     page = _evidence_page(rule, record)
     mod = finding.get("mod")
+    advice, typed, after = _to_type(record, str(mod) if mod else "", str(finding.get("advice") or ""))
     return FindingBlock(
         rule=rule,
         title=str(finding.get("title", rule)),
         evidence=_figures(finding.get("evidence")),
         mod=str(mod) if mod else "",
-        advice=str(finding.get("advice") or ""),
+        advice=advice,
+        command=typed,
+        after=after,
         predicted=_gain(finding.get("predicted_gain")),
         how=str(finding.get("how") or "computed from the tables of this run"),
         measured=_gain(finding.get("measured_gain")),
@@ -56,9 +65,26 @@ def _finding_block(finding: Mapping[str, Any], record: Opened) -> FindingBlock:
     )
 
 
+def _to_type(record: Opened, mod: str, advice: str) -> tuple[str, str, bool]:
+    """The advice without its shortened command, that command in full, and whether it is to be typed after a change of
+    the script by hand."""
+    found = _SHORTENED.search(advice)
+    rest = (advice[: found.start()] + advice[found.end() :]).strip(" —;") if found else advice
+    if mod:
+        name = mod.partition("=")[0]
+        applied, changes = settings_of([mod])
+        kept = [other for other in record.run.mods if other.partition("=")[0] != name]
+        workers = ["-n", str(changes["workers"])] if changes else []
+        return rest, command(record, verb="run", more=workers, mods=[*kept, *applied]), False
+    if found:
+        return rest, command(record, verb=found[1], more=shlex.split(found[2])), False
+    return rest, command(record, verb="profile"), True
+
+
 def _evidence_page(rule: str, record: Opened) -> str:
     pages = (PAGE_OF[rule], *OTHERWISE) if rule in PAGE_OF else OTHERWISE
-    return next((page for page in pages if shows(record, page)), "")
+    # Without GPUs the page of devices shows the load of the machine, which is no evidence of a rule.
+    return next((page for page in pages if shows(record, page) and (page != "devices" or uses_devices(record))), "")
 
 
 def _figures(evidence: Any) -> list[tuple[str, str]]:

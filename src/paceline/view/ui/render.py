@@ -21,7 +21,7 @@ from paceline.record.phases import PHASES
 from paceline.view.records.layout import as_text
 from paceline.view.records.record import Opened
 from paceline.view.server.site import Kind, pages_of
-from paceline.view.ui.blocks import Curves, Page, Picture
+from paceline.view.ui.blocks import Curves, Page
 from paceline.view.ui.grid import Grid
 from paceline.view.ui.links import href
 from paceline.view.ui.wording import say
@@ -62,9 +62,9 @@ def data_block(value: Any) -> Markup:
     return Markup(text)
 
 
-def picture(block: Picture) -> str:
-    """The picture as a data URL."""
-    return "data:image/svg+xml;base64," + base64.b64encode(block.svg.encode()).decode()
+def picture(svg: str) -> str:
+    """An SVG as a data URL."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def render_page(

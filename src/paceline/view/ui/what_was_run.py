@@ -16,10 +16,11 @@ LOG = "Its log: "  # the last line of a failure's message
 TRACEBACK = "Traceback (most recent call last):"
 
 
-def command(record: Opened, *, verb: str = "", more: Sequence[str] = ()) -> str:
+def command(record: Opened, *, verb: str = "", more: Sequence[str] = (), mods: Sequence[str] | None = None) -> str:
     """The command as it was typed; put together from the settings if it is not known, or if it is another command:
-    `verb` replaces the verb, `more` are further options."""
-    if record.origin is not None and not verb and not more:
+    `verb` replaces the verb, `mods` the mods; `more` are further options, among which -n replaces the number of
+    workers."""
+    if record.origin is not None and not verb and not more and mods is None:
         return record.origin.line
     run, settings = record.run, record.run.settings
     verb = verb or run.verb
@@ -28,8 +29,8 @@ def command(record: Opened, *, verb: str = "", more: Sequence[str] = ()) -> str:
     if run.verb == "bandwidth":
         return shlex.join([*typed, *_workers_of_bandwidth(record)])
     if isinstance(workers, int) and (workers > 1 or run.verb in ("run", "profile")) and verb in ("run", "profile"):
-        typed += ["-n", str(workers)]
-    typed += [word for mod in run.mods for word in ("--mod", mod)]
+        typed += ["-n", str(workers)] if "-n" not in more else []
+    typed += [word for mod in (run.mods if mods is None else mods) for word in ("--mod", mod)]
     script = ["-m", run.script] if settings.get("module") is True else [run.script]
     return shlex.join([*typed, *more, *script, *run.arguments])
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from paceline.errors import RecordError
+from paceline.trials.tune.candidates import settings_of
 from paceline.trials.tune.charts import charts
+from paceline.trials.tune.patch import BY_HAND, ByHand
 from paceline.trials.tune.verdict import Verdict
 from paceline.units import percent, rate, size
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Text, Tile, Tiles
+from paceline.view.ui.blocks import Block, CommandBlock, Note, Text, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
+from paceline.view.ui.what_was_run import command
 from paceline.view.ui.wording import say
 
 PATCH = 256 << 10  # bytes of tuned.patch
@@ -27,15 +30,15 @@ def tuning(verdict: Verdict, record: Opened) -> list[Block]:
                 detail=f"{verdict.baseline.trials} trials",
             )
         )
-    if verdict.final:
+    if verdict.final and verdict.final.mods:
         final = verdict.final
         tiles += [
             Tile(
                 label="tuned",
                 value=rate(final.samples_per_s),
                 how="samples/s with all kept mods.",
-                detail=", ".join(final.mods) or "no mod helps",
-                tone="good" if final.mods else "",
+                detail=", ".join(final.mods),
+                tone="good",
             ),
             Tile(
                 label="gain",
@@ -59,6 +62,7 @@ def tuning(verdict: Verdict, record: Opened) -> list[Block]:
         blocks.append(Note(text=verdict.problem, tone="bad"))
     if verdict.cut_short:
         blocks.append(Note(text="The budget ended before all mods were tried.", tone="warn"))
+    blocks += _run_it_so(verdict, record)
     blocks += charts(verdict)
     blocks.append(
         Grid(
@@ -82,11 +86,11 @@ def tuning(verdict: Verdict, record: Opened) -> list[Block]:
                 Column(key="after", title="after", how="samples/s with this mod.", kind="rate"),
                 Column(
                     key="loss_difference",
-                    title="loss differs",
-                    how="Difference of the losses in the loss guard.",
-                    kind="number",
+                    title="loss differs by",
+                    how="Relative difference of the losses in the loss guard.",
+                    kind="share",
                 ),
-                Column(key="reason", title="why", how="Why the mod was not kept, or not tried."),
+                Column(key="reason", title="why", how="Why the mod was kept, not kept, or not tried.", wrap=True),
                 Column(key="on", title="tried on", how="Mods that were active without this mod."),
             ),
             rows=[msgspec.to_builtins(row) for row in verdict.mods],
@@ -95,7 +99,7 @@ def tuning(verdict: Verdict, record: Opened) -> list[Block]:
         )
     )
     blocks += [Note(text=note) for note in verdict.notes[:20]]
-    return [*blocks, *_patch(record)]
+    return [*blocks, *_patch(record), *_by_hand(record)]
 
 
 def _patch(record: Opened) -> list[Block]:
@@ -105,4 +109,31 @@ def _patch(record: Opened) -> list[Block]:
         return []
     except RecordError as error:
         return [Note(text=error.message, tone="bad", advice=error.advice)]
-    return [Text(title="The kept mods as a patch", text=text)] if text else []
+    about = f"Apply it in the script's folder: patch -p0 < {record.folder.file('tuned.patch')}"
+    return [Text(title="Or change the script", text=text, diff=True, about=about)] if text.strip() else []
+
+
+def _run_it_so(verdict: Verdict, record: Opened) -> list[Block]:
+    final = verdict.final
+    if final is None:
+        return []
+    if not final.mods:
+        text = (
+            f"Nothing to gain: no mod gains more than the noise of this machine ({percent(verdict.noise)} per trial)."
+        )
+        return [Note(text=text, tone="good")]
+    mods, changes = settings_of(final.mods)
+    workers = ["-n", str(changes["workers"])] if changes else []
+    return [CommandBlock(title="Run it so", command=command(record, verb="run", more=workers, mods=mods))]
+
+
+def _by_hand(record: Opened) -> list[Block]:
+    """The lines that replace the mods that are not in the patch."""
+    try:
+        data = record.folder.file(BY_HAND).read(PATCH)
+        found = msgspec.json.decode(data, type=list[ByHand])
+    except FileNotFoundError:
+        return []
+    except (OSError, RecordError, msgspec.DecodeError, RecursionError) as error:
+        return [Note(text=f"{record.folder.file(BY_HAND)} cannot be read: {error}.", tone="bad")]
+    return [Text(title=f"By hand: {one.mod}", text=one.lines) for one in found if one.lines]
