@@ -6,7 +6,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, cast
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -29,6 +30,7 @@ from paceline.cli import (
     view,
 )
 from paceline.cli.runs import verb as runs
+from paceline.cli.shared.defaults import find_defaults, with_defaults
 from paceline.cli.shared.example_first import program
 from paceline.cli.shared.mistakes import explained
 from paceline.cli.shared.session import Session
@@ -36,6 +38,7 @@ from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import Zygote
 from paceline.launch.interrupts import exit_code_of, held_off, raised_on_sigterm
 from paceline.record import stopping
+from paceline.settings import all_variables
 
 MISTYPED = 2
 INTERRUPTED = 130  # the exit code that a shell reports for a program ended by SIGINT
@@ -103,18 +106,19 @@ def command_line(
     `command`: what was typed, if it was not `paceline` and these arguments."""
     program = typer.main.get_command(app)
     session = Session(zygote=zygote, verb=next(iter(arguments), ""), typed=tuple(arguments))
-    if command:
-        session.program, *rest = command
-        session.typed = tuple(rest)
+    session.command = tuple(command) or ("paceline", *arguments)
+    words = list(arguments)
     try:
         with raised_on_sigterm(), stopping.listening(_warn):
-            code = program.main(args=list(arguments), prog_name="paceline", standalone_mode=False, obj=session)
+            if not command:  # another program has its own defaults
+                words = _with_defaults(program, session)
+            code = program.main(args=words, prog_name="paceline", standalone_mode=False, obj=session)
         return int(code or 0)
     except Mistyped as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its help is on the terminal already
             return MISTYPED
         session.json = session.json or _asked_for_json(arguments)
-        return _tell(session, explained(error, arguments, program), MISTYPED)
+        return _tell(session, explained(error, words, program), MISTYPED)
     except PacelineError as error:
         return _tell(session, error, MISTYPED if isinstance(error, UsageError) else 1)
     except (KeyboardInterrupt, typer.Abort) as error:  # typer turns a KeyboardInterrupt into an Abort
@@ -143,6 +147,25 @@ def command_line(
                 session.zygote.close()
 
 
+def _with_defaults(program: Any, session: Session) -> list[str]:
+    """The command line with the defaults of the project. Help and `doctor` work with wrong ones, too."""
+    typed = list(session.typed)
+    try:
+        defaults = find_defaults(program, all_variables(), Path.cwd())
+        words, used = with_defaults(program, typed, defaults)
+    except FileNotFoundError:  # the current folder is gone
+        return typed
+    except UsageError:
+        if session.verb == "doctor" or {"-h", "--help", "--version"} & {*typed[:3]}:
+            return typed
+        session.json = _asked_for_json(typed)
+        raise
+    for text in defaults.ignored:
+        print(f"paceline: {text}", file=sys.stderr)
+    session.defaults = tuple(used)
+    return words
+
+
 def _asked_for_json(arguments: Sequence[str]) -> bool:
     """For a command line that could not be parsed: whether it has a --json before the script's own arguments."""
     for argument in arguments:
@@ -162,6 +185,9 @@ def _warn(error: RecordError) -> None:
 
 def _tell(session: Session, error: PacelineError, code: int, *, kind: str = "") -> int:
     sys.stdout.flush()
+    for default in session.defaults:
+        if f"--{default.key}" in error.message.replace("=", " ").split():
+            error.advice = f"{error.advice} (--{default.key} comes from {default.source}.)".strip()
     print(f"paceline: {error.message}", file=sys.stderr)
     if error.advice:
         print(f"  {error.advice}", file=sys.stderr)

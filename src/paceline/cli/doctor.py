@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import typer
 from rich.console import Console
@@ -9,9 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.shared import options
+from paceline.cli.shared.defaults import OWN, PREFIX, Defaults, find_defaults
 from paceline.cli.shared.example_first import verb
 from paceline.cli.shared.session import Session
 from paceline.doctor.checks import Check, examine
+from paceline.errors import UsageError
+from paceline.settings import all_variables
+from paceline.units import count
 
 
 def add_to(app: typer.Typer) -> None:
@@ -22,16 +29,32 @@ def add_to(app: typer.Typer) -> None:
 def doctor(context: typer.Context, record: options.RecordParent = options.RECORDS, json: options.Json = False) -> None:
     """Checks whether this machine can run workers, and prints what to type if a check fails."""
     session = Session.of(context, json=json)
-    checks = examine(record)
+    found, check = _defaults(context.find_root().command)
+    checks = [*examine(record), check]
+    listed = [{"option": each.words, "source": each.source, "beaten": found.beaten(each)} for each in found.found]
     if json:
-        session.print_document({"checks": msgspec.to_builtins(checks)})
+        session.print_document({"checks": msgspec.to_builtins(checks), "defaults": listed})
     else:
-        show(Console(highlight=False, markup=False), checks)
+        show(Console(highlight=False, markup=False), checks, found)
     raise typer.Exit(int(any(check.prevents and not check.ok for check in checks)))
 
 
-def show(console: Console, checks: list[Check]) -> None:
-    """Prints a table with one mark per check, the advice for each failed check, and a conclusion."""
+def _defaults(program: Any) -> tuple[Defaults, Check]:
+    """The defaults of the project, and whether they can be used."""
+    try:
+        found = find_defaults(program, all_variables(), Path.cwd())
+    except UsageError as error:
+        wrong = Check(name="defaults", ok=False, found=error.message, advice=error.advice, prevents=True)
+        return Defaults(), wrong
+    if found.ignored:
+        return found, Check(name="defaults", ok=False, found=" ".join(found.ignored), advice="chown or chmod the file.")
+    told = count(len(found.found), "default") if found.found else f"none: no {OWN}, no {PREFIX}… variable"
+    return found, Check(name="defaults", ok=True, found=told)
+
+
+def show(console: Console, checks: list[Check], defaults: Defaults | None = None) -> None:
+    """Prints a table with one mark per check, the advice for each failed check, the defaults of the project with their
+    sources, and a conclusion."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("stop" if check.prevents else "warn", "bold red")
@@ -40,6 +63,9 @@ def show(console: Console, checks: list[Check]) -> None:
             found.append(f"\n→ {check.advice}", style="yellow")
         table.add_row(mark, Text(check.name, "bold"), found)
     console.print(table)
+    if defaults is not None and defaults.found:
+        console.print()
+        console.print(_defaults_table(defaults))
     wrong = [check for check in checks if not check.ok]
     stops = [check for check in wrong if check.prevents]
     console.print()
@@ -49,3 +75,15 @@ def show(console: Console, checks: list[Check]) -> None:
         console.print("A run cannot start here until the problems marked 'stop' are fixed.", style="bold red")
     else:
         console.print("A run can start here, but the problems marked 'warn' may make it slow or fail later.")
+
+
+def _defaults_table(defaults: Defaults) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("default of this project", overflow="fold")
+    table.add_column("from", overflow="fold")
+    table.add_column("")
+    for each in defaults.found:
+        beaten = defaults.beaten(each)
+        words = each.words if each.verb else f"{each.words} (all verbs that have it)"
+        table.add_row(words, each.source, "beaten by another source" if beaten else "", style="dim" if beaten else "")
+    return table

@@ -84,7 +84,9 @@ def show_record(console: Console, folder: Path, entry: RecordEntry, taken: int) 
         "spread": slowest_words(figures).replace("\n", " "),
     }
     if origin is not None:
-        facts |= {"folder": origin.directory, "python": origin.python}
+        facts["folder"] = origin.directory
+        facts["defaults"] = "\n".join(f"{words}: {source}" for words, source in origin.defaults.items())
+        facts["python"] = origin.python
         if (tree := origin.git) is not None:
             branch = f" ({tree.branch})" if tree.branch else ""
             dirty = f", {tree.changed} files changed: {folder / tree.diff}" if tree.diff else ""

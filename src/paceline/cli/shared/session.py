@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from paceline import __version__
+from paceline.cli.shared.defaults import Default
 from paceline.cli.shared.terminal import open_folder
 from paceline.launch import Zygote
 from paceline.record.about.labels import Labels, write_labels
@@ -30,7 +31,10 @@ class Session:
     zygote: Zygote | None = None
     verb: str = ""
     typed: tuple[str, ...] = ()  # the words after `paceline`
-    program: str = "paceline"  # what was typed before them
+    command: tuple[
+        str, ...
+    ] = ()  # the whole command: `paceline` and these words, or another program that stands for them
+    defaults: tuple[Default, ...] = ()  # options that come from the project, not from the command
     json: bool = False
     record: Path | None = None
     lock: int | None = None  # on the record's folder, as long as this command uses it
@@ -52,9 +56,8 @@ class Session:
         self.record = open_folder(parent, name, share=share)
         self._take()
         try:
-            origin, changes = describe(
-                [self.program, *self.typed], all_variables(), script=script, record=self.record.absolute()
-            )
+            origin, changes = describe(self.command, all_variables(), script=script, record=self.record.absolute())
+            origin.defaults = {default.words: default.source for default in self.defaults}
             write_origin(self.record, origin, changes)
             if labels:
                 write_labels(self.record, labels)
@@ -67,7 +70,7 @@ class Session:
         self.record = record
         self._take()
         try:
-            add_resumed(record, [self.program, *self.typed])
+            add_resumed(record, self.command)
         except OSError as error:
             stop(record, error)
         return record
@@ -97,7 +100,7 @@ class Session:
             "record": str(self.record) if self.record else None,
             "paceline": __version__,
         }
-        if self.record is not None and self.typed:
-            head["command"] = shlex.join(without_secrets([self.program, *self.typed]))
+        if self.record is not None and self.command:
+            head["command"] = shlex.join(without_secrets(self.command))
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(head | document)) + b"\n")
         sys.stdout.flush()

@@ -48,6 +48,7 @@ class Origin(msgspec.Struct, kw_only=True):
     git: Tree | None = None  # None: not in a git repository, or git is not installed
     packages: dict[str, str] = {}  # all that are installed
     environment: dict[str, str] = {}  # variables that matter
+    defaults: dict[str, str] = {}  # options that were not typed: from the project's files or variables, and from which
     resumed: list[list[str]] = []  # commands that went on with this record
 
     @property

@@ -68,6 +68,7 @@ def _origin(origin: Origin | None) -> list[tuple[str, str]]:
         return []
     tree = origin.git
     found = [("folder", origin.directory)]
+    found += [("default", f"{words}: {source}") for words, source in origin.defaults.items()]
     if tree is not None:
         kept = f", kept in {tree.diff}" if tree.diff else ""
         cut = ", without the last files" if tree.cut else ""
