@@ -88,9 +88,9 @@ def test_bandwidth_by_size_and_by_pair(tmp_path):
         for op in ("all_reduce", "broadcast") for size in (1 << 20, 1 << 10)
     ]  # fmt: skip
     pairs = [
-        PairRate(between="gpus", a=a, b=1 - a, backend="cuda", direct=direct, bytes=1, gb_per_s=10.0 + a, low=9.0,
-                 high=12.0, both_ways_gb_per_s=19.0, latency=2e-6)
-        for direct in (True, False) for a in (0, 1)
+        PairRate(between="gpus", a=a, b=(a + 1) % 3, backend="cuda", direct=direct, bytes=1, gb_per_s=10.0 + a,
+                 low=9.0, high=12.0, both_ways_gb_per_s=19.0, latency=2e-6)
+        for direct in (True, False) for a in (0, 1, 2)
     ]  # fmt: skip
     empty: dict = {name: [] for name in ("copies", "copy_limits", "flags", "notes", "failures")}
     verdict = Bandwidth(workers=2, pairs=pairs, collectives=collectives, interrupted=False, **empty)
@@ -101,7 +101,9 @@ def test_bandwidth_by_size_and_by_pair(tmp_path):
     assert (list(line.low), list(line.high)) == ([0.5] * 2, [2.0] * 2), "a slow round is a low rate"
     assert len(maps) == 6, "one way, both ways and latency, direct and not"
     assert len({chart.name for chart in maps}) == 6
-    assert maps[0].series[0].cells == [[None, 10.0], [11.0, None]]
-    assert [cell for row in maps[2].series[0].cells for cell in row if cell] == pytest.approx([2.0, 2.0])
+    assert maps[0].series[0].cells == [[None, 10.0, None], [None, None, 11.0], [12.0, None, None]]
+    assert [cell for row in maps[2].series[0].cells for cell in row if cell] == pytest.approx([2.0, 2.0, 2.0])
+    two = Bandwidth(workers=2, pairs=pairs[:1], collectives=collectives, interrupted=False, **empty)
+    assert bandwidth.pairs(two) == [], "between two ends there is one number"
     takes(curves, tmp_path / "collectives.svg")
     takes(maps, tmp_path / "pairs.svg")

@@ -28,6 +28,7 @@ def root(tmp_path_factory) -> Path:
     run = read_run(folder / "fast")
     run.settings["gather_below"] = 4096
     write_run(folder / "fast", run)
+    (folder / "fast" / "labels.json").write_text(json.dumps({"name": "bigger net", "tags": ["paper"], "note": "ok"}))
     return folder
 
 
@@ -58,6 +59,9 @@ def test_the_columns_that_matter_fit_on_a_screen_and_on_a_phone(visit):
     heads = [each.inner_text() for each in page.locator("#grid-runs th:visible").all()]
     assert [head for head in heads if head] == ["compare", "record", "result", "state"]
     page.set_viewport_size({"width": 1440, "height": 900})
+    page.get_by_role("searchbox").fill("#paper")
+    page.wait_for_function("() => document.querySelectorAll('#grid-runs tbody tr:not([hidden])').length === 1")
+    assert "bigger net" in page.locator("#grid-runs tbody tr:visible").inner_text()
     page.get_by_role("searchbox").fill("knee")
     page.wait_for_function("() => document.querySelectorAll('#grid-runs tbody tr:not([hidden])').length === 1")
     assert visit.complaints == []

@@ -10,6 +10,9 @@ from verb_records import make_each_verb
 from view_browser import Visit
 from view_server import Served
 
+from paceline.view.records.library import Library
+from paceline.view.ui.what_was_run import command
+
 pytestmark = pytest.mark.timeout(900)  # the first one may have to install a browser
 
 
@@ -45,6 +48,13 @@ def test_a_finding_ends_in_a_complete_command_that_can_be_copied(visit):
     by_hand = page.locator(".finding", has_text="keeps the others waiting")
     assert "Then measure again" in by_hand.inner_text()
     assert by_hand.locator("code").inner_text() == "paceline profile -n 2 train.py --epochs 3"
+
+
+def test_a_command_keeps_the_options_that_change_how_the_script_runs(root):
+    record = Library(root).open("profile")
+    record.run.settings |= {"strategy": "zero1", "batch": "keep", "whole": ["Head"], "threads": 2, "backend": None}
+    told = command(record, verb="run", more=["--threads", "4"], mods=["compile"])
+    assert told == ("paceline run -n 2 --strategy zero1 --whole Head --mod compile --threads 4 train.py --epochs 3")
 
 
 def test_tune_says_how_to_run_it_with_a_coloured_diff_and_the_rest_by_hand(visit):

@@ -60,7 +60,12 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks.append(facts(record, open=not record.steps.frame.height))
     if record.steps.partly:
         blocks.append(Note(text="The run is long: these figures leave out its first steps.", tone="warn"))
-    return Page(title=record.name.rpartition("/")[2], lead=command(record), lead_is_command=True, blocks=blocks)
+    return Page(
+        title=record.labels.name or record.name.rpartition("/")[2],
+        lead=command(record),
+        lead_is_command=True,
+        blocks=blocks,
+    )
 
 
 def _tiles(record: Opened, measures: Figures) -> list[Tile]:

@@ -37,6 +37,13 @@ COLUMNS = (
         wrap=True,
     ),
     Column(key="state", title="state", how="From run.json's outcome; without an outcome, running while files grow."),
+    Column(
+        key="labels",
+        title="name and tags",
+        how="Labels of the record: paceline run --name --tag, or paceline runs tag.",
+        wrap=True,
+        narrow=False,
+    ),
     Column(key="verb", title="verb", how="Verb that made the record.", narrow=False),
     Column(key="script", title="script", how="Path of the script, as typed.", narrow=False),
     Column(key="workers", title="workers", how="Number of processes that ran the script.", kind="count", narrow=False),
@@ -67,6 +74,7 @@ COLUMNS = (
         key="seconds", title="took", how="From the launch to the end of the last worker.", kind="seconds", narrow=False
     ),
     Column(key="started", title="began", how="Start of the launcher, in local time.", kind="moment", spare=True),
+    Column(key="note", title="note", how="Note on the record: paceline run --note.", wrap=True, spare=True),
 )
 
 
@@ -105,6 +113,8 @@ def _row(entry: RecordEntry) -> Row:
         "script": "" if entry.verb == "bandwidth" else _script(entry.script),
         "result": entry.problem or entry.result or (f"{rate(speed)} samples/s" if speed else ""),
         "state": entry.state,
+        "labels": " ".join([entry.labels.name, *(f"#{tag}" for tag in entry.labels.tags)]).strip(),
+        "note": entry.labels.note,
         "workers": entry.workers,
         "mods": ", ".join(entry.mods),
         "samples_per_s": entry.samples_per_s,
