@@ -24,7 +24,7 @@ class Learning(FakeLaunch):
         "ghost_bn": 0.5,
         "lars": 0.62,
         "lamb": 0.72,
-        "auto": 0.71,
+        "auto": 0.69,
     }
     says = "epoch {epoch} train accuracy 0.99 test accuracy {value:.3f}\n"
     holds = 8  # workers' batches in memory
@@ -90,6 +90,20 @@ def test_the_table(launched, paceline_, tmp_path):
     assert {run.seed_shift for run in launched.runs} == {0, 1}
     assert len(launched.runs) == 15, "what the script cannot do is not tried again"
     assert all(run.arguments == ("--epochs", "3") and run.steps is None for run in launched.runs)
+
+
+def test_techniques_whose_seeds_overlap_are_a_tie(launched, paceline_):
+    launched.accuracy = launched.accuracy | {"auto": 0.715}
+    _, out, err = paceline_("converge", "--seeds", "2", "--json", "train.py")
+    told = json.loads(out)
+    assert (told["chosen"], told["tied"]) == (None, ["lamb", "auto"])
+    assert "no best of 8 workers: lamb, auto overlap over 2 seeds. More seeds may tell them apart: --seeds 4" in err
+    assert "highest mean: lamb, 72.5 %; 2.0 points above one worker" in err
+
+
+def test_one_seed_shows_no_spread(launched, paceline_):
+    _, out, _ = paceline_("converge", "--seeds", "1", "--techniques", "lamb", "train.py")
+    assert "One seed does not show how much of a difference is chance: --seeds 3" in out
 
 
 def test_the_document(launched, paceline_):

@@ -48,6 +48,14 @@ def test_the_document(launched, paceline_):
     assert document["same_numbers"]["max_difference"] == 0.0
 
 
+def test_without_one_worker_there_is_no_efficiency(launched, paceline_):
+    _, out, _ = paceline_("scale", "-n", "2,4", "--repeat", "1", "train.py")
+    assert "no efficiency: speed-up is against 2 workers. To measure one worker as well: -n 1,2,4" in out
+    assert "≈ 1.00×" in out
+    assert "no difference from 2 workers was measured" in out
+    assert "points lost" not in out
+
+
 def test_weak(launched, paceline_):
     _, out, _ = paceline_("scale", "-n", "1,2", "--repeat", "1", "--weak", "train.py")
     assert {run.batch for run in launched.runs} == {"scale"}

@@ -104,7 +104,9 @@ def test_the_end_is_asked_for(launched, paceline_):
     assert code == 0
     assert "out of memory" in err
     document = json.loads(out)
-    assert (document["knee"], document["largest"], document["ceiling"]) == (OWN, FITS, "memory")
+    assert (document["knee"], document["largest"], document["ceiling"]) == (None, FITS, "memory")
+    assert document["tied"][:2] == [64, 128]
+    assert "no knee: 64 to 512 samples a step are equally fast" in err
     assert document["points"][-1]["status"] == "memory"
 
 

@@ -75,14 +75,24 @@ def test_speed_is_the_median_round_and_the_spread_its_ends(tmp_path, monkeypatch
     assert two.speedup == pytest.approx(1.6)
     assert (two.speedup_low, two.speedup_high) == pytest.approx((1.0, 3.2))
     assert (one.efficiency, two.efficiency) == pytest.approx((1.0, 0.8))
-    assert series.spread(verdict) == pytest.approx(1.0)
+    assert "The rounds differ by up to 100 %" in verdict.warning
+    assert two.tied, "its slowest round is no faster than the fastest of one worker"
+
+
+def test_a_difference_above_the_spread_is_no_tie(tmp_path, monkeypatch):
+    verdict = measure(Launcher({1: [0.064, 0.066], 2: [0.040, 0.041]}), tmp_path, monkeypatch, rounds=2)
+    assert [point.tied for point in verdict.points] == [False, False]
+    assert verdict.warning == ""
 
 
 def test_without_one_worker_the_fewest_are_the_base(tmp_path, monkeypatch):
     verdict = measure(Launcher({2: [0.032], 4: [0.016]}), tmp_path, monkeypatch, workers=(2, 4), rounds=1)
     assert verdict.base == 2
     assert verdict.points[1].speedup == pytest.approx(2.0)
-    assert verdict.points[1].efficiency == pytest.approx(1.0)
+    assert [point.efficiency for point in verdict.points] == [None, None], "efficiency is that of one worker"
+    assert not verdict.points[1].why.lost
+    assert not verdict.points[1].why.sentence
+    assert [chart.name for chart in charts(verdict)] == ["speed"]
 
 
 def test_each_trial_has_a_record_of_its_own(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ class Machine:
     """Stands in for trials: samples a second at a batch, and the batch that no longer fits."""
 
     def __init__(self, speed: Callable[[int], float], *, own: int = 16, most: float = math.inf, data: int = 10**9):
+        self.spread = 0.0  # of a trial's blocks around its speed
         self.speed, self.own, self.most, self.data = speed, own, most, data
         self.asked: list[tuple[int, int]] = []
         self.says: dict[int, tuple[str, str]] = {}  # status and message at a batch
@@ -39,8 +40,8 @@ class Machine:
             status=Status(status),
             message=message,
             samples_per_s=speed,
-            low=0.9 * speed,
-            high=1.1 * speed,
+            low=(1 - self.spread) * speed,
+            high=(1 + self.spread) * speed,
             batch=batch,
             memory=1000 * batch,
             seconds=self.seconds,
@@ -64,12 +65,14 @@ def test_the_knee_is_the_smallest_batch_near_the_best(half, own, most):
     verdict = swept(machine)
     speeds = {p.batch: p.samples_per_s for p in verdict.points if p.fits}
     assert verdict.best == max(speeds, key=lambda batch: speeds[batch])
-    near = [batch for batch, speed in speeds.items() if speed >= (1 - CLOSE) * speeds[verdict.best]]
-    assert verdict.knee == min(near)
-    below = [batch for batch in speeds if batch < verdict.knee]
+    near = min(batch for batch, speed in speeds.items() if speed >= (1 - CLOSE) * speeds[verdict.best])
+    below = [batch for batch in speeds if batch < near]
     if below:
         # No batch that was left out could be the knee, but one that is nearly this one.
+        assert verdict.knee == near
         assert verdict.knee - max(below) <= max(1, verdict.knee // FINE)
+    else:
+        assert verdict.knee is None or len(speeds) == 1, "a curve that does not rise has no knee"
     assert len(machine.asked) <= 20
 
 
@@ -94,6 +97,27 @@ def test_two_flat_doublings_are_the_end():
     assert max(batch for batch, _ in machine.asked) == 256
     assert (verdict.knee, verdict.own) == (64, 16)
     assert verdict.keep == "batch=64"
+    assert (verdict.best, verdict.tied) == (None, [64, 128, 256]), "a tie is a tie"
+
+
+@pytest.mark.parametrize(("spread", "knee", "tied"), [(0.0, 64, []), (0.02, 64, [64, 128]), (0.6, None, [16, 256])])
+def test_a_knee_and_a_best_are_named_only_above_the_noise(spread, knee, tied):
+    speeds = {16: 300.0, 32: 600.0, 64: 960.0, 128: 990.0, 256: 900.0}
+    machine = Machine(lambda batch: speeds.get(batch, 100.0))
+    machine.spread = spread
+    verdict = swept(machine)
+    assert verdict.knee == knee
+    assert verdict.best == (None if tied else 128)
+    assert [batch for batch in verdict.tied if batch in tied] == tied
+    assert bool(verdict.keep) == (knee is not None)
+    assert bool(verdict.warning) == (spread > 0.5)
+
+
+def test_only_memory_does_not_fit():
+    machine = Machine(float, most=100)
+    machine.says[64] = ("too short", "the script ended after 3 steps")
+    assert {p.batch: p.fits for p in swept(machine).points if not p.samples_per_s} == {64: None}
+    assert {p.fits for p in swept(Machine(float, most=100)).points if p.batch > 100} == {False}
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(3000, 9000))

@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.topology.links import in_words
-from paceline.trials.bandwidth.verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, spread
+from paceline.trials.bandwidth.verdict import CollectiveRate, CopyRate, Matrix, PairRate, Verdict, matrices, unsteady
 from paceline.units import count, percent, seconds, size
 
 FEW = 6  # largest number of pairs shown as a list; more are shown as a matrix
 ABREAST = 3  # implementations of a collective shown side by side
-UNSTEADY = 0.5  # relative difference between rounds above which the machine is too busy to compare backends
 
 
 def show(console: Console, verdict: Verdict) -> None:
@@ -56,12 +55,8 @@ def show(console: Console, verdict: Verdict) -> None:
         )
     for note in verdict.notes:
         console.print(f"\n{note}", style="yellow", soft_wrap=True)
-    if spread(verdict) > UNSTEADY:
-        console.print(
-            f"\nThe slowest round took {percent(spread(verdict), digits=0)} longer than the fastest: other processes "
-            "keep\nthis machine busy. Measure again when the machine is idle.",
-            style="yellow",
-        )
+    if warning := unsteady(verdict):
+        console.print(f"\n{warning}", style="yellow")
 
 
 def _section(console: Console, title: str, table: Table) -> None:

@@ -82,10 +82,19 @@ def accuracy(row: Row) -> str:
     return f"{found.mean * 100:.1f} ± {(found.high - found.low) * 50:.1f} %"
 
 
+def _overlap(one: Row, other: Row) -> bool:
+    a, b = one.accuracy, other.accuracy
+    if a.low is None or a.high is None or b.low is None or b.high is None or min(a.seeds, b.seeds) < 2:
+        return False
+    return a.low <= b.high and b.low <= a.high
+
+
 def note(row: Row, verdict: Verdict) -> str:
     said = []
     if row.technique == verdict.chosen:
         said.append("best")
+    if row.technique in verdict.tied:
+        said.append("tie")
     if row.diverged is not None:
         said.append(f"diverged at step {row.diverged:,}")
     if row.trouble:
@@ -96,13 +105,23 @@ def note(row: Row, verdict: Verdict) -> str:
 def answer(verdict: Verdict) -> list[str]:
     """The conclusion from the table, in a few lines."""
     rows = {row.technique: row for row in verdict.rows}
-    alone, best = rows.get(ALONE), rows.get(verdict.chosen or "")
+    alone, best = rows.get(ALONE), rows.get(verdict.chosen or next(iter(verdict.tied), ""))
     if best is None or best.accuracy.mean is None:
         return ["No technique gave an accuracy."]
     lines = [f"best of {verdict.workers} workers: {best.technique}, {percent(best.accuracy.mean)}"]
+    if verdict.tied:
+        lines = [
+            f"no best of {verdict.workers} workers: {', '.join(verdict.tied)} overlap over {verdict.seeds} seeds. More "
+            f"seeds may tell them apart: --seeds {2 * verdict.seeds}",
+            f"highest mean: {best.technique}, {percent(best.accuracy.mean)}",
+        ]
     if alone is not None and alone.accuracy.mean is not None:
         apart = (best.accuracy.mean - alone.accuracy.mean) * 100
-        lines[0] += f"; {abs(apart):.1f} points {'above' if apart >= 0 else 'below'} one worker"
+        lines[-1] += f"; {abs(apart):.1f} points {'above' if apart >= 0 else 'below'} one worker"
+        if _overlap(best, alone):
+            lines[-1] += ", within the spread over seeds"
+    if verdict.seeds == 1:
+        lines.append("One seed does not show how much of a difference is chance: --seeds 3")
     mods = [mod for mod in best.mods if not mod.startswith(("emulate=", "accumulate="))]
     if mods:
         lines.append("On real workers, type: paceline run --batch scale " + " ".join(f"--mod {m}" for m in mods))

@@ -10,8 +10,6 @@ from paceline.trials.scale import series as trials
 from paceline.trials.scale.why import CAUSES
 from paceline.units import count, percent, rate, seconds
 
-UNSTEADY = 0.2  # relative difference between rounds above which the machine is too busy to measure
-
 
 def show_verdict(console: Console, verdict: trials.Verdict) -> None:
     """Prints the tables and the same-numbers line."""
@@ -38,12 +36,17 @@ def show_verdict(console: Console, verdict: trials.Verdict) -> None:
             console.print(p.why.sentence)
             console.print()
     console.print(same_numbers_line(verdict.same_numbers, verdict.base), style="bold")
-    if trials.spread(verdict) > UNSTEADY:
+    if any(p.tied for p in verdict.points):
+        console.print(f"≈: no difference from {count(verdict.base, 'worker')} was measured; the rounds overlap.")
+    if verdict.base != 1:
+        numbers = ",".join(str(p.workers) for p in verdict.points)
         console.print(
-            f"The rounds differ by up to {percent(trials.spread(verdict), digits=0)}: other processes keep this "
-            "machine busy. Measure again when the machine is idle, or with a larger --repeat.",
-            style="yellow",
+            f"no efficiency: speed-up is against {count(verdict.base, 'worker')}. To measure one worker as well: -n 1,"
+            f"{numbers}",
+            soft_wrap=True,
         )
+    if verdict.warning:
+        console.print(verdict.warning, style="yellow")
     for failure in verdict.failures:
         console.print(
             f"failed: {count(failure.workers, 'worker')}, round {failure.round}; record: {failure.record}",
@@ -66,9 +69,9 @@ def speed_table(verdict: trials.Verdict) -> Table:
             str(p.workers),
             rate(p.samples_per_s),
             f"{rate(p.low)}–{rate(p.high)}",
-            f"{p.speedup:.2f}×",
+            f"{'≈ ' * p.tied}{p.speedup:.2f}×",
             f"{p.speedup_low:.2f}–{p.speedup_high:.2f}",
-            percent(p.efficiency, digits=0),
+            "-" if p.efficiency is None else percent(p.efficiency, digits=0),
             p.view or "-",
         )
     return table
@@ -84,7 +87,7 @@ def why_table(verdict: trials.Verdict) -> Table:
         if p.why is None:
             continue
         table.add_row(count(p.workers, "worker"), *(seconds(p.why.seconds[part]) for part in ("total", *CAUSES)))
-        if p.workers != verdict.base:
+        if p.workers != verdict.base and p.efficiency is not None:
             lost = (1 - p.efficiency, *(p.why.lost[cause] for cause in CAUSES))
             table.add_row("  points lost", *(f"{part * 100 + 0.0:.1f}" for part in lost), style="dim")
     return table

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from rich.console import Console
 from rich.table import Table
 
@@ -11,7 +9,6 @@ from paceline.trials.core.result import Status
 from paceline.trials.sweep.search import Ceiling, Verdict
 from paceline.units import count, percent, rate, seconds, size
 
-UNSTEADY = 0.5  # relative difference between blocks of steps above which the machine is too busy to measure
 LOST = {
     Status.MEMORY: "out of memory",
     Status.UNSUPPORTED: "not possible",
@@ -32,24 +29,18 @@ def show_verdict(console: Console, verdict: Verdict, *, quiet: bool, problems: C
     """Prints the table, the knee, and why the sweep ended. Problems are printed also when quiet."""
     if verdict.interrupted:
         console.print("interrupted: these are the results of the finished trials", style="yellow")
-    if verdict.ceiling.broken or (verdict.knee is None and not verdict.interrupted):
+    if verdict.ceiling.broken or (verdict.largest is None and not verdict.interrupted):
         problems.print(f"paceline: {complaint(verdict)}", style="red", soft_wrap=True)
         problems.print(f"  {advice(verdict)}", soft_wrap=True)
-    if quiet or verdict.knee is None:
+    if quiet or verdict.largest is None:
         return
     console.print()
     console.print(batch_table(verdict))
     console.print()
     console.print(knee_line(verdict), style="bold", soft_wrap=True)
     console.print(ceiling_line(verdict), soft_wrap=True)
-    unsteady = median(point.high / point.low - 1 for point in verdict.points if point.fits)
-    if unsteady > UNSTEADY:
-        console.print(
-            f"Steps of one batch differ by {percent(unsteady, digits=0)}: other processes keep this machine busy. "
-            "Measure again when the machine is idle, or with a larger --repeat.",
-            style="yellow",
-            soft_wrap=True,
-        )
+    if verdict.warning:
+        console.print(verdict.warning, style="yellow", soft_wrap=True)
     if verdict.unfinished:
         console.print("The budget ended before the search for the knee was complete.", style="yellow")
 
@@ -65,7 +56,12 @@ def batch_table(verdict: Verdict) -> Table:
         if not p.fits:
             table.add_row(f"{p.batch:,}", "-", "-", "-", "-", "-", LOST.get(p.status, p.status))
             continue
-        signs = {"own": verdict.own, "knee": verdict.knee, "best": verdict.best}
+        signs: dict[str, list[int | None]] = {
+            "own": [verdict.own],
+            "knee": [verdict.knee],
+            "best": [verdict.best],
+            "tie": [*verdict.tied],
+        }
         table.add_row(
             f"{p.batch:,}",
             rate(p.samples_per_s),
@@ -73,32 +69,43 @@ def batch_table(verdict: Verdict) -> Table:
             percent(p.samples_per_s / best, digits=0),
             seconds(p.batch / p.samples_per_s),
             size(p.memory),
-            ", ".join(name for name, batch in signs.items() if batch == p.batch),
+            ", ".join(name for name, batches in signs.items() if p.batch in batches),
         )
     return table
 
 
 def knee_line(verdict: Verdict) -> str:
-    """The knee, compared with the best batch and with the script's own."""
-    speeds = {point.batch: point.samples_per_s for point in verdict.points if point.fits}
-    assert verdict.knee is not None
-    assert verdict.best is not None
+    """The knee, compared with the best batch and with the script's own; or why none is named."""
+    points = {point.batch: point for point in verdict.points if point.fits}
+    speeds = {batch: point.samples_per_s for batch, point in points.items()}
+    tie = f"{_listed(verdict.tied)} samples a step are equally fast, within the spread of the measurements"
+    if verdict.knee is None:
+        line = f"no knee: {tie if verdict.tied else 'the smallest batch is the fastest'}."
+        if not verdict.tied or min(speeds) in verdict.tied:
+            line += "\nA smaller batch may be as fast: try --from."
+        return line
     line = f"knee: {count(verdict.knee, 'sample')} a step"
-    if verdict.knee != verdict.best:
+    if verdict.best is not None and verdict.knee != verdict.best:
         line += f", {percent(speeds[verdict.knee] / speeds[verdict.best], digits=0)} of the best ({verdict.best:,})"
     if verdict.own is not None and verdict.knee != verdict.own:
-        line += f" and {speeds[verdict.knee] / speeds[verdict.own]:.2f}× the script's own ({verdict.own:,})"
-    if verdict.knee == min(speeds) and len(speeds) > 1:
-        line += "\nA smaller batch may be as fast: try --from."
-    elif verdict.keep:
+        gain = speeds[verdict.knee] / speeds[verdict.own]
+        clear = points[verdict.knee].low > points[verdict.own].high
+        line += f", {gain:.2f}× the script's own ({verdict.own:,})" if clear else ""
+    if verdict.tied:
+        line += f"\nno best: {tie}."
+    if verdict.keep:
         line += f"\nTo use this batch, with a matching learning rate, add: --mod {verdict.keep}"
     return line
+
+
+def _listed(batches: list[int]) -> str:
+    return f"{min(batches):,} to {max(batches):,}" if batches else ""
 
 
 def ceiling_line(verdict: Verdict) -> str:
     """Why the sweep ended."""
     if verdict.ceiling is Ceiling.MEMORY:
-        lost = min(point.batch for point in verdict.points if not point.fits)
+        lost = min(point.batch for point in verdict.points if point.fits is False)
         return f"ceiling: {verdict.largest:,} fits, {lost:,} does not: {verdict.why}"
     if verdict.ceiling is Ceiling.FLAT:
         return f"ended: {verdict.why}. To find the largest batch that fits, add: --to-the-end"
@@ -107,7 +114,7 @@ def ceiling_line(verdict: Verdict) -> str:
 
 def complaint(verdict: Verdict) -> str:
     """What went wrong, with the script's own traceback if there is one."""
-    if verdict.knee is not None:
+    if verdict.largest is not None:
         what = "the sweep ended early"
     else:
         cannot_change = verdict.ceiling is Ceiling.UNSUPPORTED

@@ -15,9 +15,11 @@ import msgspec
 from paceline.comm.measuring.plan import Collective, Copy, Pair, Report
 from paceline.topology import links as kinds
 from paceline.topology.machine import Gpu, Topology
+from paceline.units import percent
 
 Matrix: TypeAlias = list[list[float]]
 
+UNSTEADY = 0.5  # relative difference between rounds above which the machine is too busy to compare backends
 TOO_LITTLE = 0.7  # fraction of the usual rate below which a link is flagged
 
 
@@ -143,6 +145,16 @@ def judge(
 def spread(verdict: Verdict) -> float:
     """How much longer the slowest round took than the fastest: the median over collectives, as a fraction."""
     return median([each.high / each.low - 1 for each in verdict.collectives if each.low > 0] or [0.0])
+
+
+def unsteady(verdict: Verdict) -> str:
+    """A warning, if the rounds differ widely."""
+    if spread(verdict) <= UNSTEADY:
+        return ""
+    return (
+        f"The slowest round took {percent(spread(verdict), digits=0)} longer than the fastest: other processes "
+        "keep this machine busy. Measure again when the machine is idle."
+    )
 
 
 def matrices(pairs: Sequence[PairRate]) -> tuple[list[int], Matrix, Matrix, Matrix]:

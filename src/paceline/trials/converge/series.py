@@ -85,7 +85,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     seeds: int
     target: float | None
     rows: list[Row]
-    chosen: str | None  # the technique with the best accuracy on N workers
+    chosen: str | None  # the technique with the best accuracy on N workers; None if several are equally good
+    tied: list[str] = []  # the most accurate techniques, best mean first, if their seeds overlap
     unfinished: bool = False
     interrupted: bool = False
 
@@ -208,16 +209,29 @@ def judge(series: Converge, *, target: float | None, interrupted: bool = False) 
         for name, trials in series.trials.items()
     ]
     ours = [row for row in rows if row.technique != ALONE and row.accuracy.mean is not None]
+    tied = _ties(ours)
     best = max(ours, key=lambda row: row.accuracy.mean or 0.0, default=None)
     return Verdict(
         workers=series.workers,
         seeds=series.seeds,
         target=target,
         rows=rows,
-        chosen=best.technique if best else None,
+        chosen=best.technique if best and not tied else None,
+        tied=tied,
         unfinished=series.unfinished,
         interrupted=interrupted,
     )
+
+
+def _ties(rows: Sequence[Row]) -> list[str]:
+    """The techniques whose range over seeds overlaps with that of the best mean; empty if none does, or if one seed
+    shows no range."""
+    by_mean = sorted(rows, key=lambda row: -(row.accuracy.mean or 0.0))
+    if not by_mean or by_mean[0].accuracy.seeds < 2:
+        return []
+    low = by_mean[0].accuracy.low or 0.0
+    near = [row.technique for row in by_mean if (row.accuracy.high or 0.0) >= low]
+    return near if len(near) > 1 else []
 
 
 def _row(name: str, workers: int, trials: Sequence[Trial], mods: Sequence[str], target: float | None) -> Row:

@@ -13,7 +13,10 @@ def charts(verdict: Verdict) -> list[Chart]:
     """Both charts; empty if nothing was measured."""
     if not verdict.points:
         return []
-    return [_throughput(verdict), *([_efficiency(verdict)] if any(p.why for p in verdict.points) else [])]
+    return [
+        _throughput(verdict),
+        *([_efficiency(verdict)] if any(p.why and p.why.lost for p in verdict.points) else []),
+    ]
 
 
 def _throughput(verdict: Verdict) -> Chart:
@@ -43,7 +46,7 @@ def _throughput(verdict: Verdict) -> Chart:
             Label(
                 x=p.workers,
                 y=p.samples_per_s,
-                text=f"{p.speedup:.2f}× · {p.efficiency:.0%}",
+                text=f"{p.speedup:.2f}×" + ("" if p.efficiency is None else f" · {p.efficiency:.0%}"),
                 # Keeps the text inside the frame.
                 side="below right" if p is not points[-1] or len(points) == 1 else "above left",
             )
@@ -53,7 +56,7 @@ def _throughput(verdict: Verdict) -> Chart:
 
 
 def _efficiency(verdict: Verdict) -> Chart:
-    points = [(str(p.workers), p.efficiency, p.why.lost) for p in verdict.points if p.why]
+    points = [(str(p.workers), p.efficiency or 0.0, p.why.lost) for p in verdict.points if p.why]
     workers = [name for name, _, _ in points]
     lost = [
         Bars(

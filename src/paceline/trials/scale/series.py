@@ -22,8 +22,11 @@ from paceline.trials.core.place import Place
 from paceline.trials.core.same_numbers import Losses, SameNumbers, compare
 from paceline.trials.core.summary import Summary, summarize
 from paceline.trials.scale.why import Parts, ScaleSetting, Why, explain, join, take_apart
+from paceline.units import percent
 
 Mode = Literal["strong", "weak"]
+
+UNSTEADY = 0.2  # relative difference between rounds above which the machine is too busy to measure
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +67,11 @@ class Point(msgspec.Struct, kw_only=True):
     speedup: float
     speedup_low: float
     speedup_high: float
-    efficiency: float  # speed-up per worker: 1.0 is perfect
+    efficiency: float | None  # speed-up per worker: 1.0 is perfect; None if one worker was not measured
     view: str
     step: dict[str, float]
     rounds: int
+    tied: bool = False  # its rounds and those of the base overlap: no difference was measured
     why: Why | None = None  # causes of lost efficiency; None if the steps were not split into parts
 
 
@@ -92,6 +96,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     same_numbers: SameNumbers
     failures: list[TrialFailure]
     interrupted: bool = False
+    warning: str = ""  # the rounds differ too much
 
 
 def plan(settings: RunSettings, workers: Sequence[int], *, rounds: int, mode: Mode) -> list[Trial]:
@@ -167,13 +172,14 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
         by_workers.pop(result.trial.workers, None)
     base = min(by_workers, default=min((r.trial.workers for r in results), default=1))
     base_results = by_workers.get(base, [])
+    points = [_point(by_workers[n], base_results, mode) for n in sorted(by_workers)]
     return Verdict(
         mode=mode,
         base=base,
         rounds=max((r.trial.round for r in results), default=0),
         steps=max((r.summary.steps for r in good), default=0),
         warm_up=max((r.summary.warm_up for r in good), default=0),
-        points=[_point(by_workers[n], base_results, mode) for n in sorted(by_workers)],
+        points=points,
         same_numbers=_same_numbers(by_workers, base, mode),
         failures=[
             TrialFailure(
@@ -185,12 +191,19 @@ def judge(results: Sequence[Result], *, mode: Mode, record: Path, interrupted: b
             for r in failures
         ],
         interrupted=interrupted,
+        warning=_unsteady(points),
     )
 
 
-def spread(verdict: Verdict) -> float:
-    """The relative difference between the fastest and the slowest round of a point, at the worst point."""
-    return max((p.high / p.low - 1 for p in verdict.points if p.low > 0), default=0.0)
+def _unsteady(points: Sequence[Point]) -> str:
+    """A warning, if the fastest and the slowest round of a point differ widely."""
+    spread = max((p.high / p.low - 1 for p in points if p.low > 0), default=0.0)
+    if spread <= UNSTEADY:
+        return ""
+    return (
+        f"The rounds differ by up to {percent(spread, digits=0)}: other processes keep this machine busy. Measure "
+        "again when the machine is idle, or with a larger --repeat."
+    )
 
 
 def _point(results: Sequence[Result], base: Sequence[Result], mode: Mode) -> Point:
@@ -199,20 +212,25 @@ def _point(results: Sequence[Result], base: Sequence[Result], mode: Mode) -> Poi
     speed = median(speeds.values())
     speedup = speed / median(base_speeds.values())
     paired = [speeds[r] / base_speeds[r] for r in speeds.keys() & base_speeds.keys()] or [speedup]
-    workers = results[0].trial.workers
+    workers, alone = results[0].trial.workers, base[0].trial.workers
+    low, high = min(speeds.values()), max(speeds.values())
+    why = _why(results, speed, base, median(base_speeds.values()), mode)
+    if why is not None and alone != 1:  # efficiency is that of one worker
+        why.lost, why.compute_lost, why.sentence = {}, {}, ""
     return Point(
         workers=workers,
         samples_per_s=speed,
-        low=min(speeds.values()),
-        high=max(speeds.values()),
+        low=low,
+        high=high,
         speedup=speedup,
         speedup_low=min(paired),
         speedup_high=max(paired),
-        efficiency=speedup * base[0].trial.workers / workers,
+        efficiency=speedup / workers if alone == 1 else None,
+        tied=workers != alone and low <= max(base_speeds.values()) and high >= min(base_speeds.values()),
         view=results[-1].summary.view,
         step={part: fmean(r.summary.step[part] for r in results) for part in results[0].summary.step},
         rounds=len(results),
-        why=_why(results, speed, base, median(base_speeds.values()), mode),
+        why=why,
     )
 
 

@@ -30,7 +30,7 @@ def charts(verdict: Verdict) -> list[Chart]:
             name="speed",
             title=f"Throughput by batch, {workers}",
             caption="Median over rounds of the trial's median step, after warm-up. Bars: slowest and fastest block of "
-            "steps. Dashed: the knee.",
+            "steps." + (" Dashed: the knee." if verdict.knee is not None else ""),
             x=x,
             y=Axis(title="samples/s", zero=True),
             series=[

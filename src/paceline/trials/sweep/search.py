@@ -18,12 +18,14 @@ import msgspec
 
 from paceline.trials.core.bench import Bench, Budget, details
 from paceline.trials.core.result import Measured, Status
+from paceline.units import percent
 
 CLOSE = 0.05  # the knee is within this fraction of the best; a doubling that gains less is flat
 CONTENDS = 0.1  # batches within this fraction of the best are measured again
 FLAT = 2  # flat doublings in a row that end the sweep
 FINE = 8  # bisection ends at an interval of 1/8 of the batch
 MOST_TRIALS = 8  # most trials of a bisection
+UNSTEADY = 0.5  # relative difference between blocks of steps above which the machine is too busy to measure
 SHORT = 0.9  # a batch below this fraction of the requested one: the dataset has no more samples
 
 
@@ -51,10 +53,11 @@ Measure = Callable[[int | None, int], Measured]  # samples a step (None: the scr
 
 
 class Point(msgspec.Struct, kw_only=True):
-    """One batch. `batch`: samples per step. `memory`: peak bytes of the worker with the highest peak."""
+    """One batch. `batch`: samples per step. `memory`: peak bytes of the worker with the highest peak. `fits`: False
+    only for memory; None if the batch could not be measured for another reason."""
 
     batch: int
-    fits: bool
+    fits: bool | None
     status: Status = Status.OK
     samples_per_s: float = 0.0
     low: float = 0.0
@@ -62,11 +65,12 @@ class Point(msgspec.Struct, kw_only=True):
     memory: int = 0
     step: dict[str, float] = {}
     rounds: int = 0
-    message: str = ""  # why the batch does not fit
+    message: str = ""  # why the batch was not measured
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """The points, the knee, and why the sweep ended. `largest` is the largest batch that fits."""
+    """The points, the knee, and why the sweep ended. `largest` is the largest batch that fits. The knee and the best
+    are named only if their throughput differs from that of other batches by more than the measurements' spread."""
 
     workers: int
     mods: list[str]
@@ -74,6 +78,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     points: list[Point]
     knee: int | None
     best: int | None
+    tied: list[int] = []  # batches that no measurement tells apart from the fastest; empty if there is a best
     largest: int | None
     ceiling: Ceiling  # why the sweep ended
     why: str
@@ -81,6 +86,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     details: str = ""  # the script's error, if it failed
     failed: str = ""  # the record of the trial that ended the sweep
     unfinished: bool = False  # the budget ended before the knee was bisected and measured again
+    warning: str = ""  # the machine was too busy to measure
     interrupted: bool = False
 
 
@@ -234,18 +240,22 @@ def judge(
     speeds = sweep.speeds
     points = [_point(sweep.trials[size]) for size in speeds]
     points += [
-        Point(batch=size, fits=False, status=m.status, message=m.message)
+        Point(batch=size, fits=False if m.status is Status.MEMORY else None, status=m.status, message=m.message)
         for size, m in sorted(sweep.lost.items())
         if size
     ]
-    knee = find_knee(speeds) if speeds else None
+    measured = points[: len(speeds)]
+    tied = ties(measured)
+    best = None if tied else max(speeds, key=lambda size: speeds[size], default=None)
+    knee = named_knee(measured)
     return Verdict(
         workers=workers,
         mods=list(mods),
         own=sweep.own,
         points=points,
         knee=knee,
-        best=max(speeds, key=lambda size: speeds[size], default=None),
+        best=best,
+        tied=tied,
         largest=max(speeds, default=None),
         ceiling=sweep.ceiling,
         why=sweep.why,
@@ -254,6 +264,38 @@ def judge(
         failed=sweep.last.record if sweep.last is not None else "",
         unfinished=sweep.unfinished,
         interrupted=interrupted,
+        warning=unsteady(measured),
+    )
+
+
+def ties(points: Sequence[Point]) -> list[int]:
+    """The fastest batch and those whose interval overlaps with its own; empty if there are none."""
+    best = max(points, key=lambda point: point.samples_per_s, default=None)
+    near = [point.batch for point in points if best is not None and point.high >= best.low]
+    return near if len(near) > 1 else []
+
+
+def named_knee(points: Sequence[Point]) -> int | None:
+    """The smallest batch within 5 % of the best, if smaller batches, and all of half its size or less, are slower than
+    the best beyond doubt: their intervals do not overlap with its own. None otherwise: the curve shows no knee."""
+    if not points:
+        return None
+    knee = find_knee({point.batch: point.samples_per_s for point in points})
+    best = max(points, key=lambda point: point.samples_per_s)
+    slower = [point.batch for point in points if point.batch < knee and point.high < best.low]
+    if len(points) > 1 and (not slower or any(2 * p.batch <= knee and p.batch not in slower for p in points)):
+        return None
+    return knee
+
+
+def unsteady(points: Sequence[Point]) -> str:
+    """A warning, if the steps of most batches differ widely among themselves."""
+    spread = median([point.high / point.low - 1 for point in points if point.low > 0] or [0.0])
+    if spread <= UNSTEADY:
+        return ""
+    return (
+        f"Steps of one batch differ by {percent(spread, digits=0)}: other processes keep this machine busy. Measure "
+        "again when the machine is idle, or with a larger --repeat."
     )
 
 

@@ -79,6 +79,9 @@ def _sweep(folder: Folder) -> str:
     knee, best = _number(verdict.get("knee")), _number(verdict.get("best"))
     if knee is not None:
         return f"knee at batch {knee:,.0f}"
+    tied = verdict.get("tied")
+    if best is None and isinstance(tied, list) and tied:
+        return "no knee: equally fast, within the noise"
     return f"best at batch {best:,.0f}" if best is not None else ""
 
 
@@ -95,7 +98,9 @@ def _scale(folder: Folder) -> str:
 
 def _converge(folder: Folder) -> str:
     verdict = _verdict(folder)
-    best = next((row for row in _rows(verdict, "rows") if row.get("technique") == verdict.get("chosen")), {})
+    tied = verdict.get("tied")
+    named = verdict.get("chosen") or (tied[0] if isinstance(tied, list) and tied else None)
+    best = next((row for row in _rows(verdict, "rows") if row.get("technique") == named), {})
     accuracy = _number(_part(best, "accuracy").get("mean"))
     return f"{best.get('technique')}: accuracy {percent(accuracy)}" if accuracy is not None else ""
 

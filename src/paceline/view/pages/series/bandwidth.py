@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from paceline.trials.bandwidth import charts
-from paceline.trials.bandwidth.verdict import PairRate, Verdict
+from paceline.trials.bandwidth.verdict import PairRate, Verdict, unsteady
 from paceline.units import size
 from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
@@ -18,6 +18,8 @@ BYTES = Column(key="bytes", title="size", how="Message size on each worker.", ki
 
 def measuring(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [Tiles(_tiles(verdict))]
+    if warning := unsteady(verdict):
+        blocks.append(Note(text=warning, tone="warn"))
     blocks += [
         Note(
             text=f"{flag.what}: {flag.gb_per_s:.3g} GB/s, {flag.share:.0%} of the usual {flag.usual:.3g} GB/s.",

@@ -25,10 +25,20 @@ POINTS = 200  # of a loss curve: each is the mean over a stretch of steps, becau
 
 def converging(verdict: Verdict, record: Opened) -> list[Block]:
     rows = {row.technique: row for row in verdict.rows}
-    best, alone = rows.get(verdict.chosen or ""), rows.get(ALONE)
+    best, alone = rows.get(verdict.chosen or next(iter(verdict.tied), "")), rows.get(ALONE)
     blocks: list[Block] = [Tiles(_tiles(verdict, best, alone))]
     if verdict.unfinished:
         blocks.append(Note(text="The budget ended before all trials were made.", tone="warn"))
+    if verdict.tied:
+        blocks.append(
+            Note(
+                text=f"{', '.join(verdict.tied)} overlap over {verdict.seeds} seeds: a tie. The first has the highest "
+                "mean.",
+                advice=f"More seeds may tell them apart: --seeds {2 * verdict.seeds}",
+            )
+        )
+    elif verdict.seeds == 1:
+        blocks.append(Note(text="One seed does not show how much of a difference is chance.", advice="--seeds 3"))
     if best is None or best.accuracy.mean is None:
         blocks.append(
             Note(
@@ -64,7 +74,7 @@ def _tiles(verdict: Verdict, best: Row | None, alone: Row | None) -> list[Tile]:
     if best is not None and best.accuracy.mean is not None:
         tiles.append(
             Tile(
-                label="best technique",
+                label="highest mean" if verdict.tied else "best technique",
                 value=best.technique,
                 how="The technique with the highest mean accuracy over seeds.",
                 detail=f"{percent(best.accuracy.mean)} {_spread(best)}".strip(),

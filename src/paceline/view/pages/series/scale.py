@@ -35,15 +35,19 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
                 label=f"speed-up at {largest.workers}",
                 value=say(largest.speedup, "times"),
                 how="samples/s divided by samples/s with the fewest workers.",
-                detail=f"{say(largest.speedup_low, 'times')} to {say(largest.speedup_high, 'times')}",
+                detail=f"{say(largest.speedup_low, 'times')} to {say(largest.speedup_high, 'times')}"
+                + ("; no difference was measured: the rounds overlap" if largest.tied else ""),
             ),
+        ]
+    if largest and largest.efficiency is not None:
+        tiles.append(
             Tile(
                 label="efficiency",
                 value=percent(largest.efficiency),
                 how="Speed-up per worker; 100 % is perfect scaling.",
                 tone="good" if largest.efficiency > 0.85 else "warn",
-            ),
-        ]
+            )
+        )
     same = verdict.same_numbers
     tiles.append(
         Tile(
@@ -55,6 +59,15 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
         )
     )
     blocks: list[Block] = [Tiles(tiles)]
+    if verdict.warning:
+        blocks.append(Note(text=verdict.warning, tone="warn"))
+    if largest and largest.efficiency is None:
+        blocks.append(
+            Note(
+                text=f"No efficiency: one worker was not measured. Speed-up is against {verdict.base} workers.",
+                advice=f"Measure one worker as well: -n 1,{','.join(str(p.workers) for p in verdict.points)}",
+            )
+        )
     blocks += [Note(text=row["sentence"]) for row in rows[-1:] if row["sentence"]]
     blocks += charts(verdict)
     lost_how = "Efficiency lost to this cause, compared with the fewest workers; a negative value is a gain."

@@ -34,6 +34,15 @@ def sweeping(verdict: Verdict, record: Opened) -> list[Block]:
         if batch is not None
     ]
     blocks: list[Block] = [Tiles(tiles)]
+    if verdict.tied:
+        blocks.append(
+            Note(
+                text=f"{min(verdict.tied):,} to {max(verdict.tied):,} samples a step are equally fast, within the "
+                "spread of the measurements: a tie."
+            )
+        )
+    if verdict.warning:
+        blocks.append(Note(text=verdict.warning, tone="warn"))
     if verdict.why:
         blocks.append(Note(text=f"The sweep stopped: {verdict.why}." if verdict.ceiling else verdict.why))
     if verdict.keep:
@@ -46,18 +55,20 @@ def sweeping(verdict: Verdict, record: Opened) -> list[Block]:
             title="Batches",
             columns=(
                 Column(key="batch", title="batch", how="Samples per step, over all workers.", kind="count"),
-                Column(key="fits", title="fits", how="Whether the trial succeeded.", kind="flag"),
+                Column(
+                    key="fits", title="fits", how="Whether the batch fits into memory; empty: not known.", kind="flag"
+                ),
                 SPEED,
                 LOW,
                 HIGH,
                 Column(key="memory", title="memory", how="Peak memory of the worker that used most.", kind="bytes"),
                 Column(key="rounds", title="rounds", how="Number of trials of this batch size.", kind="count"),
-                Column(key="message", title="why not", how="Why the trial failed."),
+                Column(key="message", title="why not", how="Why there is no measurement."),
             ),
             rows=[
                 msgspec.to_builtins(point)
                 if point.fits
-                else {"batch": point.batch, "fits": False, "message": point.message}
+                else {"batch": point.batch, "fits": point.fits, "message": point.message}
                 for point in verdict.points
             ],
         )
