@@ -121,13 +121,28 @@ def test_the_pages_have_them(one, figures):
     [grid] = [block for block in runs.build(library).blocks if isinstance(block, Grid)]
     [row] = [row for row in grid.rows if row["name"] == folder.name]
     assert row["samples_per_s"] == figures.samples_per_s
-    both = tiles(compare.build(record, record))
-    for letter in "AB":
-        assert both[f"{letter}: samples/s"].startswith(f"{rate(figures.samples_per_s)} {seconds(figures.step_time)} a")
+    for run in compare.build([record, record]).grid("compared").rows:
+        assert (run["samples_per_s"], run["step_time"]) == (figures.samples_per_s, figures.step_time)
     if record.trace_paths:
         assert tiles(head(record))["step time"] == seconds(figures.step_time)
     live = Follower(library, folder.name).look()["figures"]
-    assert live == {"samples_per_s": rate(figures.samples_per_s), "step_time": seconds(figures.step_time)}
+    slowest = figures.slowest.rank if figures.slowest.slow else None
+    speed, took = rate(figures.samples_per_s), seconds(figures.step_time)
+    assert live == {"samples_per_s": speed, "step_time": took, "slowest": slowest}
+
+
+def test_the_list_of_runs_has_them(one, figures, typist):
+    folder = one[0].parents[1]
+    listed = json.loads(typist.type(folder, "runs", "--json").stdout)["runs"]
+    [run] = [run for run in listed if Path(run["record"]).name == one[0].name]
+    assert (run["samples_per_s"], run["step_time"], run["spread"]) == (
+        figures.samples_per_s,
+        figures.step_time,
+        figures.spread,
+    )
+    line = next(line for line in typist.type(folder, "runs").stdout.splitlines() if line.startswith(one[0].name))
+    assert f" {rate(figures.samples_per_s)} " in line
+    assert f" {seconds(figures.step_time)} " in line
 
 
 def test_the_rules_reason_with_them(one, figures):

@@ -147,3 +147,22 @@ def test_a_lock_lasts_as_long_as_its_process(tmp_path):
     assert hold(tmp_path) is None
     os.close(here)
     assert not is_held(tmp_path)
+
+
+def test_two_runs_of_different_code_differ_on_the_page_that_compares_them(tmp_path):
+    from paceline.record import Run, write_run
+    from paceline.record.about.git import Tree
+    from paceline.record.about.origin import Origin
+    from paceline.record.inside import Folder
+    from paceline.view.records.differing import differing
+    from paceline.view.records.record import Opened
+
+    opened = []
+    for name, commit, torch in (("a", "1" * 40, "2.9"), ("b", "2" * 40, "2.9")):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_run(folder, Run(paceline="0", verb="run", script="t.py", arguments=[], settings={}))
+        tree = Tree(root="/x", commit=commit, dirty=False)
+        write_origin(folder, Origin(command=["paceline"], directory="/x", git=tree, packages={"torch": torch}))
+        opened.append(Opened.of(name, Folder(folder)))
+    assert differing(opened) == [("git commit", ["1" * 12, "2" * 12])]

@@ -17,6 +17,8 @@ from paceline.record.phases import COMMUNICATION, PHASES
 OWN = tuple(phase for phase in PHASES if phase != COMMUNICATION)  # a worker's own time
 NOTABLE = 0.05  # of a step: a smaller delay is not reported
 MOSTLY = 0.8  # of the steps since the delay began
+LASTING = 5  # a delay lasts for one step in so many, at least: fewer may be chance
+FEWEST = 5  # … and for so many steps
 
 Columns = Mapping[str, Sequence[Any]]  # of one worker's steps: the fields of `record.schema.Step`
 
@@ -104,7 +106,7 @@ def _since(is_late: Sequence[bool]) -> int | None:
         late += is_late[index]
         if is_late[index] and late >= MOSTLY * (count - index):
             found = index
-    return None if found is None or count - found < max(3, count // 10) else found
+    return None if found is None or count - found < max(FEWEST, count // LASTING) else found
 
 
 def _cause(by_rank: Mapping[int, Columns], rank: int, first: int) -> tuple[str, float]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from paceline.cli.shared.told_figures import slowest_words
 from paceline.record.about.labels import Labels
 from paceline.record.about.origin import read_origin
-from paceline.units import rate, seconds, size
+from paceline.units import count, rate, seconds, size
 from paceline.view.records.library import RecordEntry
 
 # Columns, and the least width of the terminal in which each is shown.
@@ -89,7 +89,7 @@ def show_record(console: Console, folder: Path, entry: RecordEntry, taken: int) 
         facts["python"] = origin.python
         if (tree := origin.git) is not None:
             branch = f" ({tree.branch})" if tree.branch else ""
-            dirty = f", {tree.changed} files changed: {folder / tree.diff}" if tree.diff else ""
+            dirty = f", {count(tree.changed, 'changed file')}: {folder / tree.diff}" if tree.diff else ""
             facts["git"] = f"{tree.commit or 'no commit yet'}{branch}{dirty or (', changed' if tree.dirty else '')}"
         facts["packages"] = " ".join(f"{name}=={version}" for name, version in origin.packages.items())
         facts |= origin.environment

@@ -29,7 +29,8 @@ MOST_SCRIPT = 16 << 20  # bytes of a script that is hashed
 # Variables that change what a run computes, or how fast. By prefix.
 MATTERS = (
     *("PACELINE_", "CUDA_", "NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "ONEDNN_"),
-    *("NUMEXPR_", "MALLOC_", "TORCH", "PYTORCH_", "PYTHON", "LD_", "HF_", "TRANSFORMERS_", "HOROVOD_", "KERAS_", "TF_"),
+    *("NUMEXPR_", "MALLOC_", "TORCH", "PYTORCH_", "PYTHON", "LD_", "HF_", "TRANSFORMERS_", "HOROVOD_", "KERAS_"),
+    *("TF_CONFIG", "TF_CPP_", "TF_XLA_", "TF_GPU_", "TF_NUM_", "TF_ENABLE_", "TF_FORCE_", "TF_DETERMINISTIC_"),
     *("XLA_", "JAX_", "SLURM_JOB", "SLURM_NODE", "VIRTUAL_ENV", "CONDA_DEFAULT_ENV", "CUBLAS_", "CUDNN_", "TRITON_"),
     *("HSA_", "ROCR_", "HIP_"),
 )

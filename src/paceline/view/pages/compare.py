@@ -94,7 +94,7 @@ def _runs(runs: Sequence[Compared], measures: Sequence[Figures]) -> Grid:
             Column(key="loss", title="last loss", how="Last recorded loss, as the script computed it.", kind="number"),
             Column(key="steps", title="steps", how="Optimizer steps of rank 0.", kind="count", narrow=False),
             Column(key="memory", title="memory", how="Highest peak of a worker.", kind="bytes", narrow=False),
-            Column(key="command", title="command", how="As typed, approximately.", wrap=True, spare=True),
+            Column(key="command", title="command", how="As typed.", wrap=True, spare=True),
         ),
         rows=rows,
     )

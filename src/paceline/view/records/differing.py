@@ -1,10 +1,11 @@
-"""The settings in which runs differ: options, mods, arguments, versions, machine."""
+"""The settings in which runs differ: options, mods, arguments, code, packages, variables, machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.record.about.origin import Origin
 from paceline.view.records.record import Opened
 
 MOST = 200  # rows
@@ -27,11 +28,26 @@ def settings_of(record: Opened) -> dict[str, str]:
         "threads of a worker": run.workers[0].threads if run.workers else None,
         "paceline": run.paceline,
         **run.versions,
+        **_origin(record.origin),
     }
     for name, value in _flat(run.settings):
         if name not in ("script", "arguments", "workers", "mods", "strategy") and not name.endswith(_PLACES):
             found.setdefault(name.replace("_", " "), value)
     return {name: _say(value) for name, value in found.items()}
+
+
+def _origin(origin: Origin | None) -> dict[str, Any]:
+    """The code, the packages and the variables."""
+    if origin is None:
+        return {}
+    tree = origin.git
+    return {
+        "git commit": tree.commit[:12] if tree is not None else None,
+        "changed files": tree.changed if tree is not None else None,
+        "script's content": origin.script_sha256[:12],
+        **{f"package {name}": version for name, version in origin.packages.items()},
+        **{f"variable {name}": value for name, value in origin.environment.items()},
+    }
 
 
 def differing(records: Sequence[Opened]) -> list[tuple[str, list[str]]]:

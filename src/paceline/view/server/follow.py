@@ -92,10 +92,15 @@ class Follower:
         changed, self._state = update["state"] != self._state, update["state"]
         return update if any(new.values()) or update["devices"] or changed else None
 
-    def _figures(self, ended: bool) -> dict[str, str]:
-        """The figures that the live line of `paceline run` shows at this moment."""
+    def _figures(self, ended: bool) -> dict[str, Any]:
+        """The figures of the live line of `paceline run`. `slowest`: the rank that stands out."""
         found = self._running.figures(now=ended)
-        return {"samples_per_s": say(found.samples_per_s or None, "rate"), "step_time": say(found.step_time, "seconds")}
+        slow = found.slowest is not None and found.slowest.slow
+        return {
+            "samples_per_s": say(found.samples_per_s or None, "rate"),
+            "step_time": say(found.step_time or None, "seconds"),
+            "slowest": found.slowest.rank if found.slowest is not None and slow else None,
+        }
 
     def _devices(self) -> list[list[Any]]:
         """Name and utilisation (0 to 1) of each device, from the latest sample."""

@@ -38,13 +38,12 @@ function startLive(place) {
     }
   }
 
-  function table() {
+  function table(slowest) {
     const body = place.querySelector(".ranks tbody");
     const rows = [...ranks.values()].sort((a, b) => a[0] - b[0]);
-    const usual = median(rows.map((row) => row[2]));
     body.replaceChildren(...rows.map((row) => {
       const line = document.createElement("tr");
-      line.className = rows.length > 1 && row[2] > 1.1 * usual ? "marked" : "";
+      line.className = row[0] === slowest ? "marked" : "";
       for (const text of [row[0], row[1].toLocaleString("en"), formatSeconds(row[2]), formatSeconds(row[3])]) {
         const cell = document.createElement("td");
         cell.className = "n";
@@ -87,7 +86,7 @@ function startLive(place) {
     }
     if (told.log.length) put("log", told.log.join("\n"));
     devices(told.devices);
-    if (told.steps.length) { draw(); table(); }
+    if (told.steps.length) { draw(); table(told.figures.slowest); }
     place.dataset.steps = last ? last[0] : 0;
   });
   source.addEventListener("end", (event) => {

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.record.about.origin import Origin
 from paceline.settings import RunSettings
+from paceline.units import count
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, FactsBlock, Note
 from paceline.view.ui.wording import say
@@ -90,7 +91,11 @@ def _origin(origin: Origin | None) -> list[tuple[str, str]]:
         kept = f", kept in {tree.diff}" if tree.diff else ""
         cut = ", without the last files" if tree.cut else ""
         state = (
-            "" if tree.dirty is False else f"; {tree.changed} changed files{kept}{cut}" if tree.dirty else "; not known"
+            ""
+            if tree.dirty is False
+            else f"; {count(tree.changed, 'changed file')}{kept}{cut}"
+            if tree.dirty
+            else "; not known"
         )
         found.append(("git", f"{tree.commit or 'no commit yet'}{f' ({tree.branch})' if tree.branch else ''}{state}"))
         found.append(("not in git", ", ".join(tree.untracked)))
