@@ -5,8 +5,8 @@ files that it wrote, and the files that it deleted are gone (see `overlay`). Onl
 `torch.save` followed by `torch.load`, or `if os.path.exists(checkpoint)`, takes the same branch on every worker,
 whichever worker is first.
 
-Covers Python's `open`, `os`, `shutil` and `sqlite3`, and libraries in native code (see `writers`). Writes of child
-processes are not covered.
+Covers Python's `open`, `os`, `shutil` and `sqlite3`, libraries in native code (see `writers`), and experiment trackers
+(see `trackers`). Writes of child processes are not covered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.script.output import writers
+from paceline.script.output import trackers, writers
 from paceline.script.output.overlay import Listing, Overlay
 from paceline.script.output.real_files import are_real, real_files
 from paceline.script.output.takeover import make_real
@@ -81,8 +81,12 @@ class Voice:
         temporary._mkstemp_inner = self._makes_private_file(temporary._mkstemp_inner)  # of all that make such files
         connect: Any = self._connects(sqlite3.connect)
         sqlite3.connect = sqlite3.dbapi2.connect = connect
-        writers.install(self._place, os.path.join(self.overlay.root, "wandb"))
+        writers.install(self._place)
+        trackers.install(os.path.join(self.overlay.root, "trackers"), self._is_silent)
         self.stage.group.on_regroup.append(self._follow)
+
+    def _is_silent(self) -> bool:
+        return not (self.stage.aside or self._is_rank_0)
 
     def _follow(self) -> None:
         """A worker is lost. Who is rank 0 now writes to the real files from now on."""

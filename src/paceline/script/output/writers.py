@@ -70,11 +70,10 @@ ENTRANCES: dict[str, tuple[Entrance, ...]] = {
 }
 
 
-def install(place: Callable[[Any, str], Any], scratch: str) -> None:
-    """Patches this process. `place(path, mode)` is the path to use instead; `scratch` is a folder that nobody reads."""
+def install(place: Callable[[Any, str], Any]) -> None:
+    """Patches this process. `place(path, mode)` is the path to use instead."""
     for name, entrances in ENTRANCES.items():
         after_import(name, functools.partial(_patch_all, entrances, place))
-    after_import("wandb", functools.partial(_hide_wandb, scratch))
 
 
 def _patch_all(entrances: tuple[Entrance, ...], place: Callable[[Any, str], Any], module: Any) -> None:
@@ -107,18 +106,3 @@ def _leads(plain: Any, entrance: Entrance, place: Callable[[Any, str], Any], at:
         return plain(*given, **kwargs)
 
     return call
-
-
-def _hide_wandb(scratch: str, module: Any) -> None:
-    """One run for all workers: rank 0's. wandb writes, and sends, from a process of its own. The other ranks have an
-    offline run in their scratch folder, and not a disabled one, so that `wandb.watch` sets its hooks on all workers."""
-    plain = module.init
-
-    @functools.wraps(plain)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        if "disabled" in (kwargs.get("mode"), module.setup().settings.mode):
-            return plain(*args, **kwargs)
-        os.makedirs(scratch, exist_ok=True)
-        return plain(*args, **{**kwargs, "mode": "offline", "dir": scratch})
-
-    module.init = init
