@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,10 @@ def test_pictures_are_packed_checked_and_read_back(paceline_, pictures):
     code, out, err = paceline_("data", "pack", "train", "--shards", "3")
     assert (code, err) == (0, "")
     assert "10 records, 2 classes in 3 files" in out
-    assert 'data.files("train-packed/*.tfrecord").records().map(data.decode_example)' in out
+    hint = out[out.index("read them:") :].splitlines()[1:]
+    space: dict = {}
+    exec("\n".join(line.strip() for line in hint), space)
+    assert len(list(space["samples"])) == 10, "the hint is Python as it stands"
     found = list(pd.files("train-packed/*.tfrecord").records().map(pd.decode_example))
     reds = {pd.decode_image(sample["image/encoded"][0])[0, 0, 0].item(): sample for sample in found}
     assert sorted(reds) == list(range(10))
@@ -45,6 +49,85 @@ def test_pictures_are_packed_checked_and_read_back(paceline_, pictures):
     code, out, _ = paceline_("data", "check", "train-packed", "--json")
     document = json.loads(out)
     assert (document["verb"], document["records"], document["damaged"]) == ("data check", 10, 0)
+
+
+def test_the_examples_of_the_help_work_as_typed(paceline_, pictures):
+    (pictures / "images").mkdir()
+    (pictures / "train").rename(pictures / "images" / "train")
+    (pictures / "mysets.py").write_text("train = [(n, n) for n in range(40)]\n")
+    _, out, _ = paceline_("data", "--help")
+    _, more, _ = paceline_("data", "pack", "--help")
+    _, last, _ = paceline_("data", "check", "--help")
+    lines = re.findall(r"(?m)^ (?:Example: |         )paceline (.*)$", "\n".join((out, more, last)))
+    assert len(lines) == 5
+    for line in lines:
+        code, _, err = paceline_(*line.split())
+        assert (code, err) == (0, ""), line
+
+
+def test_what_cannot_be_decoded_is_named_and_left_out(paceline_, pictures):
+    (pictures / "train" / "ant" / "none.png").write_bytes(b"no picture")
+    whole = (pictures / "train" / "ant" / "0.png").read_bytes()
+    (pictures / "train" / "cat" / "half.png").write_bytes(whole[: len(whole) // 2])
+    code, out, err = paceline_("data", "pack", "train")
+    assert code == 1
+    assert "10 records, 2 classes" in out
+    assert "! train/ant/none.png: The image cannot be decoded: cannot identify image file.\n" in err
+    assert "! train/cat/half.png: The image cannot be decoded: " in err
+    assert "2 images cannot be decoded, and are not in train-packed." in err
+    assert paceline_("data", "check", "train-packed", "--decode")[0] == 0
+    code, out, _ = paceline_("data", "pack", "train", "--out", "again", "--json")
+    document = json.loads(out)
+    assert (code, document["records"], len(document["left_out"])) == (1, 10, 2)
+    assert document["error"]["type"] == "DataError"
+    code, out, _ = paceline_("data", "pack", "train", "--out", "all", "--no-decode")
+    assert code == 0
+    assert "12 records" in out
+    for path in (pictures / "train").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    code, _, err = paceline_("data", "pack", "train", "--out", "nothing", "--quiet")
+    assert code == 1
+    assert "none of its 12 images can be decoded" in err
+
+
+PRINTS = """\
+import os
+print("the module prints")
+os.write(1, b"and so does its library\\n")
+class Set:
+    def __len__(self): return 20
+    def __getitem__(self, n):
+        print("sample", n)
+        if n == FAILS: raise ValueError("no such sample")
+        return n, n
+train = Set()
+"""
+
+
+@pytest.mark.parametrize("json_too", [True, False])
+def test_what_a_dataset_prints_is_not_part_of_the_result(paceline_, tmp_path, monkeypatch, json_too):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sets.py").write_text(PRINTS.replace("FAILS", "-1"))
+    code, out, err = paceline_("data", "pack", "sets.py:train", *["--json"] * json_too)
+    assert code == 0
+    assert not [words for words in ("module prints", "library", "sample 3") if words in out or words not in err]
+    assert not json_too or json.loads(out)["records"] == 20
+
+
+def test_a_sample_that_cannot_be_made_is_named(paceline_, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sets.py").write_text(PRINTS.replace("FAILS", "7") + "odd = [1, 2, object()]\n")
+    code, _, err = paceline_("data", "pack", "sets.py:train")
+    assert code == 1
+    assert "paceline: Sample 7 of the dataset cannot be made: ValueError: no such sample\n" in err
+    assert "bug in paceline" not in err
+    code, _, err = paceline_("data", "pack", "sets.py:odd", "--out", "odd")
+    assert code == 2
+    assert "paceline: Sample 2: A sample with a object cannot be packed." in err
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    code, _, err = paceline_("data", "pack", "broken.py:train")
+    assert code == 2
+    assert "broken.py:train cannot be imported: ZeroDivisionError: division by zero." in err
 
 
 def test_the_order_is_the_seeds(paceline_, pictures):

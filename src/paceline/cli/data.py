@@ -6,7 +6,9 @@ import importlib
 import os
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +20,12 @@ from rich.table import Table
 
 from paceline.cli.shared import options
 from paceline.cli.shared.example_first import program, verb
-from paceline.cli.shared.series import parse_bytes
+from paceline.cli.shared.series import Trouble, parse_bytes
 from paceline.cli.shared.session import Session
 from paceline.data.formats import pack as pack_format
 from paceline.data.size_limits import RECORD
 from paceline.errors import UsageError
-from paceline.units import size
+from paceline.units import count, size
 
 What = Annotated[
     str,
@@ -40,6 +42,12 @@ Out = Annotated[
 Shards = Annotated[
     int | None,
     typer.Option("--shards", metavar="N", min=1, help="Number of files.", show_default="one per 128 MiB, at least 16"),
+]
+DecodeFirst = Annotated[
+    bool,
+    typer.Option(
+        "--decode/--no-decode", help="Decode every image first; name and leave out those that cannot be decoded."
+    ),
 ]
 Shuffle = Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle the records across the files.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Random seed for shuffling.")]
@@ -90,6 +98,7 @@ def pack(
     shards: Shards = None,
     shuffle: Shuffle = True,
     seed: Seed = 0,
+    decode: DecodeFirst = True,
     max_bytes: MaxImage = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
@@ -97,27 +106,50 @@ def pack(
     """Packs images, or the samples of a dataset, into TFRecord files with an index."""
     session = Session.of(context, json=json)
     session.verb = "data pack"
-    home = out or f"{Path(what.partition(':')[0]).name.removesuffix('.py')}-packed"
     is_dataset = ":" in what and not os.path.isdir(what)
+    home = out or (f"{Path(what.partition(':')[0]).stem}-packed" if is_dataset else _beside(what))
     limit = parse_bytes(max_bytes, "--max-bytes") or RECORD
-    with _progress(quiet or json) as progress:
+    console = Console(stderr=True, highlight=False, markup=False)
+    with _printing_aside(), _progress(quiet or json) as progress:
         bar = progress.add_task("packing", total=None)
 
         def said(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
+        def lost(text: str) -> None:
+            where = console if progress.disable else progress.console
+            where.print(f"! {text}", style="yellow", soft_wrap=True)
+
         how: dict[str, Any] = {"shards": shards, "shuffle": shuffle, "seed": seed, "said": said}
         if is_dataset:
             packed = pack_format.pack_samples(_find(what), home, **how)
         else:
-            packed = pack_format.pack_images(what, home, max_bytes=limit, **how)
+            packed = pack_format.pack_images(what, home, max_bytes=limit, decode=decode, lost=lost, **how)
+    trouble = _left_out(packed, home)
     if json:
-        session.print_document(msgspec.to_builtins(packed))
+        told = msgspec.to_builtins(packed)
+        session.print_document(told | ({"error": asdict(trouble)} if trouble else {}))
     elif not quiet:
         classes = f", {len(packed.classes)} classes" if packed.classes else ""
         decoder = "data.decode_example" if packed.kind == "images" else "data.decode_sample"
         print(f"{packed.records} records{classes} in {len(packed.files)} files, {size(packed.bytes)}: {home}")
-        print(f'read them: data.files("{home}/*.tfrecord").records().map({decoder})')
+        print("read them:\n    from paceline import data")
+        print(f'    samples = data.files("{home}/*.tfrecord").records().map({decoder})', flush=True)
+    if trouble:
+        console.print(f"paceline: {trouble.message}\n  {trouble.advice}", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def _left_out(packed: pack_format.Packed, home: str) -> Trouble | None:
+    """The error, if images are missing from the packed files."""
+    if not packed.left_out:
+        return None
+    lost = count(len(packed.left_out), "image")
+    return Trouble(
+        "DataError",
+        f"{lost} cannot be decoded, and {'is' if len(packed.left_out) == 1 else 'are'} not in {home}.",
+        "Write the images again, or remove them from the folder. To pack all files as they are: --no-decode",
+    )
 
 
 def check(
@@ -150,6 +182,27 @@ def check(
         _show(checked, wrong, stale, quiet=quiet)
     if damaged or stale:
         raise typer.Exit(1)
+
+
+def _beside(folder: str) -> str:
+    """`images/train` → `images/train-packed`, where the example of `check` looks for it."""
+    path = Path(folder)
+    return f"{path if path.name else path.resolve()}-packed"
+
+
+@contextmanager
+def _printing_aside() -> Iterator[None]:
+    """What a dataset's module prints goes to standard error: standard output has the result, or the JSON document. Also
+    for what is not printed by Python."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _progress(silent: bool) -> Progress:
@@ -200,6 +253,10 @@ def _find(what: str) -> Any:
             space = vars(importlib.import_module(home))
     except (OSError, ImportError) as error:
         raise UsageError(f"{what} cannot be imported: {error}.", advice="Type file.py:name or module:name.") from None
+    except Exception as error:
+        raise UsageError(
+            f"{what} cannot be imported: {type(error).__name__}: {error}.", advice=f"Check that {home} can be imported."
+        ) from error
     if name not in space:
         raise UsageError(f"{what}: {home} has no {name}.", advice=f"Type the name of a dataset in {home}.")
     found: Any = space[name]

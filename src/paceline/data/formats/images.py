@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -84,7 +85,7 @@ def _check_size(what: str, size: tuple[int, int], mode: str, max_bytes: int) -> 
 
 
 def _undecodable(error: Exception) -> DataError:
-    reason = str(error) or type(error).__name__
+    reason = re.sub(r" <_io\.\w+ object at 0x\w+>", "", str(error)) or type(error).__name__  # Pillow names its stream
     return DataError(f"The image cannot be decoded: {reason}.", advice="Write the image again, or leave it out.")
 
 

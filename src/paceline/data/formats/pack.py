@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from paceline.errors import DataError, PacelineError, UsageError
 TOLD = "pack.json"  # describes the files of the folder
 SIZE = 128 << 20  # bytes of a file, about
 FEW = 16  # files at least, if there are enough records, so that files can be assigned to workers
+AT_ONCE = 1024  # images that wait for a thread
 ENOUGH = 64  # records of a file, at least
 
 
@@ -38,6 +41,7 @@ class Packed(msgspec.Struct, kw_only=True):
     records: int
     bytes: int
     classes: list[str] = []
+    left_out: list[str] = []  # images that cannot be decoded: path and reason
 
 
 def pack_images(
@@ -49,9 +53,22 @@ def pack_images(
     seed: int,
     said: Callable[[int, int], None],
     max_bytes: int = RECORD,
+    decode: bool = False,
+    lost: Callable[[str], None] = lambda text: None,
 ) -> Packed:
-    """Packs the images of a folder that has a folder for each class. Image files are copied unchanged."""
+    """Packs the images of a folder that has a folder for each class. Image files are copied unchanged. `decode`: each
+    is decoded first, if there is a decoder; one that cannot be decoded is left out, and `lost` is called with its path
+    and the reason."""
     found, classes = find_images(folder)
+    left_out: list[str] = []
+    if decode and find_spec("PIL") is not None:
+        good = _decodable([path for path, _ in found], left_out, lost, said)
+        found = [image for image, is_good in zip(found, good, strict=True) if is_good]
+        if not found:
+            raise DataError(
+                f"{folder}: none of its {len(left_out)} images can be decoded.",
+                advice="Write the images again, or pack them as they are: --no-decode",
+            )
     total = sum(_size_of(path, max_bytes) for path, _ in found)
 
     def record(index: int) -> bytes:
@@ -68,7 +85,33 @@ def pack_images(
 
     count = shards or files_for(len(found), total)
     written = _write(record, len(found), out, count, shuffle, seed, said)
-    return _tell(Packed(folder=out, kind="images", classes=classes, **written))
+    return _tell(Packed(folder=out, kind="images", classes=classes, left_out=left_out, **written))
+
+
+def _decodable(
+    paths: Sequence[str], left_out: list[str], lost: Callable[[str], None], said: Callable[[int, int], None]
+) -> list[bool]:
+    """Whether each image can be decoded. Decodes in threads: the decoders release the interpreter's lock."""
+
+    def trouble(path: str) -> str:
+        try:
+            decode_image(Path(path).read_bytes())
+        except DataError as error:
+            return f"{path}: {error.message}"
+        except OSError as error:
+            return f"{path}: the file cannot be read: {error.strerror}."
+        return ""
+
+    good = []
+    with ThreadPoolExecutor(min(16, len(os.sched_getaffinity(0)))) as pool:
+        for start in range(0, len(paths), AT_ONCE):
+            for found in pool.map(trouble, paths[start : start + AT_ONCE]):
+                if found:
+                    left_out.append(found)
+                    lost(found)
+                good.append(not found)
+                said(len(good), len(paths))
+    return good
 
 
 def _size_of(path: str, max_bytes: int) -> int:
@@ -93,9 +136,21 @@ def pack_samples(
 
     if not len(samples):
         raise UsageError("The dataset to pack has no samples.", advice="Give a dataset with at least one sample.")
-    total = len(encode(samples[0])) * len(samples)
+
+    def record(index: int) -> bytes:
+        try:
+            return encode(samples[index])
+        except PacelineError as error:
+            raise type(error)(f"Sample {index}: {error.message}", advice=error.advice) from None
+        except Exception as error:
+            raise DataError(
+                f"Sample {index} of the dataset cannot be made: {type(error).__name__}: {error}",
+                advice=f"See where it comes from, in Python: dataset[{index}]",
+            ) from error
+
+    total = len(record(0)) * len(samples)
     count = shards or files_for(len(samples), total)
-    written = _write(lambda index: encode(samples[index]), len(samples), out, count, shuffle, seed, said)
+    written = _write(record, len(samples), out, count, shuffle, seed, said)
     return _tell(Packed(folder=out, kind="samples", **written))
 
 
