@@ -90,17 +90,23 @@ def test_a_stream_says_why_it_has_no_work(tmp_path):
         machine.synchronize()
     trace = read(machine, tmp_path)
     gaps = stream_gaps(trace)
-    assert set(gaps["cause"]) <= set(REASONS)
     length = pl.col("end") - pl.col("start")
-    compute = dict(gaps.filter(pl.col("stream") == COMPUTE).group_by("cause").agg(length.sum()).rows())
+    compute = (
+        gaps.filter(pl.col("stream") == COMPUTE).select(pl.col(cause).sum() for cause in REASONS).row(0, named=True)
+    )
     assert compute["input"] == 100_000
     assert compute["other stream"] == 80_000  # the collective
     assert 60_000 <= compute["synchronisation"] <= 70_000
+    assert (gaps.select(pl.sum_horizontal(*REASONS) == length).to_series()).all(), "one cause at any moment"
+    assert set(gaps.filter(pl.col("input") == 100_000)["cause"]) == {"input"}
     step = whole(trace)
     for (stream,), own in gaps.group_by("stream"):
         busy = trace.device.filter(pl.col("stream") == stream).select(length.sum()).item()
         assert own.select(length.sum()).item() + busy == step.end - step.start, "gaps and work are all of the step"
         assert (own["start"][1:] >= own["end"][:-1]).all()
+    half = (step.start + step.end) // 2
+    parts = [stream_gaps(trace, *part) for part in ((step.start, half), (half, step.end))]
+    assert pl.concat(parts).select(length.sum()).item() == gaps.select(length.sum()).item()
 
 
 def test_a_device_that_is_never_idle_is_the_path(tmp_path):

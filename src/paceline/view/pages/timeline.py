@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from paceline.errors import PacelineError
-from paceline.tables.gaps import REASONS, stream_gaps
+from paceline.tables.gaps import REASONS
 from paceline.view.records.layout import KINDS, StepSpans
 from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened
 from paceline.view.records.spans import MOST, spans_of, steps_of
-from paceline.view.records.traced_spans import parts_of
 from paceline.view.ui.blocks import Block, Note, Page, TimeLine
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.links import href
@@ -53,7 +53,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if spans.left_out:
         blocks.append(Note(text=f"The {spans.left_out:,} shortest events are left out.", tone="warn"))
     blocks.append(_longest(spans))
-    gaps = _gaps(record, step, until) if record.trace_paths else None
+    gaps = _gaps(spans)
     if gaps is not None:
         blocks.append(gaps)
     return Page(title="Time line", blocks=blocks)
@@ -78,7 +78,7 @@ def _longest(spans: StepSpans) -> Grid:
             "start": float(spans.start[n]) / 1e9,
             "length": float(spans.length[n]) / 1e9,
         }
-        for n in np.argsort(-length, kind="stable")[:LONGEST]
+        for n in _largest(length)
         if length[n] >= 0
     ]
     return Grid(
@@ -101,38 +101,40 @@ def _longest(spans: StepSpans) -> Grid:
     )
 
 
-def _gaps(record: Opened, step: int, until: int) -> Grid | None:
+def _largest(length: NDArray[Any]) -> NDArray[Any]:
+    """The places of the largest values, largest first, without sorting all."""
+    some = np.argpartition(-length, LONGEST)[:LONGEST] if len(length) > LONGEST else np.arange(len(length))
+    return some[np.lexsort((some, -length[some]))]
+
+
+def _gaps(spans: StepSpans) -> Grid | None:
     """When each stream had no work, by cause. None without a device."""
-
-    def find() -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = []
-        for part in parts_of(record.tables.traces, step, until)[0]:
-            if not part.trace.has_device:
-                continue
-            inside = pl.min_horizontal("end", pl.lit(part.end)) - pl.max_horizontal("start", pl.lit(part.start))
-            rows += (
-                stream_gaps(part.trace)
-                .with_columns(inside.alias("inside"))
-                .filter(pl.col("inside") > 0)
-                .group_by("rank", "device", "stream", "cause")
-                .agg(gaps=pl.len(), seconds=pl.col("inside").sum() / 1e9)
-                .with_columns(
-                    pl.format("GPU {}, stream {}", "device", "stream").alias("track"),
-                    pl.col("cause").replace_strict(REASONS).alias("reason"),
-                    (pl.col("seconds") * 1e9 / max(part.end - part.start, 1)).alias("share"),
-                )
-                .sort(["device", "stream", "seconds"], descending=[False, False, True])
-                .to_dicts()
-            )
-        return rows
-
-    try:
-        rows = record.once(f"Finding the gaps of steps {step} to {until}", find, instead="Gaps")
-    except PacelineError as error:
-        return Grid(name="gaps", title="Gaps of the streams, by cause", columns=_GAPS, rows=[], empty=error.message)
-    if not rows and not any(trace.has_device for trace in record.tables.traces):
+    if spans.gaps is None or not spans.gaps.height:
         return None
-    return Grid(name="gaps", title="Gaps of the streams, by cause", columns=_GAPS, rows=rows)
+    length = max(sum(step.end - step.start for step in spans.steps), 1)
+    rows = (
+        spans.gaps.group_by("rank", "device", "stream", maintain_order=True)
+        .agg(
+            *(pl.col(cause).sum() for cause in REASONS),
+            *((pl.col(cause) > 0).sum().alias(f"{cause} gaps") for cause in REASONS),
+        )
+        .to_dicts()
+    )
+    told = [
+        {
+            "rank": row["rank"],
+            "track": f"GPU {row['device']}, stream {row['stream']}",
+            "cause": cause,
+            "reason": REASONS[cause],
+            "gaps": row[f"{cause} gaps"],
+            "seconds": row[cause] / 1e9,
+            "share": row[cause] / length,
+        }
+        for row in rows
+        for cause in sorted(REASONS, key=lambda cause: -row[cause])
+        if row[cause]
+    ]
+    return Grid(name="gaps", title="Gaps of the streams, by cause", columns=_GAPS, rows=told)
 
 
 _GAPS = (
@@ -140,7 +142,7 @@ _GAPS = (
     Column(key="track", title="stream", how="Stream of the device."),
     Column(key="cause", title="cause", how="As the time line names it."),
     Column(key="reason", title="in words", how="Why the stream had no work."),
-    Column(key="gaps", title="gaps", how="Number of gaps with this cause in the steps shown.", kind="count"),
+    Column(key="gaps", title="gaps", how="Number of gaps in which this cause has a part.", kind="count"),
     Column(key="seconds", title="takes", how="Total time without work, by the profiler's clock.", kind="seconds"),
     Column(key="share", title="share", how="Share of the steps shown.", kind="share", bar=True),
 )

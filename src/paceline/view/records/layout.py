@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from paceline.tables.trace.time_limit import go_on, paced
@@ -61,6 +62,7 @@ class StepSpans:
     link_from: Column
     link_to: Column
     link_kind: Column
+    gaps: pl.DataFrame | None = None  # of the streams, as `tables.gaps` has them
     left_out: int = 0
     note: str = ""
 
@@ -73,11 +75,18 @@ class StepSpans:
         rows = [number for track in self.tracks for number in range(len(track.rows))]
         return np.repeat(np.array(rows, dtype=np.int64), [count for track in self.tracks for count in track.rows])
 
-    def index_of(self, rank: int) -> dict[int, int]:
-        """Where each event of a rank's trace is in the columns."""
-        here = np.array([track.rank == rank for track in self.tracks], dtype=bool)
-        mine = np.flatnonzero(here[self.track] & (self.event >= 0)) if len(self.tracks) else np.empty(0, dtype=np.int64)
-        return dict(zip(self.event[mine].tolist(), mine.tolist(), strict=True))
+    def places(self, rank: int, events: int) -> Column:
+        """Where each of the `events` events of a rank's trace is in the columns; -1 if it is not drawn."""
+        found = np.full(events, -1)
+        at = 0
+        for track in self.tracks:
+            until = at + sum(track.rows)
+            if track.rank == rank:
+                own = self.event[at:until]
+                known = np.flatnonzero(own >= 0)
+                found[own[known]] = at + known
+            at = until
+        return found
 
 
 _SENT = {

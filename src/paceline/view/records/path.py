@@ -48,12 +48,12 @@ def path_of(record: Opened, step: int, until: int, *, most: int = MOST) -> PathS
 
 def _told(path: pl.DataFrame, record: Opened, spans: StepSpans, note: str) -> PathSpans:
     traces = {trace.rank: trace for trace in record.tables.traces}
-    places = {rank: spans.index_of(rank) for rank in path["rank"].unique()}
+    places = {rank: spans.places(rank, traces[rank].events.height).tolist() for rank in path["rank"].unique()}
     pieces, names = [], []
     for rank, event, kind, start, end in path.rows():
         name = traces[rank].events["name"][event] if event >= 0 else OUTSIDE
         names.append(readable(name))
-        pieces.append((places[rank].get(event, -1), rank, kind, start, end))
+        pieces.append((places[rank][event] if event >= 0 else -1, rank, kind, start, end))
     table = pl.DataFrame(
         {"kind": path["kind"], "name": names, "length": path["end"] - path["start"], "piece": range(len(pieces))},
         schema_overrides={"name": pl.String},

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from paceline.tables.critical_path import Part
-from paceline.tables.gaps import stream_gaps
+from paceline.tables.gaps import REASONS, stream_gaps
 from paceline.tables.links import collectives, launch_pairs
 from paceline.tables.trace.columns import KIND, ON_DEVICE, Trace
 from paceline.tables.trace.kinds import STEP, of_communication, says
@@ -44,9 +44,10 @@ def parts_of(traces: Sequence[Trace], step: int, until: int) -> tuple[list[Part]
 
 def from_traces(traces: Sequence[Trace], step: int, until: int, most: int) -> StepSpans:
     parts, together = parts_of(traces, step, until)
-    drawing, left_out = Drawing(), 0
+    drawing, left_out, gaps = Drawing(), 0, []
     for part in parts:
-        left_out += _add_trace(drawing, part, most // len(parts))
+        gaps.append(stream_gaps(part.trace, part.start, part.end))
+        left_out += _add_trace(drawing, part, most // len(parts), gaps[-1])
     note = "" if together else "The ranks' clocks differ: the steps of every rank begin at zero."
     first = parts[0]
     marks = windows(first.trace).filter(pl.col("step").is_between(step, until))
@@ -55,17 +56,12 @@ def from_traces(traces: Sequence[Trace], step: int, until: int, most: int) -> St
     ]
     latest = max(part.end + part.shift for part in parts)
     drawn = drawing.as_spans(step, until, latest, steps=steps, left_out=left_out, note=note)
-    return _with_links(drawn, parts)
+    return replace(_with_links(drawn, parts), gaps=pl.concat(gaps))
 
 
 def _with_links(drawn: StepSpans, parts: Sequence[Part]) -> StepSpans:
     """Adds the arrows: from launches to their work, and from the rank that came last to a collective to the others."""
-    places = {}
-    for part in parts:
-        place = np.full(part.trace.events.height, -1)
-        for event, at in drawn.index_of(part.trace.rank).items():
-            place[event] = at
-        places[part.trace.rank] = place
+    places = {part.trace.rank: drawn.places(part.trace.rank, part.trace.events.height) for part in parts}
     sources, targets, kinds = [], [], []
 
     def add(source: Column, target: Column, kind: int) -> None:
@@ -96,7 +92,7 @@ def _with_links(drawn: StepSpans, parts: Sequence[Part]) -> StepSpans:
     )
 
 
-def _add_trace(drawing: Drawing, part: Part, most: int) -> int:
+def _add_trace(drawing: Drawing, part: Part, most: int, all_gaps: pl.DataFrame) -> int:
     """Adds the events of one trace. Returns the number of events that are left out."""
     start, end = part.start, part.end
     rows = part.trace.events.with_row_index("event").filter(
@@ -119,7 +115,7 @@ def _add_trace(drawing: Drawing, part: Part, most: int) -> int:
     threads = host.partition_by("process", "thread", maintain_order=True)
     threads.sort(key=lambda mine: (-mine.height, mine["thread"][0]))
     streams = rows.filter("on_device").partition_by("device", "stream", maintain_order=True)
-    gaps = _gaps(drawing, part) if streams else {}
+    gaps = _drawn_gaps(drawing, part, all_gaps) if streams else {}
     for number, mine in enumerate(threads[:MOST_TRACKS]):
         label = part.trace.threads.get((mine["process"][0], mine["thread"][0]))
         label = label or ("host" if number == 0 else f"thread {mine['thread'][0]}")
@@ -154,18 +150,15 @@ def _add_track(drawing: Drawing, rank: int, label: str, rows: pl.DataFrame) -> N
     drawing.add(rank, label, *(rows[name].cast(pl.Int64).to_numpy() for name in names))
 
 
-def _gaps(drawing: Drawing, part: Part) -> dict[tuple[int, int], pl.DataFrame]:
-    """The gaps of each stream, as spans that say their cause."""
-    found = stream_gaps(part.trace).filter(
-        (pl.col("start") < part.end) & (pl.col("end") > part.start) & (pl.col("end") - pl.col("start") >= LEAST_GAP)
-    )
-    causes = found["cause"].unique(maintain_order=True).to_list()
-    numbers = dict(zip(causes, drawing.names_of([f"gap: {cause}" for cause in causes]).tolist(), strict=True))
+def _drawn_gaps(drawing: Drawing, part: Part, gaps: pl.DataFrame) -> dict[tuple[int, int], pl.DataFrame]:
+    """The gaps of each stream, as spans that say their main cause."""
+    names = drawing.names_of([f"gap: {cause}" for cause in REASONS])
+    found = gaps.filter(pl.col("end") - pl.col("start") >= LEAST_GAP)
     rows = found.select(
         "device",
         "stream",
         pl.col("start", "end") + part.shift,
-        pl.col("cause").replace_strict(numbers, return_dtype=pl.Int64).alias("named"),
+        pl.Series("named", names[found["cause"].to_physical().to_numpy()]),
         pl.lit(KINDS.index("gap"), dtype=pl.Int64).alias("code"),
         pl.lit(-1, dtype=pl.Int64).alias("event"),
     )

@@ -22,13 +22,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paceline.errors import NoRecordError, PacelineError, RecordError
-from paceline.view.pages import compare, runs, topology
+from paceline.view.pages import compare, runs, timeline, topology
 from paceline.view.records.contents import shows
 from paceline.view.records.layout import pack
 from paceline.view.records.library import Library
 from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened
-from paceline.view.records.spans import spans_of, steps_of
+from paceline.view.records.spans import spans_of
 from paceline.view.server.auth import Gate
 from paceline.view.server.follow import follow
 from paceline.view.server.limits import ViewLimits
@@ -85,10 +85,10 @@ def make_app(
 
 
 def _read_ahead(library: Library, name: str) -> None:
-    """Reads the traces of a record, and keeps them, or their error, for the first page."""
+    """Reads the traces of a record and lays out their time line. Both, or their error, are kept for the first page."""
     with suppress(PacelineError):
         record = library.open(name)
-        steps_of(record)
+        timeline.build(record, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class TimeLine {
       this.draw();
       this.card.dataset.ms = (performance.now() - begun).toFixed(2);
       this.card.dataset.ready = "1";
+      this.card.dataset.opened ??= performance.now().toFixed(0); // milliseconds since the navigation began
     });
   }
 

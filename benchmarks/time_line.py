@@ -1,0 +1,153 @@
+"""How long a time line of a million events takes to open, in a real browser, and how heavy the first pages are.
+
+    python benchmarks/time_line.py                 # 1,000,000 events of 4 ranks
+    python benchmarks/time_line.py --events 200000
+
+Traces are made up: steps of ops, launches and kernels with correlation ids, on two streams per rank. The record is
+served as `paceline view` does, and opened with Chromium. Printed are the time to read the traces (once per record); the
+time from the start of the navigation to the drawn time line, with the traces read: the first visit, for which the
+server lays the events out, and later visits (median and range); the times of frames while zooming and moving; and the
+bytes that a browser with an empty cache loads for a page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / folder) for folder in ("view", "tables")]
+
+from view_browser import FLAGS  # noqa: E402
+from view_records import TOKEN, TRAIN, make_run  # noqa: E402
+from view_server import Served  # noqa: E402
+
+RANKS, STEPS, VISITS = 4, 20, 5
+WITHIN = 300_000  # milliseconds to wait at most
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--events", type=int, default=1_000_000)
+    asked.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
+    given = asked.parse_args()
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "paceline-runs"
+        make_run(root / TRAIN, ranks=RANKS, steps=STEPS, traced=True)
+        for rank in range(RANKS):
+            write_trace(root / TRAIN / f"trace.rank{rank}.json.gz", rank, given.events // RANKS)
+        served = Served(root)
+        try:
+            with sync_playwright() as started:
+                browser = started.chromium.launch(executable_path=given.chromium, args=FLAGS)
+                measure(browser, served)
+                browser.close()
+        finally:
+            served.close()
+
+
+def measure(browser: Any, served: Served) -> None:
+    address = f"{served.base}/timeline/{TRAIN}?step=1&until={STEPS}"
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(WITHIN)
+    page.goto(served.first)
+    begun = time.perf_counter()
+    page.goto(f"{served.base}/ops/{TRAIN}", timeout=WITHIN)
+    print(f"the traces are read, and the page of ops is made: {time.perf_counter() - begun:.1f} s (once)")
+    opened = [visit(page, address) for _ in range(VISITS)]
+    status = page.locator(".timeline .status").inner_text()
+    first, rest = opened[0], opened[1:]
+    print(f"time line of {status.rpartition('· ')[2]}: first visit {first:.2f} s from the navigation to the drawing")
+    print(f"later visits: {statistics.median(rest):.2f} s ({min(rest):.2f} to {max(rest):.2f} s)")
+    page.locator(".window").focus()
+    frames = []
+    for key in ["+"] * 12 + ["d"] * 6 + ["-"] * 12:
+        page.evaluate("() => { document.querySelector('.timeline').dataset.ms = ''; }")
+        page.keyboard.press(key)
+        page.wait_for_function("() => document.querySelector('.timeline').dataset.ms")
+        frames.append(float(page.locator(".timeline").get_attribute("data-ms")))
+    print(f"frames while zooming and moving: {statistics.median(frames):.1f} ms (at most {max(frames):.1f} ms)")
+    context.close()
+    for path in ("/", f"/run/{TRAIN}", f"/timeline/{TRAIN}"):
+        weight, parts = weigh(browser, served, path)
+        heaviest = ", ".join(f"{name} {size / 1000:.0f} kB" for name, size in parts[:3])
+        print(f"first visit of {path.replace(TRAIN, 'RECORD')}: {weight / 1000:.0f} kB ({heaviest})")
+
+
+def visit(page: Any, address: str) -> float:
+    """Seconds from the start of a navigation to the first drawing of the time line, by the browser's clock."""
+    page.goto("about:blank")
+    page.goto(address, wait_until="commit")
+    page.wait_for_function("() => document.querySelector('.timeline')?.dataset.opened")
+    return float(page.locator(".timeline").get_attribute("data-opened")) / 1000
+
+
+def weigh(browser: Any, served: Served, path: str) -> tuple[int, list[tuple[str, int]]]:
+    """The bytes that a browser with an empty cache loads for a page, as sent: compressed, with headers, without the
+    spans of a time line, which are data."""
+    context = browser.new_context()
+    context.set_extra_http_headers({"Authorization": f"Bearer {TOKEN}"})
+    page = context.new_page()
+    page.set_default_timeout(WITHIN)
+    sizes: list[tuple[str, int]] = []
+
+    def add(request: Any) -> None:
+        told = request.sizes()
+        if "/spans/" not in request.url and not request.url.startswith("data:"):
+            name = request.url.removeprefix(served.base).partition("?")[0].replace(TRAIN, "RECORD")
+            sizes.append((name, told["responseBodySize"] + told["responseHeadersSize"]))
+
+    page.on("requestfinished", add)
+    page.goto(served.base + path, wait_until="networkidle", timeout=WITHIN)
+    context.close()
+    sizes.sort(key=lambda one: -one[1])
+    return sum(size for _, size in sizes), sizes
+
+
+def write_trace(path: Path, rank: int, events: int) -> None:
+    """A trace of `events` events in torch's format: per layer an op, an inner op, a launch and a kernel."""
+    layers, number, now, free = max(events // STEPS // 4, 1), 1, 3_872_733_057_105_000.0, 0.0
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        head = {"schemaVersion": 1, "baseTimeNanoseconds": 1790857026000000000}
+        head["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": RANKS}
+        file.write(msgspec.json.encode(head)[:-1] + b',"traceEvents":[')
+        for step in range(1, STEPS + 1):
+            told, begun = [], now
+            for layer in range(layers):
+                number += 1
+                free = max(free, now + 9) + 0.5
+                length, talks = 3 + (layer * 7) % 12, layer % 200 == 199
+                host = {"pid": 1, "tid": 1 + layer % 2, "args": {"External id": number, "correlation": number}}
+                on_device = {"device": rank, "stream": 20 if talks else 7, **host["args"]}
+                kernel = (
+                    "ncclDevKernel_AllReduce" if talks else f"void at::native::kernel_{layer % 80}<float, 4>(float*)"
+                )
+                told += [
+                    event("cpu_op", f"aten::op_{layer % 60}", now, 14, **host),
+                    event("cpu_op", f"aten::op_{(layer + 7) % 60}", now + 2, 10, **host),
+                    event("cuda_runtime", "cudaLaunchKernel", now + 5, 4, **host),
+                    event("kernel", kernel, free, length, pid=0, tid=on_device["stream"], args=on_device),
+                ]
+                free += length
+                now += 15
+            told.append(event("user_annotation", f"ProfilerStep#{step}", begun, now - begun - 0.5, pid=1, tid=1))
+            file.write(msgspec.json.encode(told)[1:-1] + (b"," if step < STEPS else b"]}"))
+
+
+def event(cat: str, name: str, start: float, length: float, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": round(start, 3), "dur": round(length, 3), **more}
+
+
+if __name__ == "__main__":
+    main()
