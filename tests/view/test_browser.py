@@ -65,7 +65,7 @@ def test_every_kind_of_series_and_mark_is_drawn(visit):
             Area(name="area", x=x, y=y, colour="data"),
             Points(name="points", x=x, y=y, colour="bad", text=["a", "b", "c"]),
         ],
-        marks=[Label(x=2, y=1, text="at two and one"), Rule(axis="y", at=2, name="rule"), Shade(start=1, end=2)],
+        marks=[Label(x=2, y=1, text="at two and <b>one</b>"), Rule(axis="y", at=2, name="rule"), Shade(start=1, end=2)],
     )
     page = visit.open(f"/run/{SCALE}")
     visit.check()
@@ -79,12 +79,15 @@ def test_every_kind_of_series_and_mark_is_drawn(visit):
         figure(made),
     ).as_element()
     page.wait_for_function("() => document.querySelector('.chart').dataset.drawn")
-    count = {name: len(place.query_selector_all(name)) for name in (".scatter", ".errorbar", ".shapelayer path")}
-    assert count == {".scatter": 4, ".errorbar": 3, ".shapelayer path": 2}
-    label = place.query_selector(".annotation-text").bounding_box()
-    near = place.query_selector_all(".scatterlayer .trace:first-child .point")[1].bounding_box()
-    assert 0 < label["x"] - near["x"] < 20, "beside its point, also on a logarithmic axis"
-    assert abs(label["y"] - near["y"]) < 20
+    kinds = (".line", ".errors", ".band", ".area", ".points", ".rule", ".shade")
+    assert {name: len(place.query_selector_all(name)) for name in kinds} == {**dict.fromkeys(kinds, 1), ".points": 2}
+    # An error bar of the second point: its middle is the point.
+    bar = place.query_selector(".errors").get_attribute("d").split("M")[1:]
+    at = [float(number) for number in re.findall(r"[\d.]+", bar[3])]
+    label = place.query_selector(".label").bounding_box()
+    box = place.query_selector("figure svg, .figure > svg").bounding_box()
+    assert 0 < label["x"] - box["x"] - at[0] < 20, "beside its point, also on a logarithmic axis"
+    assert place.query_selector(".label").inner_html() == "at two and &lt;b&gt;one&lt;/b&gt;", "text, not HTML"
 
 
 def test_without_the_token_there_is_nothing(browser, served):

@@ -15,7 +15,7 @@ ADDRESSES = [
     "/",
     f"/run/{TRAIN}",
     "/static/app.js",
-    "/static/plotly.js",
+    "/static/charts.js",
     f"/csv/run/steps/{TRAIN}",
     "/compare?run=a&run=b",
     "/nothing/here",

@@ -1,1 +1,1 @@
-"""Charts: one description (`chart`) and two renderers, an SVG file (`svg`) and plotly.js in a browser (`browser`)."""
+"""Charts: one description (`chart`) and two renderers, an SVG file (`svg`) and a page (`browser`); `words` says it."""

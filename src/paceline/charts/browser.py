@@ -1,14 +1,13 @@
-"""Converts a chart into traces and a layout for plotly.js, as plain dicts.
+"""Converts a chart into traces and a layout for a page's script (view/static/charts.js), as plain dicts.
 
-Colours stay palette names: the page's script resolves them, and resolves them again when the theme changes. Text is
-escaped, because plotly.js interprets HTML tags in labels.
+The names are those that plotly.js uses for the same things. Colours stay palette names, which are CSS variables of the
+page. Text is plain: the script inserts it as text, never as HTML.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Any, Literal
 
 from paceline.charts.chart import (
@@ -55,27 +54,23 @@ def figure(chart: Chart) -> Figure:
     return {"data": [_trace(chart, each) for each in chart.series], "layout": layout, "height": chart.height}
 
 
-def _text(text: object) -> str:
-    return escape(str(text), quote=False)
-
-
 def _short(text: object) -> str:
     text = str(text)
-    return _text(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _values(axis: Axis, values: Sequence[Value]) -> list[Value]:
-    return [_text(value) for value in values] if axis.kind == "category" else list(values)
+    return [str(value) for value in values] if axis.kind == "category" else list(values)
 
 
 def _axis(chart: Chart, which: Literal["x", "y"]) -> Figure:
     axis = chart.x if which == "x" else chart.y
-    made: Figure = {"title": {"text": _text(axis.title), "standoff": 8}}
+    made: Figure = {"title": {"text": axis.title}}
     if axis.kind == "log":
         made["type"] = "log"
     if axis.kind == "category":
         names = chart.categories(which)
-        made |= {"type": "category", "categoryorder": "array", "categoryarray": [_text(name) for name in names]}
+        made |= {"type": "category", "categoryorder": "array", "categoryarray": [str(name) for name in names]}
         made["showgrid"] = False
         if any(len(name) > LONGEST for name in names):
             made |= {"tickvals": made["categoryarray"], "ticktext": [_short(name) for name in names]}
@@ -86,7 +81,7 @@ def _axis(chart: Chart, which: Literal["x", "y"]) -> Figure:
     if axis.share:
         made["tickformat"] = ".0%"
     if axis.ticks:
-        made |= {"tickvals": [at for at, _ in axis.ticks], "ticktext": [_text(text) for _, text in axis.ticks]}
+        made |= {"tickvals": [at for at, _ in axis.ticks], "ticktext": [text for _, text in axis.ticks]}
     if axis.reverse:
         made["autorange"] = "reversed"
     return made
@@ -101,8 +96,7 @@ def _trace(chart: Chart, series: Series) -> Figure:
         if isinstance(series, Points) or series.markers:
             trace["marker"] = {"color": series.colour, "size": 7}
         if series.text:
-            trace["text"] = [_text(each) for each in series.text]
-            trace["hovertemplate"] = f"%{{text}}: {_number('y', chart.y)}<extra>{trace['name']}</extra>"
+            trace["text"] = list(series.text)
     if isinstance(series, Line):
         trace["line"] = {"color": series.colour, "width": series.width, "dash": DASHES[series.dash]}
         if series.markers:
@@ -119,9 +113,9 @@ def _trace(chart: Chart, series: Series) -> Figure:
     elif isinstance(series, Bars):
         trace |= {"type": "bar", "marker": {"color": series.colour}}
         if series.horizontal:
-            trace |= {"orientation": "h", "hovertemplate": f"%{{y}}: {_number('x', chart.x)}<extra></extra>"}
+            trace["orientation"] = "h"
         if series.group:
-            trace["offsetgroup"] = _text(series.group)
+            trace["offsetgroup"] = series.group
     elif isinstance(series, Band):
         # One closed outline: the upper edge forwards, then the lower edge backwards.
         trace |= {"x": [*series.x, *reversed(series.x)], "y": [*series.high, *reversed(series.low)]}
@@ -132,16 +126,10 @@ def _trace(chart: Chart, series: Series) -> Figure:
         trace["line"] = {"width": 0, "shape": "hv"}
     elif isinstance(series, HeatMap):
         trace |= {"type": "heatmap", "z": series.cells, "zmin": 0, "zmax": series.top, "colorscale": series.colours}
-        trace["colorbar"] = {"title": {"text": _text(series.unit), "side": "right"}, "thickness": 12}
-        where = f"%{{y}}, {_text(chart.x.title)} %{{x}}"
-        trace["hovertemplate"] = f"{where}: %{{z:.4g}} {_text(series.unit)}<extra></extra>"
+        trace["colorbar"] = {"title": {"text": series.unit}}
         if series.written:
-            trace["texttemplate"] = "%{z:.3g}"
+            trace["texttemplate"] = "z"
     return trace
-
-
-def _number(which: str, axis: Axis) -> str:
-    return f"%{{{which}:.1%}}" if axis.share else f"%{{{which}:.4g}} {_text(axis.title)}"
 
 
 def _shape(mark: Rule | Shade) -> Figure:
@@ -162,7 +150,7 @@ def _annotation(chart: Chart, label: Label) -> Figure:
     return {
         "x": _place(chart.x, label.x),
         "y": _place(chart.y, label.y),
-        "text": _text(label.text),
+        "text": label.text,
         "showarrow": False,
         "xanchor": left,
         "yanchor": top,
@@ -173,7 +161,7 @@ def _annotation(chart: Chart, label: Label) -> Figure:
 
 
 def _place(axis: Axis, value: Value) -> Value:
-    """An annotation's position. On a logarithmic axis plotly.js expects the logarithm, for annotations only."""
+    """An annotation's position. On a logarithmic axis the script expects the logarithm, for annotations only."""
     if axis.kind == "category":
-        return _text(value)
+        return str(value)
     return math.log10(value) if axis.kind == "log" and isinstance(value, int | float) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -41,14 +40,12 @@ from paceline.view.ui.links import href
 OURS = {
     "app.css": "text/css",
     **dict.fromkeys(
-        ("theme.js", "app.js", "spans.js", "timeline.js", "timeline-tools.js", "compare.js", "live.js"),
-        "text/javascript",
+        ("theme.js", "app.js", "scales.js", "charts.js", "chart-table.js", "compare.js", "live.js"), "text/javascript"
     ),
+    **dict.fromkeys(("spans.js", "timeline.js", "timeline-tools.js"), "text/javascript"),
 }
 MOST_COMPARED = 50  # runs
 VISITORS = 32  # connections that follow a run at the same time
-LASTING = {"Cache-Control": "private, max-age=86400", "Vary": "Accept-Encoding"}
-PACKED = {**LASTING, "Content-Encoding": "gzip"}
 
 
 def make_app(
@@ -285,11 +282,6 @@ def _table(asked: PageQuery, path: dict[str, str], page: Page) -> Response:
 
 async def _static(request: Request) -> Response:
     name = request.path_params["file"]
-    if name == "plotly.js":
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            return FileResponse(render.PLOTLY, media_type="text/javascript", headers=PACKED)
-        text = await run_in_threadpool(lambda: gzip.decompress(render.PLOTLY.read_bytes()))
-        return Response(text, media_type="text/javascript", headers=LASTING)
     if name not in OURS:
         raise HTTPException(404)
     return FileResponse(render.STATIC / name, media_type=OURS[name], headers={"Cache-Control": "no-cache"})

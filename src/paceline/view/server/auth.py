@@ -21,7 +21,7 @@ POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
-        "style-src 'self' 'unsafe-inline'",  # plotly.js lays out its charts by style attributes
+        "style-src 'self'",
         "img-src 'self' data: blob:",
         "connect-src 'self'",
         "form-action 'self'",

@@ -1,13 +1,12 @@
 """Exports one record as one self-contained HTML file.
 
-Only our scripts and plotly.js can run in the file: its content security policy lists their hashes, and these scripts
-contain no text of a record. The file holds plotly.js compressed, and the browser decompresses it.
+Only our scripts can run in the file: its content security policy lists their hashes, and these scripts contain no text
+of a record.
 """
 
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import os
 from pathlib import Path
@@ -22,7 +21,12 @@ from paceline.view.server.site import Kind, pages_of
 from paceline.view.ui import render
 from paceline.view.ui.blocks import Note, Page
 
-SCRIPTS = ("theme.js", "app.js", "spans.js", "timeline.js", "timeline-tools.js")
+SCRIPTS = (
+    "theme.js",
+    *("scales.js", "charts.js", "chart-table.js"),
+    "app.js",
+    *("spans.js", "timeline.js", "timeline-tools.js"),
+)
 
 
 def export(root: Path, name: str, target: Path, *, limits: ViewLimits | None = None) -> tuple[Path, int]:
@@ -52,16 +56,12 @@ def _write(target: Path, text: bytes) -> None:
 def report(record: Opened) -> str:
     """The report of a record, as one HTML document."""
     pages = [(kind, _page(record, kind)) for kind in pages_of(record) if kind.in_report]
-    charts = any(block.kind == "chart" for _, page in pages for block in page.blocks)
     texts = [_safe((render.STATIC / each).read_text()).encode() for each in SCRIPTS]
-    packed = render.PLOTLY.read_bytes() if charts else b""
-    allowed = [*texts, gzip.decompress(packed)] if charts else texts
     files = {
         "css": Markup((render.STATIC / "app.css").read_text()),
         "scripts": [Markup(text.decode()) for text in texts],
-        "plotly": base64.b64encode(packed).decode(),
         "policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
-        f"form-action 'none'; script-src {' '.join(map(_hash, allowed))}",
+        f"form-action 'none'; script-src {' '.join(map(_hash, texts))}",
     }
     return render.render_report(record, pages, files)
 

@@ -51,6 +51,15 @@ function showTip(target) {
   about.setAttribute("aria-describedby", "tip");
 }
 
+// Words beside the mouse, about what a chart has there.
+function tipAt(words, x, y) {
+  tip.textContent = words;
+  tip.hidden = false;
+  const own = tip.getBoundingClientRect();
+  tip.style.left = (x + own.width + 24 < innerWidth ? x + 14 : Math.max(8, x - own.width - 14)) + "px";
+  tip.style.top = Math.min(Math.max(8, y - own.height - 10), innerHeight - own.height - 8) + "px";
+}
+
 function hideTip() {
   tip.hidden = true;
   tipped?.removeAttribute("aria-describedby");
@@ -67,6 +76,33 @@ document.addEventListener("focusout", hideTip);
 document.addEventListener("click", (event) => { if (event.target.closest(".how")) showTip(event.target); });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
 document.addEventListener("scroll", hideTip, { passive: true, capture: true });
+
+// -- one tab stop for a group: arrow keys lead on ----------------------------------------------------------------------
+
+const ROVING = "[data-rove] [data-how], thead .sort, tbody a[href], tbody input, tbody button";
+const groupOf = (item) => item.closest("[data-rove], thead, tbody");
+
+function startRoving(within = document) {
+  const groups = new Map();
+  for (const item of within.querySelectorAll(ROVING)) {
+    item.tabIndex = -1;
+    if (item.offsetParent === null) continue; // a row that the filter hides
+    if (!groups.has(groupOf(item))) groups.set(groupOf(item), item);
+  }
+  for (const first of groups.values()) first.tabIndex = 0;
+}
+
+document.addEventListener("keydown", (event) => {
+  const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], item = event.target.closest?.(ROVING);
+  if (!by || !item) return;
+  const items = [...groupOf(item).querySelectorAll(ROVING)].filter((each) => each === item || each.offsetParent !== null);
+  const next = items[items.indexOf(item) + by];
+  event.preventDefault();
+  if (!next) return;
+  item.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+});
 
 // -- tables -----------------------------------------------------------------------------------------------------------
 
@@ -99,6 +135,7 @@ function filterRows(grid, text) {
     count += !row.hidden;
   }
   grid.querySelector(".count").textContent = count.toLocaleString("en") + " rows";
+  startRoving(grid);
 }
 
 // The server sorts and filters rows that are not on the page: fetch the page again, and replace this table.
@@ -152,6 +189,7 @@ function startGrid(grid) {
     grid.addEventListener("change", count);
     count();
   }
+  startRoving(grid);
   grid.querySelector("button.csv")?.addEventListener("click", () => downloadCsv(grid));
 }
 
@@ -171,6 +209,7 @@ function downloadCsv(grid) {
 }
 
 document.querySelectorAll(".grid").forEach(startGrid);
+startRoving();
 
 // -- commands to copy -------------------------------------------------------------------------------------------------
 
@@ -193,45 +232,6 @@ document.addEventListener("click", async (event) => {
 const PHASES = document.documentElement.dataset.phases.split(" "); // each phase is also the name of a colour
 const PALETTE = [...PHASES, "accent", "bad", "good", "warn", "ink", "shade", "idle"];
 
-function painted(value) {
-  if (Array.isArray(value)) return value.map(painted);
-  if (value && typeof value === "object") {
-    return Object.fromEntries(Object.entries(value).map(([key, each]) => [
-      key,
-      /colou?r$/i.test(key) && PALETTE.includes(each) ? colour(each)
-        : key === "colorscale" && each === "heat" ? [[0, colour("card")], [0.5, colour("data")], [1, colour("bad")]]
-        : key === "colorscale" && each === "rates" ? [[0, colour("card")], [1, colour("backward")]]
-        : ["x", "y", "z", "text", "customdata"].includes(key) ? each : painted(each),
-    ]));
-  }
-  return value;
-}
-
-function axis(given) {
-  return { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), automargin: true, ...painted(given) };
-}
-
-function laidOut(figure, width) {
-  const layout = painted(figure.layout);
-  // On a narrow screen the legend has one line per name, and needs more height.
-  const lines = layout.showlegend && width < 480 ? figure.data.length - 1 : 0;
-  return {
-    margin: { l: 56, r: 16, t: 8, b: 44 },
-    legend: { orientation: "h", traceorder: "normal", y: 1.02, yanchor: "bottom", x: 0 },
-    hoverlabel: { align: "left" },
-    barcornerradius: 2,
-    ...layout,
-    xaxis: axis(figure.layout.xaxis),
-    yaxis: axis(figure.layout.yaxis),
-    height: figure.height + 19 * lines,
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: colour("ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
-  };
-}
-
-const OPTIONS = { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
-
 const figureOf = (card) => JSON.parse(card.querySelector("script").textContent);
 
 let adaptFigure = (figure, card) => figure; // compare.js replaces it
@@ -239,8 +239,15 @@ let adaptFigure = (figure, card) => figure; // compare.js replaces it
 function drawChart(card, figure = figureOf(card)) {
   card.dataset.begun = "1";
   figure = adaptFigure(figure, card);
-  const place = card.querySelector(".figure");
-  Plotly.react(place, painted(figure.data), laidOut(figure, place.clientWidth), OPTIONS).then(() => { card.dataset.drawn = "1"; });
+  const place = card.querySelector(".figure"), table = card.querySelector("details.data");
+  place.view ??= new ChartView(place);
+  place.view.draw(figure);
+  if (table && !table.filled) {
+    table.filled = true;
+    table.addEventListener("toggle", () => { if (table.open) fillTable(card, place.view.figure); });
+  }
+  if (table?.open) fillTable(card, figure);
+  card.dataset.drawn = "1";
 }
 
 function startCharts() {
@@ -265,19 +272,6 @@ function startCharts() {
   };
   if (document.readyState === "complete") idle(rest);
   else addEventListener("load", () => idle(rest));
-  document.addEventListener("themechange", () => cards.filter((card) => card.dataset.drawn).forEach((card) => drawChart(card)));
 }
 
-// A page loads plotly.js before this script. A report holds plotly.js compressed; its policy allows the decompressed text.
-async function unpackPlotly() {
-  const packed = document.getElementById("plotly");
-  if (!packed) return;
-  const bytes = Uint8Array.from(atob(packed.textContent), (sign) => sign.charCodeAt(0));
-  const script = document.createElement("script");
-  script.textContent = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-  document.head.append(script);
-}
-
-unpackPlotly().then(startCharts).catch((error) => {
-  for (const place of document.querySelectorAll(".chart .figure")) place.textContent = `This browser cannot draw the charts: ${error.message}`;
-});
+startCharts();

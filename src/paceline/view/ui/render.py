@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from paceline import __version__
 from paceline.charts.browser import figure
 from paceline.charts.chart import Chart
+from paceline.charts.words import in_words
 from paceline.record.phases import PHASES
 from paceline.view.records.layout import as_text
 from paceline.view.records.record import Opened
@@ -28,7 +29,6 @@ from paceline.view.ui.wording import say
 
 HERE = Path(__file__).parents[1]
 STATIC = HERE / "static"
-PLOTLY = STATIC / "plotly-cartesian.min.js.gz"
 
 
 @cache
@@ -41,7 +41,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"say": say, "href": href, "data": data_block, "picture": picture, "figure": figure}
-    made.globals["packed"] = as_text
+    made.globals |= {"packed": as_text, "in_words": in_words}
     made.globals["version"] = __version__
     made.filters["with_code"] = with_code
     made.globals["phases"] = " ".join(PHASES)
