@@ -106,7 +106,7 @@ def test_a_slower_run_is_explained_phase_by_phase(visit):
 
 def test_curves_are_smoothed_and_drawn_on_logarithmic_axes(visit):
     page = visit.open("/compare?run=run&run=fast")
-    drawn = "() => document.querySelector('#chart-loss .figure')"
+    drawn = "() => document.querySelector('#chart-loss .figure')?.view?.figure"
     before = page.evaluate(f"({drawn})().data[0].y.slice()")
     assert page.evaluate(f"({drawn})().layout.yaxis.type ?? 'linear'") == "linear"
     page.locator("[name=logy]").check()
