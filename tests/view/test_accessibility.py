@@ -29,7 +29,7 @@ def test_every_chart_has_words_and_a_table(visit, page_of):
         assert re.search(r"(lowest|highest|at) ", told), told
         chart.locator("summary").click()
         rows = chart.locator("details.data tbody tr")
-        assert rows.count() > 0
+        rows.first.wait_for()
         heads = chart.locator("details.data thead th").count()
         assert rows.first.locator("th, td").count() == heads >= 2
 
@@ -40,6 +40,7 @@ def test_the_table_of_a_chart_has_its_numbers(visit):
     card.locator("summary").click()
     drawn = page.evaluate("() => figureOf(document.querySelector('#chart-loss')).data[0]")
     rows = card.locator("details.data tbody tr")
+    rows.first.wait_for()
     assert rows.count() == len(drawn["x"])
     first = rows.first.locator("th, td").all_inner_texts()
     assert first[0] == str(drawn["x"][0])
