@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(900)  # the first one may have to install a bro
 # Words of a program: values that were not said in words, and code that was not run.
 RAW = re.compile(r"\bNone\b|\bnan\b|\bNaN\b|\binf\b|\bInfinity\b|\bundefined\b|\[object |\{'|\{\"|\[\]|\{\{|Undefined")
 VERBS = ("run", "profile", *SERIES)
-SPECIAL = ("cpu", "pair", "failed", "pipelines", "noise", "servers", "killed")
+SPECIAL = ("cpu", "pair", "failed", "pipelines", "noise", "servers", "killed", "timed")
 
 
 @pytest.fixture(scope="module")

@@ -127,6 +127,6 @@ def test_a_run_with_a_timeline_has_a_time_line(tmp_path, client_of):
         writer.flush()
     client = client_of(tmp_path)
     told = unpack(client.get("/spans/now?step=2").content)
-    assert told["names"] == ["forward", "bucket 0"]
+    assert told["names"] == ["paceline.forward", "bucket 0"], "a phase is named as in a trace"
     assert len(told["tracks"]) == 4
     assert client.get("/timeline/now?step=2").status_code == 200

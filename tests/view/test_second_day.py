@@ -99,3 +99,20 @@ def test_the_topology_follows_the_theme_and_fits_a_phone(visit):
     page.set_viewport_size({"width": 1440, "height": 900})
     page.evaluate("localStorage.clear()")
     assert visit.complaints == []
+
+
+@pytest.mark.parametrize("name", ["timed", "profile"])
+def test_phases_have_their_colours_in_every_time_line(visit, name):
+    page = visit.open(f"/timeline/{name}?step=2")
+    legend = page.locator(".timeline .kinds").inner_text()
+    assert {"data", "forward", "backward", "optimizer"} <= set(legend.split())
+    found = page.evaluate(
+        """() => {
+            const canvas = document.querySelector('.timeline .window canvas'), pen = canvas.getContext('2d');
+            const pixels = pen.getImageData(0, 0, canvas.width, canvas.height).data, seen = new Set();
+            for (let at = 0; at < pixels.length; at += 4) seen.add([...pixels.slice(at, at + 3)].join());
+            const rgb = (name) => colour(name).match(/[0-9a-f]{2}/gi).map((each) => parseInt(each, 16)).join();
+            return ['data', 'forward', 'backward', 'optimizer'].filter((name) => seen.has(rgb(name)));
+        }"""
+    )
+    assert found == ["data", "forward", "backward", "optimizer"]

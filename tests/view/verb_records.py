@@ -20,6 +20,7 @@ from paceline.record.noise import Noise
 from paceline.record.pipelines import PipelineReport, Reported, StageReport
 from paceline.record.schema import FailureKind
 from paceline.record.servers import ServerReport
+from paceline.record.timeline import TimelineWriter
 from paceline.trials.converge.series import Row, Sharp, Spread, Verdict
 
 TRACEBACK = """Traceback (most recent call last):
@@ -48,6 +49,7 @@ def make_each_verb(root: Path) -> dict[str, str]:
         "noise": make_noise(root / "noise"),
         "servers": make_servers(root / "servers"),
         "killed": make_killed(root / "killed"),
+        "timed": make_timed(root / "timed"),
     }
     return {name: folder.name for name, folder in made.items()}
 
@@ -164,9 +166,7 @@ def make_pipelines(folder: Path) -> Path:
     ahead = StageReport(
         name="prefetch", where="thread", parallel=1, results=64, seconds=0.0, busy=0.0, capacity=0, ready=0, room=2
     )
-    quick = msgspec.structs.replace(
-        slow, name="batch 64", where="here", parallel=0, seconds=8e-5, ready=None, room=None
-    )
+    quick = StageReport(name="batch 64", where="here", parallel=0, results=8, seconds=8e-5, busy=1.0, capacity=11_875.0)
     reports = (
         PipelineReport(stages=[slow, ahead], results=64, waited=0.41, lost=24, seconds=2.0, slowest=slow.name,
                        bottleneck="map decode · batch 32, 99.7 results a second at most"),
@@ -216,4 +216,19 @@ def make_killed(folder: Path) -> Path:
     (folder / "run.json").write_text(json.dumps(run | {"outcome": None}))
     make_trial(folder / "trials" / "batch=x2.r1", "sweep", ["batch=x2:none"], seed=1, decay=20.0)
     os.utime(folder / "trials" / "batch=x2.r1" / "run.json", (BEGUN, BEGUN))  # nothing was written since
+    return folder
+
+
+def make_timed(folder: Path) -> Path:
+    """A run with --timeline: the phases of each step."""
+    on_cpu(make_run(folder, ranks=1, steps=5))
+    writer = TimelineWriter(folder, 0)
+    writer._zero = 0.0  # times below are of the wall
+    for line in (folder / "steps.rank0.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        at = step["at"] - step["total"]
+        for phase in ("data", "forward", "backward", "communication", "optimizer"):
+            writer.add("phases", phase, at, at + step[phase])
+            at += step[phase]
+    writer.flush()
     return folder

@@ -76,10 +76,11 @@ def draw(
             parts.append(_text(width / 2, top, line, size=12, anchor="middle", fill=look.ink))
             top += _LINE
     if topology.devices:
-        places = _places(topology.devices, (width / 2, top + look.radius + _GPU + 22), look.radius)
+        tall = look.radius if len(topology.devices) > 2 else 0  # up to two GPUs are side by side
+        places = _places(topology.devices, (width / 2, top + tall + _GPU + 22), look.radius)
         parts += _links(topology, places, choice, flags, look)
         parts += [_gpu(gpu, places[gpu.index], topology, choice, look) for gpu in topology.devices]
-        top += 2 * (look.radius + _GPU) + 50
+        top += 2 * (tall + _GPU) + 50
         key, top = _key(top, topology, choice, flags, look)
         parts += key
         told = (

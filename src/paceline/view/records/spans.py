@@ -13,6 +13,7 @@ import polars as pl
 
 from paceline.errors import RecordError
 from paceline.record.inside import File
+from paceline.record.phases import PHASES
 from paceline.record.timeline import read_spans
 from paceline.tables.trace.columns import Trace, rank_in
 from paceline.tables.trace.steps import windows
@@ -23,6 +24,7 @@ from paceline.view.records.traced_spans import MOST_TRACKS, NAME, from_traces, r
 MOST = 1_500_000  # spans on a page; if there are more, the shortest are left out
 MOST_STEPS = 2000  # steps that a user can choose from
 LARGEST = 64 << 20  # bytes of a rank's timeline.jsonl
+TRACK = "phases"  # the track on which a worker writes the phases of its steps
 
 
 def steps_of(record: Opened) -> list[int]:
@@ -77,10 +79,10 @@ def _from_timeline(record: Opened, step: int, until: int, most: int) -> StepSpan
         tracks: dict[str, list[tuple[int, int, str, str]]] = {}
         for span in found[:each]:
             kind = "communication" if "comm" in span.track or "bucket" in span.name else "mark"
-            tracks.setdefault(span.track, []).append(
-                (_since(start, span.start), _since(start, span.end), span.name, kind)
-            )
-        for track, spans in list(tracks.items())[:MOST_TRACKS]:
+            # A phase has the name that it has in a trace, and so its colour.
+            name = f"paceline.{span.name}" if span.track == TRACK and span.name in PHASES else span.name
+            tracks.setdefault(span.track, []).append((_since(start, span.start), _since(start, span.end), name, kind))
+        for track, spans in sorted(tracks.items(), key=lambda each: each[0] != TRACK)[:MOST_TRACKS]:
             starts, ends, names, kinds = zip(*spans, strict=True)
             drawing.add(
                 rank_in(path.name) or 0,
