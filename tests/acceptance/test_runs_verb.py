@@ -49,6 +49,7 @@ def test_a_run_of_a_module_knows_its_command_and_its_code(folder, typist):
     line = "paceline run -n 2 --env 'MY_TOKEN=…' --tag base --json -m pkg.train --lr 1"
     assert told["command"] == line
     record = folder / told["record"]
+    assert record.name.endswith("-pkg.train")
     origin = read_origin(record)
     assert (origin.line, origin.directory) == (line, str(folder))
     assert origin.git.dirty

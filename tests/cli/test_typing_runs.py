@@ -126,6 +126,13 @@ def test_labels_are_changed_afterwards(three, paceline_, document):
     assert "paceline run -n 2 train.py --lr 0" in out
 
 
+def test_the_folder_may_be_named_before_or_after_the_subcommand(three, document, tmp_path):
+    os.rename(tmp_path / "paceline-runs", tmp_path / "elsewhere")
+    assert document("runs", "--record", "elsewhere")["total"] == 3
+    before = document("runs", "--record", "elsewhere", "show", "last")
+    assert document("runs", "show", "last", "--record", "elsewhere") == before | {"command": before["command"]}
+
+
 def test_several_records_or_none_are_refused(three, paceline_):
     code, _, err = paceline_("runs", "name", "train", "x")
     assert code == 2

@@ -21,6 +21,7 @@ from paceline.errors import UsageError
 from paceline.launch import Event, Notice, Stall, check
 from paceline.launch import events as launch_events
 from paceline.mods import catalog
+from paceline.record.folder import short_name
 from paceline.record.schema import Outcome
 from paceline.settings import RunSettings
 from paceline.topology import discover
@@ -84,7 +85,7 @@ def scale(
     # Checked before the record's folder is made, so that a user's mistake leaves no record.
     for trial in plan[: len(numbers)]:
         check(trial.settings, discover(), oversubscribe=asked.oversubscribe)
-    stem = Path(asked.script).stem
+    stem = short_name(asked.script)
     record = session.open_record(
         record, f"scale-{stem}", script=asked.script, share=asked.share_record, labels=asked.labels()
     )

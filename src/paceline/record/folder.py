@@ -18,10 +18,15 @@ RESERVE = ".reserved"  # bytes that keep room for how the run has ended, on a di
 _PROBE = b"\0" * 65536
 
 
+def short_name(script: str) -> str:
+    """`some/where/train.py` → `train`; a module's name stays as it is: `package.train`."""
+    return Path(script).name.removesuffix(".py")
+
+
 def new_folder(parent: Path, script_name: str, *, share: bool = False) -> Path:
     """Creates a new folder such as `parent/2026-11-15T10-22-31-train` and returns it. Other accounts may read the
     folder only with `share`."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script_name).stem or script_name).strip("-.") or "script"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", short_name(script_name)).strip("-.") or "script"
     name = f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{stem}"
     for attempt in range(1, 1000):
         folder = parent / (name if attempt == 1 else f"{name}-{attempt}")

@@ -40,6 +40,16 @@ Text = Annotated[str, typer.Argument(metavar="TEXT", help="The text; '' removes 
 Most = Annotated[
     int | None, typer.Option("--limit", metavar="N", min=1, help="Show the newest N.", show_default="all of them")
 ]
+Where = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="DIR",
+        help="Folder of the records.",
+        show_default=str(options.RECORDS),
+        rich_help_panel=options.OUTPUT,
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.", rich_help_panel=WHAT)]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.", rich_help_panel=WHAT)
@@ -134,9 +144,9 @@ def list_them(
     console.print(f"{count(len(shown), 'record')}{more}, {size(sum(sizes.values()))}: {library.root}", soft_wrap=True)
 
 
-def show(context: typer.Context, which: Which, json: options.Json = False) -> None:
+def show(context: typer.Context, which: Which, record: Where = None, json: options.Json = False) -> None:
     """Shows what made a record: command, folder, code, packages, variables; its labels and its figures."""
-    session = _session(context, "runs show", json)
+    session = _session(context, "runs show", json, record)
     library, [entry] = _found(context, [which])
     folder = library.root / entry.name
     session.record = folder
@@ -149,32 +159,43 @@ def show(context: typer.Context, which: Which, json: options.Json = False) -> No
     show_record(Console(highlight=False, markup=False), folder, entry, size_on_disk(folder))
 
 
-def name(context: typer.Context, which: Which, text: Text, json: options.Json = False) -> None:
+def name(context: typer.Context, which: Which, text: Text, record: Where = None, json: options.Json = False) -> None:
     """Gives a record a name."""
-    _label(context, "runs name", [which], json, name=checked_name(text))
+    _label(context, "runs name", [which], json, record, name=checked_name(text))
 
 
 def tag(
-    context: typer.Context, which: Which, tags: Tags, remove_them: Untag = False, json: options.Json = False
+    context: typer.Context,
+    which: Which,
+    tags: Tags,
+    remove_them: Untag = False,
+    record: Where = None,
+    json: options.Json = False,
 ) -> None:
     """Adds tags to a record, or removes them."""
     changed = checked_tags(tags)
+    _session(context, "runs tag", json, record)
     library, [entry] = _found(context, [which])
     before = read_labels(library.root / entry.name).tags
     after = [each for each in before if each not in changed] if remove_them else [*before, *changed]
-    _label(context, "runs tag", [which], json, tags=checked_tags(after))
+    _label(context, "runs tag", [which], json, record, tags=checked_tags(after))
 
 
-def note(context: typer.Context, which: Which, text: Text, json: options.Json = False) -> None:
+def note(context: typer.Context, which: Which, text: Text, record: Where = None, json: options.Json = False) -> None:
     """Gives a record a note."""
-    _label(context, "runs note", [which], json, note=checked_note(text))
+    _label(context, "runs note", [which], json, record, note=checked_note(text))
 
 
 def delete(
-    context: typer.Context, which: Several, dry_run: DryRun = False, yes: Yes = False, json: options.Json = False
+    context: typer.Context,
+    which: Several,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    record: Where = None,
+    json: options.Json = False,
 ) -> None:
     """Deletes records. A record in use is refused."""
-    session = _session(context, "runs delete", json)
+    session = _session(context, "runs delete", json, record)
     library, entries = _found(context, which)
     from paceline.view.records.choosing import is_in_use
 
@@ -200,11 +221,12 @@ def prune(
     larger: Larger = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    record: Where = None,
     json: options.Json = False,
 ) -> None:
     """Deletes the records that the options choose. Records in use, and records with a tag or a name that the options do
     not mention, are kept."""
-    session = _session(context, "runs prune", json)
+    session = _session(context, "runs prune", json, record)
     asked = filters.filter_of(status, verb, script, tag, text, older, newer)
     least = (parse_bytes(to_size, "--to-size") if to_size is not None else None) if to_size != "0" else 0
     most = parse_bytes(larger, "--larger") if larger is not None else None
@@ -257,8 +279,10 @@ def _delete(
         raise typer.Exit(1)
 
 
-def _label(context: typer.Context, verb: str, which: Sequence[str], json: bool, **changes: Any) -> None:
-    session = _session(context, verb, json)
+def _label(
+    context: typer.Context, verb: str, which: Sequence[str], json: bool, record: Path | None, **changes: Any
+) -> None:
+    session = _session(context, verb, json, record)
     library, [entry] = _found(context, which)
     folder = session.record = library.root / entry.name
     labels = msgspec.structs.replace(read_labels(folder), **changes)
@@ -294,7 +318,10 @@ def _document(library: Library, entry: RecordEntry, taken: int) -> dict[str, Any
     }
 
 
-def _session(context: typer.Context, verb: str, json: bool) -> Session:
+def _session(context: typer.Context, verb: str, json: bool, record: Path | None = None) -> Session:
+    """`record`: the folder of the records, if it was named after the subcommand."""
+    if record is not None:
+        context.meta["records"] = record
     session = Session.of(context, json=json)
     session.verb = verb
     return session

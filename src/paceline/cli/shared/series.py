@@ -27,6 +27,7 @@ from paceline.launch import Event, check
 from paceline.launch.interrupts import exit_code_of
 from paceline.record import read_run, write_run
 from paceline.record.about.labels import Labels
+from paceline.record.folder import short_name
 from paceline.record.private import keep_private, write_file
 from paceline.record.schema import Outcome, Run
 from paceline.record.stopping import stop
@@ -103,7 +104,7 @@ def open_record(
     command, and its seed is used unless a seed was given."""
     verb, script = session.verb, settings.script
     if resume is None:
-        name = f"{verb}-{Path(script).stem}"
+        name = f"{verb}-{short_name(script)}"
         return (
             session.open_record(parent, name, script=script, share=settings.share_record, labels=labels),
             settings,
