@@ -1,4 +1,4 @@
-"""A run with a saved state on real hosts that are cut off and come back."""
+"""Runs on real hosts that are cut off and come back: unmodified scripts, and those with a saved state."""
 
 from __future__ import annotations
 
@@ -73,8 +73,26 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield found
 
 
-def link(hosts: Hosts, how: str) -> None:
-    subprocess.run(["ip", "-n", hosts.spaces[2], "link", "set", "eth0", how], check=True)
+UNMODIFIED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+for step in range(150):
+    x = torch.randn(12, 6)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, f"{loss.item():.9f}", flush=True)
+open("end", "w").close()
+"""
+
+
+def link(hosts: Hosts, how: str, number: int = 2) -> None:
+    subprocess.run(["ip", "-n", hosts.spaces[number], "link", "set", "eth0", how], check=True)
 
 
 def reported(lines: list[str]) -> dict[int, str]:
@@ -152,3 +170,31 @@ def test_a_horovod_script_goes_on_without_a_host(hosts: Hosts, tmp_path: Path, m
     steps = [int(line.split()[0]) for line in lines]
     assert steps != list(range(len(steps)))  # some were made again
     reported(lines)
+
+
+@pytest.mark.parametrize("lost", [2, 0])
+def test_an_unmodified_script_goes_on_without_a_host(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """No step is made twice, and all numbers are those of one process, also if the host of worker 0 is lost."""
+    (tmp_path / "train.py").write_text(UNMODIFIED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
+    command = [sys.executable, "-m", "paceline", "run", "--hosts", hosts.spec(1), "--ssh", hosts.ssh]
+    process = subprocess.Popen(
+        [*command, "--elastic", "2", "--quiet", "train.py"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        first = [process.stdout.readline() for _ in range(30)]
+        link(hosts, "down", lost)
+        rest, err = process.communicate(timeout=200)
+    finally:
+        process.kill()
+        link(hosts, "up", lost)
+    assert process.returncode == 0, err
+    assert f"The host {hosts.names[lost]}, with worker {lost}, is lost: it has not answered for 10 s" in err
+    assert "the run goes on with 2 workers" in err
+    plain = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True)
+    assert "".join(first) + rest == plain.stdout
+    assert (tmp_path / "end").exists()
