@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from test_elastic import AT_A_PLACE, NONE, TRAIN
+from test_lasting_runs import TRAIN as LASTING
 from typist import Typist
 
 pytestmark = pytest.mark.timeout(200)
@@ -70,6 +71,19 @@ def test_a_worker_killed_on_one_of_two_hosts_changes_no_number(
     assert (tmp_path / "log.csv").read_text() == "1\n2\n3\n4\n5\n6\n"
     assert {path.name for path in tmp_path.iterdir()} >= {"model0.pt", "model1.pt"}
     assert not (tmp_path / "model.tmp").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_killed_on_a_host_is_replaced_at_a_commit(typist: Typist, tmp_path: Path) -> None:
+    """No sample is lost or repeated, and no line printed twice."""
+    expected = plain(tmp_path, LASTING)
+    (tmp_path / "train.py").write_text(LASTING)
+    done = typist.type(tmp_path, "run", "--hosts", HOSTS, "--elastic", "1:4", "train.py", "7:3")
+    assert done.returncode == 0, done.stderr
+    assert "Worker 3 was killed by SIGKILL (signal 9); the run goes on with 3 workers" in done.stderr
+    assert done.stderr.count("starts again with all workers") == 1
+    assert "goes on from commit" in done.stderr
+    assert done.stdout == expected
 
 
 @pytest.mark.slow

@@ -390,6 +390,7 @@ def test_n_is_the_number_of_workers_on_found_hosts(launched, paceline_, tmp_path
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--as", "horovod", "--elastic", "2"), "goes on from a saved state"),
         (("-n", "10"), "have 9 workers"),
         (("-n", "4", "--elastic", "2:5"), "-n 4 contradicts --elastic"),
         (("--rendezvous", "a:29500", "--nodes", "2"), "--rendezvous and --discover exclude each other"),

@@ -104,17 +104,19 @@ def reported(lines: list[str]) -> dict[int, str]:
     return found
 
 
-@pytest.mark.parametrize("discovered", [False, True])
+@pytest.mark.parametrize(("discovered", "strategy"), [(False, "mirrored"), (True, "mirrored"), (False, "zero1")])
 def test_a_run_goes_on_without_a_host_and_takes_it_back(
-    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discovered: bool
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, discovered: bool, strategy: str
 ) -> None:
+    """From inside, or from the last save where the strategy allows no other way."""
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
     (tmp_path / "now").write_text("".join(f"{name} slots=1\n" for name in hosts.names))
     which = ("--discover", f"cat {tmp_path}/now") if discovered else ("--hosts", hosts.spec(1))
     command = [sys.executable, "-m", "paceline", "run", *which, "--ssh", hosts.ssh, "--elastic", "2:3"]
-    command += ["--save-every", "10", "--quiet", "train.py", "--slow"]
+    command += ["--save-every", "10", "--strategy", strategy, "--quiet", "train.py", "--slow"]
+    inside = strategy == "mirrored"
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -126,7 +128,7 @@ def test_a_run_goes_on_without_a_host_and_takes_it_back(
                 break
         link(hosts, "down")
         said = ""
-        while "goes on from commit" not in said:
+        while ("goes on with 2 workers" if inside else "goes on from commit") not in said:
             said += process.stderr.readline()
         assert f"The host {hosts.names[2]}, with worker 2, is lost" in said
         link(hosts, "up")
@@ -144,6 +146,7 @@ def test_a_run_goes_on_without_a_host_and_takes_it_back(
     expected = reported(plain.stdout.splitlines())
     assert len(printed) > 50
     assert printed == {step: expected[step] for step in range(len(printed))}
+    assert (len(lines + rest.splitlines()) == len(printed)) == inside  # no step was made again
 
 
 def test_a_horovod_script_goes_on_without_a_host(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,6 +194,12 @@ def run(
         # Checked before the record's folder is made, so that a user's mistake leaves no record.
         here = settings if cluster is None or bounds.most is None else replace(settings, elastic=None, most=None)
         check(here, discover(), oversubscribe=asked.oversubscribe or cluster is not None)
+        if cluster is not None and settings.launch_as is not None and elastic is not None and bounds.most is None:
+            raise UsageError(
+                f"--elastic {elastic} and --as {settings.launch_as}: on several hosts a script that distributes itself "
+                "goes on from a saved state, with a largest number of workers.",
+                advice=f"Type: --elastic {elastic}:{workers} --save-every 10m",
+            )
         if timeline is not None and not timeline.absolute().parent.is_dir():
             raise UsageError(
                 f"--timeline {timeline}: there is no folder {timeline.parent}.",

@@ -182,6 +182,12 @@ def _check_elastic(run: RunSettings) -> None:
         raise UsageError(
             f"--elastic {run.elastic}:{run.most}: the run has {run.workers} workers.", advice=f"Type: -n {run.most}"
         )
+    for option in excluded(run):
+        raise UsageError(f"--elastic and {option} exclude each other.", advice="Leave one of the two options out.")
+
+
+def excluded(run: RunSettings) -> list[str]:
+    """The options of this run with which workers cannot go on without a lost one."""
     others = {
         "--strategy": run.strategy != "mirrored",
         "--as": run.launch_as not in (None, "horovod"),  # a Horovod script has an elastic state of its own
@@ -191,8 +197,7 @@ def _check_elastic(run: RunSettings) -> None:
         "--noise-scale": run.noise_scale,
         "--timeline": run.timeline,
     }
-    for option in [option for option, is_asked in others.items() if is_asked]:
-        raise UsageError(f"--elastic and {option} exclude each other.", advice="Leave one of the two options out.")
+    return [option for option, is_asked in others.items() if is_asked]
 
 
 def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:

@@ -58,10 +58,13 @@ class Watch:
         on_event: Callable[[Event], None],
         limit: float | None = None,
         put: Callable[[str, bytes], None] | None = None,
+        on_lost: Callable[[Host], None] = lambda host: None,
     ) -> None:
-        """`put`: sets a key of the workers' store, for an elastic run."""
+        """`put`: sets a key of the workers' store, for an elastic run. `on_lost`: is called when such a run goes on
+        without a host."""
         self._hosts, self._signals, self._record, self._tell = hosts, signals, record, on_event
         self._least, self._most, self._put, self._lost = run.elastic, run.most, put, list[Failure]()
+        self._on_lost = on_lost
         self._generation, self._gone = (
             0,
             set[Host](),
@@ -208,6 +211,8 @@ class Watch:
         it is elastic and the worker was killed."""
         if self._least is not None and failure.kind is FailureKind.KILLED and len(self._live) >= self._least:
             self._go_on_without([failure], f"Worker {failure.rank} {failure.cause}")
+            if self._most is not None and self._put is not None:
+                self._put(ROOM, b"")  # a new worker has room where this one was; that of a lost host has none
         elif self._lockstep or failure.rank == 0:
             for lost in self._lost if failure.kind is FailureKind.CONSEQUENCE else ():
                 self._failures.add(lost)
@@ -225,6 +230,7 @@ class Watch:
             raise error
         self._gone.add(host)
         host.destroy()
+        self._on_lost(host)
         now, cause = time.monotonic(), f"was on the host {host.name}, which is lost: {error.why}"
         for rank in lost:
             self.standings[rank].ended = True
@@ -240,8 +246,6 @@ class Watch:
         left = sorted(self._live)
         self._generation += 1
         self._put(left_key(self._generation), left_text(left))
-        if self._most is not None and len(left) < self._most:
-            self._put(ROOM, b"")
         notice = f"{what}; the run goes on with {count(len(left), 'worker')}."
         self.notices.append(notice)
         self._tell(Notice(notice))

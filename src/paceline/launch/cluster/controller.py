@@ -22,6 +22,7 @@ from paceline.launch.cluster.present import Present
 from paceline.launch.cluster.remote import Agents, RemoteHost
 from paceline.launch.events import Event, Notice
 from paceline.launch.interrupts import Signals
+from paceline.launch.local import excluded
 from paceline.launch.outcome import going_on, outcome_of, recorded
 from paceline.launch.restarts import with_restarts
 from paceline.launch.versions import compared
@@ -48,7 +49,7 @@ def launch_on(
         )
     present = Present(backend, run.elastic, run.most)
     topology = {"hosts": [dataclasses.asdict(host) for host in present.hosts]}
-    if run.most is not None:
+    if run.launch_as is not None or excluded(run):
         run = dataclasses.replace(run, elastic=None)  # a lost host is done without by starting again
 
     def watched(entry: Run, signals: Signals) -> Outcome:
@@ -93,7 +94,15 @@ def _watched(
             interrupted=lambda: bool(signals.came),
         )
         watch = stack.enter_context(
-            Watch(run, hosts=hosts, signals=signals, record=record, on_event=on_event, put=agents.put)
+            Watch(
+                run,
+                hosts=hosts,
+                signals=signals,
+                record=record,
+                on_event=on_event,
+                put=agents.put,
+                on_lost=lambda host: present.lose(host.name),
+            )
         )
         watch.notices += notices
         for notice in notices:

@@ -34,6 +34,11 @@ class Present:
         if found and sum(host.workers for host in found) >= (self._least or 0):
             self.hosts = found
 
+    def lose(self, name: str) -> None:
+        """A host is lost, and the run goes on without it."""
+        self._gone[name] = time.monotonic()
+        self.hosts = [host for host in self.hosts if host.name != name]
+
     @contextlib.contextmanager
     def watched(self, on_more: Callable[[], None]) -> Iterator[None]:
         """Looks for hosts during the block, and calls `on_more`, from a thread, once there are others than now."""
