@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from verb_records import make_each_verb
 from view_browser import Visit
-from view_records import make_run
+from view_records import make_run, make_sweep
 from view_server import Served
 
 from paceline.record import read_run, write_run
@@ -127,9 +127,30 @@ def test_curves_are_smoothed_and_drawn_on_logarithmic_axes(visit):
     assert visit.complaints == []
 
 
+def test_a_short_logarithmic_axis_has_ticks(visit):
+    page = visit.open("/compare?run=noise&run=run#smooth=0&logx=0&logy=1")
+    labels = page.locator("#chart-logged-accuracy .figure text").all_text_contents()
+    assert len([label for label in labels if label.startswith("0.")]) >= 2, "from 0.6 to 0.9"
+
+
 def test_series_are_compared_by_their_results_and_settings(visit):
     page = visit.open("/compare?run=tune&run=sweep")
     assert "2.1× faster" in page.locator("#grid-compared").inner_text()
+    visit.check()
+
+
+def test_the_curves_of_series_of_one_verb_are_overlaid(visit, root):
+    for name, factor in (("sweep2", 2), ("sweep3", 3)):
+        make_sweep(root / name)
+        verdict = json.loads((root / name / "verdict.json").read_text())
+        for point in verdict["points"]:
+            point["samples_per_s"] = point.get("samples_per_s", 0) * factor
+        (root / name / "verdict.json").write_text(json.dumps(verdict))
+    page = visit.open("/compare?run=sweep&run=sweep2&run=sweep3&run=tune")
+    told = page.evaluate(
+        "figureOf(document.getElementById('chart-of-sweep')).data.map((each) => [each.name, each.y[0]])"
+    )
+    assert told == [["A", 610], ["B", 1220], ["C", 1830]]
     visit.check()
 
 

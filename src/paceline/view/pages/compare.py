@@ -16,7 +16,7 @@ from paceline.view.records.headline import headline
 from paceline.view.records.measures import measure
 from paceline.view.records.record import Opened
 from paceline.view.ui.blocks import Block, Curves, Note, Page, Words
-from paceline.view.ui.curves import OVER, Compared, lettered, overlaid
+from paceline.view.ui.curves import OVER, Compared, lettered, overlaid, overlaid_results
 from paceline.view.ui.grid import Column, Grid, Row
 from paceline.view.ui.links import href
 from paceline.view.ui.what_was_run import command
@@ -36,11 +36,11 @@ def build(records: Sequence[Opened], asked: Mapping[str, str] | None = None) -> 
     blocks: list[Block] = [_runs(runs, measures), *_words(runs, measures, changed)]
     if any(each.step_time for each in measures):
         blocks.append(_split(runs, measures))
-    charts = overlaid(runs, over)
+    charts = [*overlaid(runs, over), *overlaid_results(runs)]
     if charts:
         blocks.append(Curves(title="Curves", charts=charts, over=over, choices=OVER))
     else:
-        blocks.append(Note(text="None of these records has steps, so there are no curves.", tone="warn"))
+        blocks.append(Note(text="These records have no curves in common.", tone="warn"))
     if changed:
         blocks.append(_settings(runs, changed))
     else:

@@ -176,7 +176,7 @@ def _grid(by_rank: Mapping[int, list[Reported]]) -> Grid:
             bar=True,
         ),
         Column(key="room", title="buffer", how="Size of that buffer, in results.", kind="count"),
-        Column(key="notes", title="notes", how="What the stage chose for itself, and why.", wrap=True),
+        Column(key="notes", title="notes", how="What the stage chose for itself, and why.", wrap=True, narrow=False),
     )
     return Grid(
         name="stages",

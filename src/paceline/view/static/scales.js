@@ -25,6 +25,13 @@ function shown(value, axis = {}) {
 
 // -- axes -------------------------------------------------------------------------------------------------------------
 
+function evenTicks(low, high, most) {
+  const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999), found = [];
+  for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-6; n++) found.push(+(n * step).toPrecision(12));
+  return found;
+}
+
 class Scale {
   constructor(axis, values, from, until, { zero = false, padding = 0.04, zoomed = null } = {}) {
     Object.assign(this, { axis, from, until, log: axis.type === "log", names: axis.type === "category" ? axis.categoryarray : null });
@@ -65,11 +72,10 @@ class Scale {
       const factors = high - low < 1.2 ? [1, 2, 3, 5, 7] : high - low < 2.5 ? [1, 2, 5] : [1], found = [];
       for (let power = Math.floor(low); power <= Math.ceil(high); power++) for (const factor of factors) found.push(factor * 10 ** power);
       const inside = found.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= high + 1e-9), every = Math.ceil(inside.length / (most * 1.5));
-      return inside.filter((_, n) => n % every === 0).map((value) => [this.at(value), shown(value, this.axis)]);
+      // In a short range there may be none of these: then ticks are as on a linear axis.
+      const chosen = inside.length > 1 ? inside.filter((_, n) => n % every === 0) : evenTicks(10 ** low, 10 ** high, most);
+      return chosen.map((value) => [this.at(value), shown(value, this.axis)]);
     }
-    const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999), found = [];
-    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-6; n++) found.push([this.place(n * step), shown(+(n * step).toPrecision(12), this.axis)]);
-    return found;
+    return evenTicks(low, high, most).map((value) => [this.place(value), shown(value, this.axis)]);
   }
 }

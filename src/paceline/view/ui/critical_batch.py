@@ -14,7 +14,6 @@ from paceline.errors import RecordError
 from paceline.record import read_run
 from paceline.record.inside import Folder
 from paceline.record.noise import read_noise
-from paceline.units import percent
 from paceline.view.records.record import LARGEST, Opened
 from paceline.view.ui.blocks import Block, Note, Tile
 
@@ -34,8 +33,7 @@ def critical_tiles(record: Opened) -> list[Tile]:
     high = "no bound" if math.isinf(found.high) else f"{found.high:,.0f}"
     batch = _batch(record)
     detail = f"95 %: {found.low:,.0f} to {high}"
-    if batch and math.isfinite(found.batch):
-        detail += f"; this run's batch: {batch:,}, {percent(found.speed(batch), digits=0)} of a step's most"
+    detail += f"; this run's batch: {batch:,}" if batch else ""
     return [Tile(label="critical batch", value=value, how=HOW, detail=detail)]
 
 

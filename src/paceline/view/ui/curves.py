@@ -1,9 +1,10 @@
-"""Curves of several runs in one chart: loss, throughput, step time, and the numbers that the scripts logged."""
+"""Curves of several runs in one chart: loss, throughput, step time, and the numbers that the scripts logged; of series,
+the curve of each result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice, product
 
 import msgspec
@@ -13,7 +14,15 @@ from paceline.charts.chart import Axis, Chart, Dash, Line
 from paceline.charts.thin import thinned
 from paceline.errors import RecordError
 from paceline.record.logged import Logged, read_logged
+from paceline.trials.converge import charts as converge_charts
+from paceline.trials.converge.series import Verdict as ConvergeVerdict
+from paceline.trials.scale import charts as scale_charts
+from paceline.trials.scale.series import Verdict as ScaleVerdict
+from paceline.trials.sweep import charts as sweep_charts
+from paceline.trials.sweep.search import Verdict as SweepVerdict
+from paceline.view.records.contents import is_series
 from paceline.view.records.record import Opened
+from paceline.view.ui.verdicts import as_verdict
 
 COLOURS = ("accent", "communication", "optimizer", "evaluation", "data", "forward", "bad", "other")
 DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
@@ -73,6 +82,47 @@ def overlaid(runs: Sequence[Compared], over: str) -> list[Chart]:
             y = Axis(title=unit, limits=limits, zero=key == "speed")
             made.append(Chart(name=key, title=title, caption=how, x=Axis(title=OVER[over]), y=y, series=lines))
     return [*made, *_logged(runs, over)]
+
+
+def overlaid_results(runs: Sequence[Compared]) -> list[Chart]:
+    """For each verb that several of the series are of: the main curve of each series."""
+    made = []
+    for verb in dict.fromkeys(run.record.run.verb for run in runs if is_series(run.record)):
+        drawn = [(run, _result(run.record)) for run in runs if run.record.run.verb == verb and is_series(run.record)]
+        known = [(run, found[0], found[1]) for run, found in drawn if found is not None]
+        if len(known) < 2:
+            continue
+        lines = [
+            replace(line, name=run.letter, colour=run.colour, dash=run.dash, width=1.5, markers=True)
+            for run, _, line in known
+        ]
+        chart = known[0][1]
+        ticks = sorted({tick for _, each, _ in known for tick in each.x.ticks})
+        title = f"{chart.title.partition(',')[0]}: {verb}"
+        made.append(
+            replace(chart, name=f"of-{verb}", title=title, series=lines, marks=[], x=replace(chart.x, ticks=ticks))
+        )
+    return made
+
+
+def _result(record: Opened) -> tuple[Chart, Line] | None:
+    """The main chart of a series and its main line; None if there is none, or if the verdict is damaged."""
+    try:
+        match record.run.verb:
+            case "scale":
+                found = scale_charts.charts(as_verdict(record, ScaleVerdict))
+            case "sweep":
+                found = sweep_charts.charts(as_verdict(record, SweepVerdict))
+            case "converge":
+                found = converge_charts.accuracy(as_verdict(record, ConvergeVerdict))
+            case _:
+                return None
+    except RecordError:
+        return None  # the record's own page says so
+    lines = [each for each in found[0].series if isinstance(each, Line)] if found else []
+    # Of a scale, the line that is not the perfect one; of a converge, the thick line of the chosen technique.
+    main = max(lines, key=lambda line: (line.width, line.dash == "solid"), default=None)
+    return (found[0], main) if main is not None else None
 
 
 def _line(run: Compared, x: Sequence[float], y: Sequence[float | None]) -> Line:
