@@ -114,3 +114,38 @@ def test_a_script_that_fails_while_it_is_traced_says_so_and_keeps_the_trace(prof
     assert done.returncode == told["exit_code"] == 1
     assert told["error"]["type"] == "ScriptFailed"
     assert (told["first"], told["last"]) == (5, 9)
+
+
+SLEEPS = """
+import time, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 16 * 60
+
+    def __getitem__(self, n):
+        time.sleep(0.002)
+        return torch.full((8,), float(n)), n % 2
+
+torch.manual_seed(0)
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for x, y in DataLoader(Slow(), batch_size=16):
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_loader_that_sleeps_is_told_from_one_that_computes(typist: Typist, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLEEPS)
+    done = typist.type(tmp_path, "profile", "-n", "1", "--steps", "2", "--json", "train.py")
+    assert done.returncode == 0, done.stderr
+    [found] = [one for one in json.loads(done.stdout)["findings"] if one["rule"] == "input_bound"]
+    shares = [each["value"] for each in found["evidence"] if each["name"] == "share of loading that computes"]
+    assert shares[0] < 0.5
+    assert "more processes than cores" in found["advice"]
+    assert "loader=fast" in found["others"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cuda_trace import Machine
-from made import FLOATS, HALF, HALVES, MS, TF32, US, evidence, figures, loading, products, reading, small
+from made import FLOATS, HALF, HALVES, MS, TF32, US, evidence, figures, loading, products, reading, small, step
 
 from paceline.advise.rules import input_bound, mixed_precision, small_kernels, tf32, waiting_lines
 from paceline.record.facts import Facts, LoaderFacts
@@ -167,6 +167,30 @@ def test_a_dataset_that_is_no_tensor_wants_processes(tmp_path):
     assert found is not None
     assert found.mod == "loader=2"
     assert found.predicted_gain == pytest.approx(1.4, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "mod", "others"),
+    [
+        (0.1, "loader=7", ["loader=fast", "loader=2", "loader=8"]),  # sleeps, or waits for a disk
+        (0.9, "loader=1", ["loader=fast", "loader=2"]),  # computes, on both cores
+    ],
+)
+def test_loading_that_waits_wants_more_processes_than_cores(tmp_path, cpu, mod, others):
+    facts = Facts(threads=1, loading=10.0, loading_cpu=10 * cpu, loaders=[LoaderFacts(batch=64, dataset="Pictures")])
+    steps = [[step(100 + k, 0.1, data=0.07) for k in range(20)]]
+    found = input_bound.find(evidence(tmp_path, steps=steps, facts=facts))
+    assert found is not None
+    assert (found.mod, found.others) == (mod, others)
+    assert ("more processes than cores" in found.advice) == (cpu < 0.5)
+    assert figures(found)["share of loading that computes"] == pytest.approx(cpu)
+
+
+def test_several_workers_are_not_offered_the_loader_for_one(tmp_path):
+    facts = Facts(threads=1, loaders=[LoaderFacts(batch=64, dataset="Pictures")])
+    steps = [[step(100 + k, 0.1, data=0.05) for k in range(20)] for _ in range(2)]
+    found = input_bound.find(evidence(tmp_path, steps=steps, facts=facts, workers=2))
+    assert "loader=fast" not in [found.mod, *found.others]
 
 
 def test_processes_that_do_not_keep_up_want_to_be_more(tmp_path):

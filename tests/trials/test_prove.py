@@ -57,6 +57,26 @@ def test_predicted_stands_beside_measured(tmp_path):
     assert error(found[5]) is None
 
 
+def test_of_several_mods_the_fastest_is_kept():
+    bench = Bench({"loader=1": 1.08, "loader=fast": 3.9, "loader=8": 2.9, "tf32": 1.1})
+    input_bound = finding("input_bound", "loader=1")
+    input_bound.others = ["loader=fast", "loader=8"]
+    other = finding("tf32", "tf32")
+    assert prove(bench, [input_bound, other])
+    assert (input_bound.mod, input_bound.advice) == ("loader=fast", "paceline run --mod loader=fast …")
+    assert input_bound.measured_gain == pytest.approx(3.9, rel=0.03)
+    assert (other.mod, other.measured_gain) == ("tf32", pytest.approx(1.1, rel=0.03))
+
+
+def test_a_first_choice_that_fails_leaves_the_others():
+    bench = Bench({"loader=fast": 3.9}, {"loader=1": "too many processes"})
+    one = finding("input_bound", "loader=1")
+    one.others = ["loader=fast"]
+    assert prove(bench, [one])
+    assert one.mod == "loader=fast"
+    assert one.proof.startswith("measured")
+
+
 def test_a_mod_is_tried_on_top_of_those_that_the_run_had():
     bench = Bench({"tf32": 1.4, "loader=2": 1.1, "resident": 1.2})
     assert prove(bench, [finding("a", "resident")], mods=("tf32", "loader=2"))

@@ -136,7 +136,7 @@ def test_a_mod_that_the_others_make_up_for_is_dropped_at_the_end():
         }.items()
     }
     relevant = {"channels_last", "cuda_graphs", "precision=bf16"}
-    verdict = tune(Machine(lambda mods: speeds.get(mods & relevant, 100.0), noise=0.01, budget=3000))
+    verdict = tune(Machine(lambda mods: speeds.get(mods & relevant, 100.0), noise=0.01, budget=3000, seed=2))
     assert set(verdict.final.mods) == {"cuda_graphs", "precision=bf16"}
     assert not row(verdict, "channels_last").kept
     assert row(verdict, "channels_last").reason == "no gain on top of the other kept mods"
@@ -410,6 +410,15 @@ def test_everything_that_is_tried_is_a_mod():
 
 def test_what_goes_together():
     assert together(("loader=4", "tf32"), "resident") == ("tf32", "resident")
+
+
+def test_several_ways_to_load_are_tried():
+    on_two_cores = [c.mod for c in candidates(gpus=0, cores=2, workers=1, threads=2, only=["loader"])]
+    assert on_two_cores == ["loader=fast", "loader=1", "loader=2", "loader=8"]
+    on_a_gpu = [c.mod for c in candidates(gpus=1, cores=8, workers=1, threads=8, only=["loader"])]
+    assert on_a_gpu == ["loader=fast", "loader=4", "loader=8"]
+    of_two = [c.mod for c in candidates(gpus=0, cores=2, workers=2, threads=1, only=["loader"])]
+    assert "loader=fast" not in of_two, "it is for one worker"
     assert together(("batch=x2", "tf32"), "batch=x4") == ("tf32", "batch=x4")
     assert together(("cuda_graphs",), "compile=default") == ("cuda_graphs", "compile=default")
     assert together(("cuda_graphs",), "compile=reduce-overhead") == ("compile=reduce-overhead",)

@@ -32,6 +32,7 @@ class Finding(msgspec.Struct, kw_only=True):
     evidence: list[Figure]
     advice: str  # what to type
     mod: str = ""  # as typed on the command line; empty if no mod fixes it
+    others: list[str] = []  # mods that may fix it better: a trial measures all, and the best becomes `mod`
     predicted_gain: float | None = None
     how: str = ""  # how the prediction was computed
     where: str = ""  # the script's line, file:line

@@ -6,6 +6,7 @@ Inspects each loader, model and optimizer once, at its first use, and keeps no r
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,17 @@ class Gathering:
     def on_loader(self, loader: Any) -> None:
         if len(self.facts.loaders) < MOST:
             self.facts.loaders.append(_loader(loader))
+
+    def around_batch(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def following(iterator: Any) -> Any:
+            begun, computed = time.perf_counter(), time.thread_time()
+            try:
+                return plain(iterator)
+            finally:
+                self.facts.loading += time.perf_counter() - begun
+                self.facts.loading_cpu += time.thread_time() - computed
+
+        return following
 
     def on_model(self, module: nn.Module) -> None:
         if len(self.facts.models) < MOST:

@@ -21,6 +21,8 @@ WORTH = 1.02  # a smaller gain is not reported
 PAGEABLE = r"Memcpy HtoD.*Pageable"  # the trace's name for copies from memory that is not pinned
 READS = ("records", "interleave")  # stages of a pipeline that read files
 MOSTLY = 0.5  # share of all waiting for input
+WAITS = 0.5  # share of the time of making batches in which the script's thread computes; with less, it mostly waits
+MOST_PER_CORE = 4  # loader processes, if they mostly wait
 BUSY = 0.5  # share of a stage's time in which a core works for it; with less, the stage waits for something else
 
 
@@ -30,9 +32,10 @@ def find(evidence: Evidence) -> Finding | None:
     Fixed by `resident` if the dataset consists of tensors that fit into memory, else by `loader=N`, which loads in
     separate processes and pins memory on a GPU. Predicted: a resident batch takes a tenth of the time, and needs no
     copy from memory that is not pinned; N processes load in parallel while a step computes, as far as there are cores.
-    A loader that already has processes needs more of them, or a dataset that does less work per sample (decode once,
-    and keep the result). If the script reads from a `paceline.data` pipeline, the finding names the stage that is the
-    bottleneck, and its maximum throughput.
+    Loading that mostly waits (for a disk, a network) needs more processes than there are cores. `--prove` also tries
+    `loader=fast` and other numbers of processes, and keeps the fastest. A loader that already has processes needs more
+    of them, or a dataset that does less work per sample (decode once, and keep the result). If the script reads from a
+    `paceline.data` pipeline, the finding names the stage that is the bottleneck, and its maximum throughput.
     """
     waiting, step = _waiting(evidence), evidence.step
     if not step or waiting < SHARE * step:
@@ -44,6 +47,8 @@ def find(evidence: Evidence) -> Finding | None:
         figures.append(Figure("dataset", loader.dataset))
         if loader.tensors:
             figures.append(Figure("size of its tensors", loader.bytes, "bytes"))
+        if evidence.first_facts is not None and evidence.first_facts.loading:
+            figures.append(Figure("share of loading that computes", _computing(evidence)))
     slowest = _slowest_stage(evidence)
     if slowest is not None:
         figures.append(Figure("the pipeline's bottleneck", slowest.name))
@@ -77,6 +82,9 @@ def find(evidence: Evidence) -> Finding | None:
             finding.mod, finding.how = mod, "loaded while a step computes, in N processes"
             finding.predicted_gain = _gain(evidence, _left(evidence))
             finding.advice = command(mod)
+            finding.others = _other_mods(evidence, mod)
+            if _loading_waits(evidence):
+                finding.advice += " — loading mostly waits, and needs more processes than cores"
     return finding
 
 
@@ -140,7 +148,28 @@ def processes_for(evidence: Evidence) -> int:
     rest = max(evidence.step - waiting, 1e-9)
     cores = max(evidence.cores, 2)
     most = max(cores // 2, 1) if evidence.clock is None else max(cores - evidence.workers, 1)
+    if _loading_waits(evidence):
+        most = MOST_PER_CORE * cores
     return max(1, min(math.ceil(waiting * HANDED_OVER / rest * SPARE), most))
+
+
+def _computing(evidence: Evidence) -> float:
+    """The share of the time of making batches in which the script's thread computes."""
+    facts = evidence.first_facts
+    return min(facts.loading_cpu / facts.loading, 1.0) if facts is not None and facts.loading > 0 else 1.0
+
+
+def _loading_waits(evidence: Evidence) -> bool:
+    """Whether the script's own thread makes the batches, and mostly waits meanwhile."""
+    return evidence.loader is not None and not evidence.loader.processes and _computing(evidence) < WAITS
+
+
+def _other_mods(evidence: Evidence, mod: str) -> list[str]:
+    """What else may load fast enough: paceline's own loader, on one worker, and other numbers of processes."""
+    cores = max(evidence.cores, 2)
+    numbers = [cores, MOST_PER_CORE * cores] if _loading_waits(evidence) else [max(cores // 2, 1), cores]
+    found = [*(["loader=fast"] if evidence.workers == 1 else []), *(f"loader={number}" for number in numbers)]
+    return [other for other in dict.fromkeys(found) if other != mod]
 
 
 def gain_of_processes(evidence: Evidence) -> float:

@@ -51,12 +51,15 @@ _ON_CUDA = (
     ("compile=default", 40.0),
     ("fused_optimizer", 0.0),
     ("tf32", 0.0),
+    ("loader=fast", 0.0),
     ("loader=4", 1.0),
+    ("loader={cores}", 1.0),
     ("cudnn_benchmark", 0.0),
     ("compile=reduce-overhead", 40.0),
 )
 _ON_CPU = (
     ("resident", 0.0),
+    ("loader=fast", 0.0),
     ("channels_last", 0.0),
     ("workers={cores}", 0.0),
     ("compile=default", 30.0),
@@ -67,6 +70,8 @@ _ON_CPU = (
     ("precision=bf16", 0.0),
     ("fused_optimizer", 0.0),
     ("loader={half}", 1.0),
+    ("loader={cores}", 1.0),
+    ("loader={fourfold}", 1.0),  # loading that waits, for a disk or a network, needs more processes than cores
 )
 # With these mods, a model that draws random numbers (dropout) draws different ones.
 _DRAW = ("compile", "cuda_graphs", WORKERS)
@@ -125,11 +130,12 @@ def candidates(
     if MORE in allow:  # before mods with a long start: a larger batch gains most on an idle GPU
         quick = next((place for place, (_, seconds) in enumerate(listed) if seconds > LONG_START), len(listed))
         listed.insert(quick, (f"{MORE}=x2", 0.0))
-    numbers = {"cores": str(cores), "half": str(max(1, cores // 2))}
+    numbers = {"cores": str(cores), "half": str(max(1, cores // 2)), "fourfold": str(min(4 * cores, 32))}
     found: dict[str, Candidate] = {}
     for order, (text, seconds) in enumerate(listed):
         mod = text.format(**numbers)
         as_it_is = mod in (f"threads={threads}", f"{WORKERS}={workers}", f"{WORKERS}=1")
+        as_it_is = as_it_is or (mod == "loader=fast" and workers > 1)  # it is for one worker
         known = name_of(mod) in catalog.CATALOG or name_of(mod) == WORKERS
         if known and not as_it_is and mod not in found:
             doubles = name_of(mod) == MORE

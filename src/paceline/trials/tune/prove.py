@@ -1,7 +1,8 @@
 """Proves findings: measures each finding's mod in a trial, to compare the measured gain with the predicted one.
 
 The unmodified script is measured at the start, after every few trials, and at the end. A mod is compared with the
-baselines before and after it, because the machine's speed may drift. Findings with the same mod share a trial.
+baselines before and after it, because the machine's speed may drift. Findings with the same mod share a trial. Of a
+finding with several mods that may fix it, all are tried, and the fastest is kept.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from paceline.advise import Finding
+from paceline.advise.wording import command
 from paceline.trials.core.result import Measured
 from paceline.trials.tune.candidates import name_of, settings_of, together
 from paceline.trials.tune.noise import mean
@@ -36,7 +38,8 @@ def prove(
     """Sets `measured_gain` and `proof` of each finding. `mods` are the mods of the profiled run. Returns False if the
     unmodified script could not be measured, so that nothing is proven. An interrupt is raised again; findings measured
     before it keep their result."""
-    asked = list(dict.fromkeys(finding.mod for finding in found if finding.mod))
+    choices = {finding.rule: [finding.mod, *finding.others] for finding in found if finding.mod}
+    asked = list(dict.fromkeys(mod for mods_of_one in choices.values() for mod in mods_of_one))
     for finding in found:
         if not finding.mod:
             finding.proof = "by hand: no mod to try"
@@ -53,7 +56,7 @@ def prove(
         again = bench.measure(f"baseline.r{start // FRESH + 2}", mods=mods)
         speeds = [one.samples_per_s for one in (base, again) if one.ok]
         for mod, trial in measured.items():
-            _tell(found, mod, trial, mean(speeds), tell)
+            _tell([one for one in found if mod in choices.get(one.rule, [])], mod, trial, mean(speeds), tell)
         base = again if again.ok else base
     return True
 
@@ -73,12 +76,14 @@ def _trial(bench: Measurer, mods: tuple[str, ...], mod: str) -> Measured:
 
 def _tell(found: Sequence[Finding], mod: str, trial: Measured, before: float, tell: Callable[[str], None]) -> None:
     for finding in found:
-        if finding.mod != mod:
-            continue
         if not trial.ok:
-            finding.proof = f"{trial.status}: {trial.message}"
+            finding.proof = finding.proof or f"{trial.status}: {trial.message}"
             continue
-        finding.measured_gain = trial.samples_per_s / before
+        if finding.measured_gain is not None and trial.samples_per_s / before <= finding.measured_gain:
+            continue
+        if finding.mod != mod:
+            finding.advice = command(mod)
+        finding.mod, finding.measured_gain = mod, trial.samples_per_s / before
         off = error(finding)
         finding.proof = (
             f"measured {before:,.4g} → {trial.samples_per_s:,.4g} samples/s"
