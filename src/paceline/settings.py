@@ -15,6 +15,7 @@ from typing import Literal
 Batch = Literal["keep", "scale"]
 Backend = Literal["auto", "gloo", "nccl"]
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
+TRACKERS = ("wandb", "mlflow")
 Launcher = Literal["torchrun", "horovod", "tensorflow", "jax"]
 
 # Set by launchers (torchrun, TensorFlow, JAX, horovodrun): a script that finds one takes its distributed branch.
@@ -126,6 +127,7 @@ class RunSettings:
     autotune: bool = True  # try bucket sizes in the first steps
     timeline: bool = False  # write a timeline of phases and buckets to the record
     noise_scale: bool = False  # measure the gradient noise scale
+    track: tuple[str, ...] = ()  # of TRACKERS, to which each step's metrics are logged
     profile: ProfileSettings | None = None  # trace a few steps
     sharpness: SharpnessSettings | None = None  # measure the sharpness of the final weights
 

@@ -100,9 +100,15 @@ def log_to_mlflow() -> Any:
     mlflow.MlflowClient(tracking_uri="http://third").log_metric("run", "loss", 1.0)
     mlflow.MlflowClient("http://third").create_registered_model("name")
     version = mlflow.register_model("runs:/x", "name").version
-    mlflow.set_tracking_uri("file:///elsewhere")  # is covered by the layer over the files
     registry = mlflow.MlflowClient().get_model_version("name", 1)
-    return mlflow.sent, str(version), registry, mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri("sqlite:///runs.db")  # is covered by the layer over the files
+    database = mlflow.get_tracking_uri()
+    os.makedirs("mlruns/3")
+    Path("mlruns/3/meta.yaml").write_text("name: demo")
+    mlflow.set_tracking_uri(f"file:{os.path.abspath('mlruns')}")
+    own = Path(mlflow.get_tracking_uri().removeprefix("file://"))
+    seen = own != Path("mlruns").absolute(), (own / "3" / "meta.yaml").read_text()
+    return mlflow.sent, str(version), registry, database, seen
 
 
 def log_to_comet() -> Any:
@@ -152,7 +158,7 @@ def write_to_a_bucket() -> Any:
 @pytest.mark.parametrize(
     ("log", "seen"),
     [
-        (log_to_mlflow, ([], "nothing", "https://another", "file:///elsewhere")),
+        (log_to_mlflow, ([], "nothing", "https://another", "sqlite:///runs.db", (True, "name: demo"))),
         (log_to_comet, []),
         (log_to_neptune, (["run"], [], ["debug", "debug", "read-only"])),
         (log_to_aim, ([], True)),

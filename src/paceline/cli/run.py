@@ -32,7 +32,7 @@ from paceline.record.phases import PHASES
 from paceline.record.pipelines import most_waited_for, read_pipelines
 from paceline.record.schema import Outcome
 from paceline.record.timeline import write_trace
-from paceline.settings import Batch, Compression, Launcher, RunSettings
+from paceline.settings import TRACKERS, Batch, Compression, Launcher, RunSettings
 from paceline.topology import discover
 from paceline.trials.core.run_advice import advise
 from paceline.trials.core.summary import Summary, summarize
@@ -97,6 +97,16 @@ NoiseScale = Annotated[
         rich_help_panel=options.HOW,
     ),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="|".join(TRACKERS),
+        help="Log each step's metrics to the script's run of this tracker, or to a run of its own. Repeatable.",
+        show_default=False,
+        rich_help_panel=options.OUTPUT,
+    ),
+]
 Emulate = Annotated[
     int | None,
     typer.Option(
@@ -156,6 +166,7 @@ def run(
     emulate: Emulate = None,
     record: options.RecordParent = options.RECORDS,
     tensorboard: options.TensorBoard = None,
+    track: Track = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -187,6 +198,7 @@ def run(
         autotune=not no_autotune,
         timeline=timeline is not None,
         noise_scale=noise_scale,
+        track=tuple(dict.fromkeys(track or ())),
     )
     own = bounds.most or options.default_workers(asked.strategy, mod or ())
     with cluster_of(asked, settings, workers, own, quiet) as (cluster, workers):

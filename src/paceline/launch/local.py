@@ -30,7 +30,7 @@ from paceline.launch.zygote.handle import Zygote
 from paceline.mods import catalog
 from paceline.record import Outcome, Run, WorkerInfo, write_run
 from paceline.record.about.origin import hide_secrets
-from paceline.settings import RunSettings
+from paceline.settings import TRACKERS, RunSettings
 from paceline.strategies import catalog as strategies
 from paceline.topology import Host, discover
 
@@ -216,6 +216,7 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
             advice=f"Type -n {most} or less, or allow more workers with --oversubscribe.",
         )
     _check_texts(run)
+    _check_trackers(run)
     limits.prove(run.workers)
     if run.module:
         top = run.script.partition(".")[0]
@@ -232,6 +233,17 @@ def check(run: RunSettings, host: Host, *, oversubscribe: bool) -> None:
             f"The script {run.script!r} cannot be run: {found} (searched from {os.getcwd()}).",
             advice=_did_you_mean(Path(run.script)) or "Type the path of a Python file, or a module's name after -m.",
         )
+
+
+def _check_trackers(run: RunSettings) -> None:
+    """UsageError if a tracker is not known, or not installed. The script's folder is searched as well."""
+    for name in run.track:
+        if name not in TRACKERS:
+            advice = " or ".join(f"--track {known}" for known in TRACKERS)
+            raise UsageError(f"--track {name}: there is no such tracker.", advice=f"Type: {advice}")
+        beside = [os.getcwd() if run.module else os.path.dirname(os.path.abspath(run.script))]
+        if not importlib.machinery.PathFinder.find_spec(name, beside) and not importlib.util.find_spec(name):
+            raise UsageError(f"--track {name}: {name} is not installed.", advice=f"Type: pip install {name}")
 
 
 def _check_texts(run: RunSettings) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from paceline.errors import UsageError
 from paceline.launch.events import Event, Notice, Progress
 from paceline.record.logged import Logged, logged_path
-from paceline.record.phases import PHASES
+from paceline.record.scalars import scalars
 from paceline.record.schema import Step
 
 PIECE = 1 << 20  # bytes of a record's file to read at once
@@ -148,22 +148,6 @@ class _Lines(Generic[Line]):
             return self._decoder.decode(text)
         except msgspec.DecodeError:
             return None  # torn by a full disk: the record's own readers report that
-
-
-def scalars(step: Step) -> dict[str, float]:
-    """A step's scalars by tag, without those that are unknown: most short steps on a GPU are not split into phases."""
-    found: dict[str, float] = {}
-    if step.loss is not None or not step.finite:
-        found["loss"] = math.nan if step.loss is None else step.loss
-    training = step.total - step.evaluation  # otherwise an evaluation would look like a drop in throughput
-    if training > 0:
-        found["samples_per_second"] = step.samples / training
-    found["step_seconds/total"] = step.total
-    if step.split:
-        found |= {f"step_seconds/{part}": getattr(step, part) for part in PHASES}
-    if step.noise is not None:
-        found["noise_scale"] = step.noise
-    return found
 
 
 def _named(call: Logged) -> dict[str, float]:

@@ -20,6 +20,7 @@ from paceline.script import memory_limit
 from paceline.script.losses import LossReader, LossTicket
 from paceline.script.seams.stage import Stage, call_site
 from paceline.script.stop_rule import Enough
+from paceline.script.tracking import Tracking
 
 
 class EnoughSteps(SystemExit):
@@ -35,6 +36,7 @@ class Recorder:
     def __init__(self, stage: Stage, writer: StepWriter) -> None:
         self.stage, self.watch, self.writer = stage, stage.watch, writer
         self.steps = 0
+        self.tracking: Tracking | None = None
         self.traced = False  # the step under way is under the profiler
         self._primary: Any = None  # the optimizer whose step ends a step
         self._losses = LossReader()
@@ -92,7 +94,7 @@ class Recorder:
         if self._sites:
             self._sites.clear()
         now = time.perf_counter()
-        if now - self._written > FLUSH:
+        if now - self._written > (FLUSH if self.tracking is None else TRACKED):
             self._written = now
             self.write()
         if self.steps == self.stage.run.steps or self._has_enough():
@@ -134,6 +136,8 @@ class Recorder:
                 self._enough.add(step.total - step.evaluation)
         if done:
             self.writer.append(*done)
+            if self.tracking is not None:
+                self.tracking.add(done)
             self.stage.pulse.latest = done[-1]
 
     def _read_memory(self, wait: bool) -> None:
@@ -142,5 +146,6 @@ class Recorder:
             self._memory, self._memory_read = memory_limit.most_taken(), now
 
 
+TRACKED = 0.02  # seconds between writes if the script's tracker gets the steps, too: its next row may come at once
 FLUSH = 0.2  # seconds between writes: steps shorter than this are written several at a time
 WEIGH = 1.0  # seconds between reads of the peak memory, which are slow on a GPU

@@ -21,6 +21,7 @@ from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.run_script import play
 from paceline.script.seams import api, instrument, self_distributed
 from paceline.script.seams.stage import Stage
+from paceline.script.tracking import Tracking
 from paceline.settings import WorkerSettings
 from paceline.strategies import catalog as strategies
 
@@ -54,6 +55,9 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
 
         meter = NoiseMeter(stage, folder, strategy)
     recorder = Recorder(stage, StepWriter(folder / f"steps.rank{settings.rank}.jsonl"))
+    if run.track and settings.rank == 0:
+        name = run.script if run.module else Path(run.script).stem
+        recorder.tracking = Tracking(run.track, pulse, script=name, record=folder.name)
     stage.subscribe(Notices(stage))
     capture = None
     if run.profile is not None:
@@ -101,6 +105,8 @@ def perform(settings: WorkerSettings, pulse: Pulse, temporary: str) -> None:
         stage.end()
     finally:
         api.leave()
+        if recorder.tracking is not None:
+            recorder.tracking.close()
         if capture is not None:
             capture.close()
         if meter is not None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from paceline.imports import after_import
 
@@ -127,17 +130,28 @@ def _wandb(scratch: str, is_silent: Callable[[], bool], module: Any) -> None:
 
 
 def _mlflow(scratch: str, is_silent: Callable[[], bool], module: Any) -> None:
-    """A tracking server becomes a file store in the scratch folder; the layer sees local stores. Models are still read
-    from the server's registry; what would change the registry does nothing."""
-    plain_set, local, followed = module.set_tracking_uri, f"file://{scratch}/mlruns", list[str]()
+    """A tracking server, or a file store, becomes a file store in the scratch folder; the layer sees databases. (All
+    workers draw the same run id, and MLflow fails where rank 0's files of that run are there already.) Models are still
+    read from the server's registry; what would change the registry does nothing."""
+    plain_set, followed = module.set_tracking_uri, list[str]()
+
+    def local(where: str) -> str:
+        """The store that stands for this one."""
+        own = os.path.join(scratch, "mlruns", str(zlib.crc32(where.encode())))
+        if not is_remote(where) and not os.path.isdir(own):
+            _copy_experiments(urlsplit(where).path, own)
+        return f"file://{own}"
+
+    def is_led(where: str) -> bool:
+        return is_remote(where) or (urlsplit(where).scheme in ("", "file") and scratch not in where)
 
     def lead() -> None:
         where = module.get_tracking_uri()
-        if is_remote(where):
+        if is_led(where):
             if allowed := getattr(module.environment_variables, "MLFLOW_ALLOW_FILE_STORE", None):
                 allowed.set(True)  # later versions refuse a file store, which needs no database, unless this is set
             registry = module.get_registry_uri()
-            plain_set(local)
+            plain_set(local(where))
             followed[:] = [where if registry in followed else registry]  # as without us: it follows, unless it was set
             module.set_registry_uri(followed[0])
 
@@ -152,10 +166,11 @@ def _mlflow(scratch: str, is_silent: Callable[[], bool], module: Any) -> None:
     def client(plain: Any, args: Any, kwargs: Any) -> Any:
         lead()
         given = list(args)
-        if len(given) > 1 and is_remote(given[1]):
-            given[1] = local
-        if is_remote(kwargs.get("tracking_uri")):
-            kwargs = {**kwargs, "tracking_uri": local}
+        if len(given) > 1 and isinstance(given[1], str) and is_led(given[1]):
+            given[1] = local(given[1])
+        uri = kwargs.get("tracking_uri")
+        if isinstance(uri, str) and is_led(uri):
+            kwargs = {**kwargs, "tracking_uri": local(uri)}
         return plain(*given, **kwargs)
 
     _instead(module, "set_tracking_uri", is_silent, set_uri)
@@ -165,6 +180,17 @@ def _mlflow(scratch: str, is_silent: Callable[[], bool], module: Any) -> None:
     _instead(module.MlflowClient, "__init__", is_silent, client)
     for name in REGISTRY:
         _instead(module.MlflowClient, name, is_silent, lambda *_: Nothing())
+
+
+def _copy_experiments(store: str, own: str) -> None:
+    """The experiments of a file store, without their runs, which may be many."""
+    if not os.path.isdir(store):
+        return
+    for name in os.listdir(store):
+        about = os.path.join(store, name, "meta.yaml")
+        if os.path.isfile(about):
+            os.makedirs(os.path.join(own, name))
+            shutil.copyfile(about, os.path.join(own, name, "meta.yaml"))
 
 
 def _comet(scratch: str, is_silent: Callable[[], bool], module: Any) -> None:
