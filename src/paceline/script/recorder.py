@@ -18,9 +18,9 @@ from paceline.record.schema import Step
 from paceline.record.writer import StepWriter
 from paceline.script import memory_limit
 from paceline.script.losses import LossReader, LossTicket
+from paceline.script.output.tracking import Tracking
 from paceline.script.seams.stage import Stage, call_site
 from paceline.script.stop_rule import Enough
-from paceline.script.tracking import Tracking
 
 
 class EnoughSteps(SystemExit):

@@ -17,11 +17,11 @@ from paceline.script import horovod_names, own_gpu, rng
 from paceline.script.notices import Notices
 from paceline.script.output import terminal
 from paceline.script.output.rank0 import Voice
+from paceline.script.output.tracking import Tracking
 from paceline.script.recorder import EnoughSteps, Recorder
 from paceline.script.run_script import play
 from paceline.script.seams import api, instrument, self_distributed
 from paceline.script.seams.stage import Stage
-from paceline.script.tracking import Tracking
 from paceline.settings import WorkerSettings
 from paceline.strategies import catalog as strategies
 
