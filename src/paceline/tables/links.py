@@ -18,7 +18,7 @@ from paceline.tables.trace.steps import windows
 
 def launch_pairs(trace: Trace) -> pl.DataFrame:
     """One row per kernel, copy or set whose launch is in the trace: launch, work (row numbers of `trace.events`)."""
-    rows = trace.events.with_row_index("event").filter(pl.col("correlation") > 0)
+    rows = trace.events.select("kind", "correlation").with_row_index("event").filter(pl.col("correlation") > 0)
     launches = rows.filter(pl.col("kind") == "runtime").select("correlation", launch="event")
     work = rows.filter(pl.col("kind").is_in(ON_DEVICE)).select("correlation", work="event")
     return (
@@ -64,7 +64,7 @@ SCHEMA: dict[str, type[pl.DataType]] = {
 
 def _collectives(trace: Trace) -> pl.DataFrame:
     """The collectives of one rank, in order. Kernels, if there are any; else the host's own waits for peers."""
-    rows = trace.events.with_row_index("event")
+    rows = trace.events.select("kind", "name", "start", "end").with_row_index("event")
     on_device = of_communication(rows["name"]) & (rows["kind"] == "kernel")
     if on_device.any():
         rows = rows.filter(on_device).sort("start")

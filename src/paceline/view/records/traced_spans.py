@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +20,7 @@ from paceline.tables.trace.steps import windows
 from paceline.tables.waits import LINE
 from paceline.view.records.layout import COLLECTIVE, KINDS, LAUNCH, Column, Drawing, StepMark, StepSpans
 
+TOGETHER = 4  # ranks that are looked at at the same time
 MOST_TRACKS = 200  # threads of a rank, and streams of a rank; the others are left out
 APART = 10  # step times: if the ranks' steps begin further apart, every rank's steps are drawn from zero
 NAME = 300  # characters of a span's name
@@ -44,10 +47,13 @@ def parts_of(traces: Sequence[Trace], step: int, until: int) -> tuple[list[Part]
 
 def from_traces(traces: Sequence[Trace], step: int, until: int, most: int) -> StepSpans:
     parts, together = parts_of(traces, step, until)
-    drawing, left_out, gaps = Drawing(), 0, []
-    for part in parts:
-        gaps.append(stream_gaps(part.trace, part.start, part.end))
-        left_out += _add_trace(drawing, part, most // len(parts), gaps[-1])
+    drawing, left_out = Drawing(), 0
+    # One thread per rank: numpy and polars compute without the GIL. Each has the page's time limit.
+    with ThreadPoolExecutor(min(len(parts), TOGETHER)) as pool:
+        found = [pool.submit(copy_context().run, _gaps_and_pairs, part) for part in parts]
+        gaps, pairs = zip(*(each.result() for each in found), strict=True)
+    for part, mine in zip(parts, gaps, strict=True):
+        left_out += _add_trace(drawing, part, most // len(parts), mine)
     note = "" if together else "The ranks' clocks differ: the steps of every rank begin at zero."
     first = parts[0]
     marks = windows(first.trace).filter(pl.col("step").is_between(step, until))
@@ -56,10 +62,14 @@ def from_traces(traces: Sequence[Trace], step: int, until: int, most: int) -> St
     ]
     latest = max(part.end + part.shift for part in parts)
     drawn = drawing.as_spans(step, until, latest, steps=steps, left_out=left_out, note=note)
-    return replace(_with_links(drawn, parts), gaps=pl.concat(gaps))
+    return replace(_with_links(drawn, parts, pairs), gaps=pl.concat(gaps))
 
 
-def _with_links(drawn: StepSpans, parts: Sequence[Part]) -> StepSpans:
+def _gaps_and_pairs(part: Part) -> tuple[pl.DataFrame, pl.DataFrame]:
+    return stream_gaps(part.trace, part.start, part.end), launch_pairs(part.trace)
+
+
+def _with_links(drawn: StepSpans, parts: Sequence[Part], launches: Sequence[pl.DataFrame]) -> StepSpans:
     """Adds the arrows: from launches to their work, and from the rank that came last to a collective to the others."""
     places = {part.trace.rank: drawn.places(part.trace.rank, part.trace.events.height) for part in parts}
     sources, targets, kinds = [], [], []
@@ -70,8 +80,8 @@ def _with_links(drawn: StepSpans, parts: Sequence[Part]) -> StepSpans:
         targets.append(target[known])
         kinds.append(np.full(int(known.sum()), kind))
 
-    for part in parts:
-        pairs, place = launch_pairs(part.trace), places[part.trace.rank]
+    for part, pairs in zip(parts, launches, strict=True):
+        place = places[part.trace.rank]
         add(place[pairs["launch"].to_numpy()], place[pairs["work"].to_numpy()], LAUNCH)
     meets = collectives([part.trace for part in parts])
     if meets.height:
@@ -95,8 +105,11 @@ def _with_links(drawn: StepSpans, parts: Sequence[Part]) -> StepSpans:
 def _add_trace(drawing: Drawing, part: Part, most: int, all_gaps: pl.DataFrame) -> int:
     """Adds the events of one trace. Returns the number of events that are left out."""
     start, end = part.start, part.end
-    rows = part.trace.events.with_row_index("event").filter(
-        (pl.col("start") < end) & (pl.col("end") > start) & (pl.col("kind") != "python")
+    needed = ("kind", "name", "start", "end", "process", "thread", "device", "stream")
+    rows = (
+        part.trace.events.select(needed)
+        .with_row_index("event")
+        .filter((pl.col("start") < end) & (pl.col("end") > start) & (pl.col("kind") != "python"))
     )
     # The marks of neighbouring steps overlap these steps slightly.
     rows = rows.filter(~says(rows["name"], STEP) | rows["start"].is_between(start, end - 1))

@@ -142,7 +142,7 @@ class TimeLine {
     const fits = Math.floor(room / this.letter);
     if (words.length <= fits || !track.rows.length) return this.pen.fillText(words, 4, y, room);
     const cut = words.lastIndexOf(" ", fits);
-    const at = cut > 6 ? cut : fits;
+    const at = cut > 3 ? cut : fits;
     this.pen.fillText(words.slice(0, at), 4, y, room);
     const rest = words.slice(at).trim();
     this.pen.fillText(rest.length > fits ? rest.slice(0, fits - 1) + "…" : rest, 4, y + 14, room);
