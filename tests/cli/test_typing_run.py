@@ -433,6 +433,17 @@ def test_a_run_that_communicates_is_sent_to_scale_with_its_own_options(launched,
     )
 
 
+def test_a_run_of_known_length_says_how_much_is_left(launched, paceline_, monkeypatch):
+    monkeypatch.setattr("paceline.cli.shared.live.PLAIN_EVERY", 0.0)
+    launched.events = [Progress({0: one_step(1)}), Progress({0: one_step(11)})]
+    *_, err = paceline_("run", "--steps", "51", "train.py")
+    line = next(line for line in err.splitlines() if "step 11 of 51" in line)
+    assert line.endswith("about 4 s left")
+    launched.events = [Progress({0: one_step(1)})]
+    *_, err = paceline_("run", "train.py")
+    assert "left" not in err.splitlines()[0]
+
+
 def test_a_run_that_computes_needs_no_advice(launched, paceline_):
     _, out, err = paceline_("run", "--json", "train.py")
     assert json.loads(out)["advice"] is None

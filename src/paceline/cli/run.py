@@ -223,7 +223,9 @@ def run(
         console = stderr()
         if said and not quiet:
             console.print(f"paceline: {said}", soft_wrap=True)
-        live = LiveLine(console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=record)
+        live = LiveLine(
+            console, workers=settings.workers, quiet=quiet, script_to_stderr=json, record=record, steps=steps
+        )
 
         try:
             with showing(tensorboard, record, live.event) as on_event:

@@ -6,6 +6,7 @@ file of its own.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -157,9 +158,11 @@ def parse(typed: str) -> AskedStrategy:
     entry = CATALOG.get(name)
     if entry is None or (rest and not rest.endswith(")")):
         found = f"there is no strategy {name!r}" if entry is None else "a closing parenthesis is missing"
+        near = difflib.get_close_matches(name, CATALOG, n=1) if entry is None else []
         raise UsageError(
             f"--strategy {typed}: {found}.",
-            advice="The strategies are:\n"
+            advice=(f"Did you mean --strategy {near[0]}? " if near else "")
+            + "The strategies are:\n"
             + "\n".join(f"  {spelling(one):<40} {one.summary}" for one in CATALOG.values()),
         )
     arguments: dict[str, Value] = {}

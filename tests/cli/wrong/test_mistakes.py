@@ -46,7 +46,9 @@ parser.add_argument("--batch-size", type=int)
         ("data pakc", "paceline data has no command 'pakc'", "paceline data pack"),
         ("data pack", "DIR is missing", "paceline data pack"),
         ("mods more", "paceline mods: 'more' is too much", "Leave it out"),
-        ("sweep --steps 2 train.py", "--steps 2: not a whole number from 10", "--steps 10"),
+        ("sweep --steps 2 train.py", "--steps 2: not a whole number from 10", "--steps 1000"),
+        ("view --port abc", "--port abc: not a whole number from 0 to 65535", "--port 2"),
+        ("run --strategy mirored train.py", "there is no strategy 'mirored'", "Did you mean --strategy mirrored?"),
     ],
 )
 def test_a_line_that_cannot_be_parsed(launched, paceline_, tmp_path, line, message, advice):

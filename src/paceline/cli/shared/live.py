@@ -33,10 +33,18 @@ class LiveLine:
     the steps in `record` so far, which the summary shows at the end."""
 
     def __init__(
-        self, console: Console, *, workers: int, quiet: bool, script_to_stderr: bool, record: Path | None = None
+        self,
+        console: Console,
+        *,
+        workers: int,
+        quiet: bool,
+        script_to_stderr: bool,
+        record: Path | None = None,
+        steps: int | None = None,
     ) -> None:
         self._console = console
         self._workers = workers
+        self._steps = steps  # of the whole run, if that is known
         self._quiet = quiet
         self._script_to_stderr = script_to_stderr
         self._terminal = console.is_terminal and not quiet
@@ -103,7 +111,7 @@ class LiveLine:
     def _describe(self, step: Step) -> Text:
         figures = self._running.figures()
         parts = [
-            f"step {step.step:,}",
+            f"step {step.step:,}" + (f" of {self._steps:,}" if self._steps else ""),
             f"{rate(figures.samples_per_s)} samples/s",
             f"{seconds(figures.step_time)} a step",
         ]
@@ -113,6 +121,8 @@ class LiveLine:
             parts.append(f"noise scale {step.noise:,.0f}")
         if self._workers > 1:
             parts.append(spread_words(figures))
+        if self._steps and figures.step_time > 0:
+            parts.append(f"about {seconds(max(self._steps - step.step, 0) * figures.step_time)} left")
         return Text(" · ".join(part for part in parts if part), style="cyan")
 
     def _draw(self) -> None:

@@ -110,7 +110,10 @@ def _bad_value(parameter: Any, command: Any, verb: str, words: Sequence[str], me
         what = "a whole number" if kind is int else "a number"
         limits = "" if least is None else f" from {least:g}"
         limits += "" if most is None else f" to {most:g}"
+        usual = parameter.default
         example = max(2, int(least or 0)) if kind is int else (most if most is not None else least or 1.0)
+        if isinstance(usual, int | float) and usual >= (least or 0) and usual:
+            example = usual
         return UsageError(
             f"{shown}: not {what}{limits}.", advice=f"Type it like this: {typed} {example:g}. {_help(verb)}"
         )
