@@ -19,6 +19,7 @@ from paceline.record.inside import Folder
 from paceline.tables.figures import Figures, columns_of, figures
 
 MOST = 5_000  # steps of each worker that count: the last ones of a long run
+MOST_ROWS, FEWEST = 40_000, 200  # … and those of all workers together, but at least so many of each
 PIECE = 4 << 20  # bytes of a worker's steps that are read at once
 FIRST = 2 << 20  # bytes at the end of a file whose run is long under way: about MOST steps
 PAUSE = 20  # times as long as the figures took to compute, before they are computed again: 5 % of a core at most
@@ -55,8 +56,10 @@ class RunningFigures:
             return self._known
         for rank in self._at:
             self._look(rank)
+        # A launcher of many workers must not be busy with this for seconds.
+        most = max(FEWEST, MOST_ROWS // max(len(self._at), 1))
         by_rank = {rank: list(self._read.get(rank) or self._reported.get(rank) or ()) for rank in self._at}
-        self._known = figures({rank: columns_of(steps) for rank, steps in by_rank.items()})
+        self._known = figures({rank: columns_of(steps[-most:]) for rank, steps in by_rank.items()})
         self._next = begun + (1 + PAUSE) * (time.monotonic() - begun)
         return self._known
 
