@@ -13,12 +13,13 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from test_browser import SCALE, TUNE
 from view_browser import FLAGS, Visit
-from view_records import TRAIN
+from view_records import OTHER, TRAIN
 from view_server import Served
 
 SHOTS = {
     "view-runs": ("/", 1280, 560, "light"),
     "view-dashboard": (f"/run/{TRAIN}", 1280, 1500, "light"),
+    "view-compare": (f"/compare?run={TRAIN}&run={OTHER}", 1280, 1100, "light"),
     "view-ranks": (f"/ranks/{TRAIN}", 1280, 900, "light"),
     "view-timeline": (f"/timeline/{TRAIN}", 1280, 900, "dark"),
     "view-ops": (f"/ops/{TRAIN}", 1280, 1000, "light"),

@@ -92,6 +92,8 @@ def _scale(folder: Folder) -> str:
     )
     if workers is None or speedup is None or len(points) < 2:
         return ""
+    if points[-1].get("tied") is True:
+        return f"{count(int(workers), 'worker')}: no difference measured"
     shared = f", {percent(efficiency, digits=0)} efficiency" if efficiency is not None else ""
     return f"{speedup:.3g}× on {count(int(workers), 'worker')}{shared}"
 

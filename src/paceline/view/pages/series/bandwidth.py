@@ -6,7 +6,7 @@ import msgspec
 
 from paceline.trials.bandwidth import charts
 from paceline.trials.bandwidth.verdict import PairRate, Verdict, unsteady
-from paceline.units import size
+from paceline.units import percent, size
 from paceline.view.ui.blocks import Block, Note, Tile, Tiles
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.wording import say
@@ -22,7 +22,8 @@ def measuring(verdict: Verdict) -> list[Block]:
         blocks.append(Note(text=warning, tone="warn"))
     blocks += [
         Note(
-            text=f"{flag.what}: {flag.gb_per_s:.3g} GB/s, {flag.share:.0%} of the usual {flag.usual:.3g} GB/s.",
+            text=f"{flag.what}: {flag.gb_per_s:.3g} GB/s, {percent(flag.share, digits=0)} of the usual "
+            f"{flag.usual:.3g} GB/s.",
             advice=f"Look at {flag.look_at}",
             tone="warn",
         )

@@ -259,7 +259,8 @@ def _grid(verdict: Verdict) -> Grid:
             Column(
                 key="rise",
                 title="loss rises by",
-                how=f"Rise of the loss with each weight tensor perturbed by {radius:.0%} of its norm: mean over seeds.",
+                how=f"Rise of the loss with each weight tensor perturbed by {percent(radius, digits=0)} of its norm: "
+                "mean over seeds.",
                 kind="number",
             ),
             Column(key="mods", title="mods", how="Mods of the technique, as --mod takes them.", wrap=True),

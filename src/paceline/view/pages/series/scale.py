@@ -9,7 +9,7 @@ from paceline.trials.scale.series import Verdict
 from paceline.trials.scale.why import CAUSES
 from paceline.units import percent
 from paceline.view.records.record import Opened
-from paceline.view.ui.blocks import Block, Note, Tile, Tiles
+from paceline.view.ui.blocks import Block, Note, Tile, Tiles, Words
 from paceline.view.ui.grid import Column, Grid
 from paceline.view.ui.verdicts import HIGH, LOW, SPEED
 from paceline.view.ui.wording import say
@@ -68,7 +68,9 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
                 advice=f"Measure one worker as well: -n 1,{','.join(str(p.workers) for p in verdict.points)}",
             )
         )
-    blocks += [Note(text=row["sentence"]) for row in rows[-1:] if row["sentence"]]
+    said = [row["sentence"] for row in reversed(rows) if row["sentence"]]
+    if said:
+        blocks.append(Words(title="Why not more?", lines=said, how="From the phases of each trial's steps."))
     blocks += charts(verdict)
     lost_how = "Efficiency lost to this cause, compared with the fewest workers; a negative value is a gain."
     blocks.append(
@@ -82,8 +84,10 @@ def scaling(verdict: Verdict, record: Opened) -> list[Block]:
                 HIGH,
                 Column(key="speedup", title="speed-up", how="samples/s divided by the first row's.", kind="times"),
                 Column(key="efficiency", title="efficiency", how="Speed-up per worker.", kind="share", bar=True),
-                *(Column(key=f"lost_{cause}", title=f"lost: {cause}", how=lost_how, kind="share") for cause in CAUSES),
-                Column(key="sentence", title="why", how="The largest causes, in words.", wrap=True),
+                *(
+                    Column(key=f"lost_{cause}", title=f"lost: {cause}", how=lost_how, kind="share", optional=True)
+                    for cause in CAUSES
+                ),
             ),
             rows=rows,
         )
