@@ -98,6 +98,8 @@ def test_an_export_of_nsight_systems_opens(browser, tmp_path):
         assert page.evaluate(f"{SPANS}.link_kind.includes(0) && {SPANS}.link_kind.includes(1)")
         page.get_by_role("button", name="Critical path").click()
         page.wait_for_function("() => document.querySelector('.timeline').dataset.pieces")
+        page.locator(".of a").click()
+        assert "taken elsewhere" in page.locator(".note").inner_text()
         page.get_by_role("link", name="Kernels").click()
         page.wait_for_selector("#grid-kernels tbody tr")
         assert "sm90_xmma_fprop" in page.locator("#grid-kernels").inner_text()
@@ -116,6 +118,8 @@ def test_a_trace_of_another_program_opens(browser, tmp_path):
         page = visit.page
         assert page.evaluate(f"{SPANS}.names") == ["frame", "paint <b>"]
         assert page.evaluate(f"{SPANS}.tracks[0].label") == "browser · main"
+        assert page.locator(".timeline h2").inner_text() == "Whole trace"
+        assert page.locator(".side a").all_inner_texts() == ["Dashboard", "Time line"], "it has no ops"
         page.locator(".window").press("ArrowDown")
         assert "frame: 50 µs" in page.locator(".timeline .detail").inner_text()
 

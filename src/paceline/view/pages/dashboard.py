@@ -10,7 +10,7 @@ from paceline.units import percent, rate, seconds, size
 from paceline.view.pages.series import results
 from paceline.view.records.contents import is_series
 from paceline.view.records.measures import measure
-from paceline.view.records.record import Opened
+from paceline.view.records.record import FROM_ELSEWHERE, Opened
 from paceline.view.ui.blocks import Block, Findings, Note, Page, SplitBlock, Tile, Tiles
 from paceline.view.ui.critical_batch import critical_tiles, noise_chart
 from paceline.view.ui.findings import read_findings
@@ -26,6 +26,8 @@ from paceline.view.ui.wording import say
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
     if is_series(record):
         return results.build(record)
+    if record.run.verb == FROM_ELSEWHERE:
+        return _from_elsewhere(record)
     measures = measure(record)
     blocks: list[Block] = outcome_notes(record)
     if record.state == "running":
@@ -66,6 +68,15 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         lead_is_command=True,
         blocks=blocks,
     )
+
+
+def _from_elsewhere(record: Opened) -> Page:
+    """A trace is all that is known of such a run."""
+    note = Note(
+        text="This trace was taken elsewhere: nothing else is known of its run.",
+        links=[("Time line", href("timeline", record.name)), ("Ops", href("ops", record.name))],
+    )
+    return Page(title=record.name, lead=f"paceline view {record.run.script}", blocks=[note])
 
 
 def _tiles(record: Opened, measures: Figures) -> list[Tile]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from paceline import __version__
 from paceline.errors import UsageError
 from paceline.record import Outcome, Run, write_run
-from paceline.record.schema import WorkerInfo
 from paceline.tables.trace.columns import rank_in
 from paceline.tables.trace.files import prove_trace
 from paceline.view.records.record import FROM_ELSEWHERE
@@ -29,7 +28,7 @@ def adopt(paths: Sequence[Path], root: Path) -> str:
     folder.mkdir(mode=0o700)
     for path, rank, ending in zip(paths, ranks, endings, strict=True):
         _bring(path, folder / f"trace.rank{rank}.{ending}")
-    # The workers of a trace are not known: a file may hold several processes.
+    # It names no workers: they are not known, and a file may hold several processes.
     write_run(
         folder,
         Run(
@@ -38,7 +37,6 @@ def adopt(paths: Sequence[Path], root: Path) -> str:
             script=" ".join(path.name for path in paths[:4]),
             arguments=[],
             settings={},
-            workers=[WorkerInfo(rank=rank, host="", pid=0, cores=[], threads=0) for rank in ranks],
             started=max((path.stat().st_mtime for path in paths), default=time.time()),
             outcome=Outcome(exit_code=0, seconds=0.0),
         ),

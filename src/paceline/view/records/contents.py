@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.errors import RecordError
-from paceline.view.records.record import Opened
+from paceline.view.records.record import FROM_ELSEWHERE, Opened
 
 SERIES = ("scale", "sweep", "tune", "converge", "bandwidth")  # verbs that run a series of trials
 
@@ -21,6 +21,14 @@ def has_traces(record: Opened) -> bool:
     return bool(record.trace_paths)
 
 
+def has_ops(record: Opened) -> bool:
+    """Whether there are ops in a trace. A trace that was made elsewhere may have none; once it was read, that is
+    known."""
+    if record.run.verb != FROM_ELSEWHERE or record.read_traces is None:
+        return has_traces(record)
+    return any(trace.host.height for trace in record.read_traces)
+
+
 def is_series(record: Opened) -> bool:
     """Whether this is the record of a series. The record of one of its trials names the same verb, and has workers."""
     return record.run.verb in SERIES and not record.run.workers
@@ -28,6 +36,8 @@ def is_series(record: Opened) -> bool:
 
 def uses_devices(record: Opened) -> bool:
     """Whether a worker has a GPU, or may have had one: a trace that was made elsewhere names no workers."""
+    if record.run.verb == FROM_ELSEWHERE and record.read_traces is not None:
+        return any(trace.has_device for trace in record.read_traces)
     return not record.run.workers or any(worker.gpus for worker in record.run.workers)
 
 
@@ -45,12 +55,12 @@ _SHOWS: dict[str, Callable[[Opened], bool]] = {
     "pipelines": lambda record: bool(record.folder.names("pipelines.rank*.jsonl")),
     "servers": lambda record: bool(record.folder.names("server.*.json")),
     "timeline": lambda record: bool(record.trace_paths or record.spans_paths),
-    "devices": lambda record: record.has_samples or has_traces(record),
+    "devices": lambda record: record.has_samples or has_ops(record),
     "topology": lambda record: bool(record.run.topology),
     "kernels": lambda record: has_traces(record) and uses_devices(record),
     "waits": lambda record: has_traces(record) and (uses_devices(record) or has_stacks(record)),
     "logs": lambda record: any(record.folder.file(f"log.rank{rank}.txt").exists() for rank in record.ranks[:1]),
-    **dict.fromkeys(("ops", "op-types", "memory"), has_traces),
+    **dict.fromkeys(("ops", "op-types", "memory"), has_ops),
 }
 
 

@@ -111,10 +111,15 @@ class Opened:
             return type(error)(error.message, advice=error.advice)
 
     @property
+    def read_traces(self) -> list[Trace] | None:
+        """The traces, if they were read already."""
+        known = self.made.get("Reading the traces", ("", None))[1]
+        return known[0] if isinstance(known, tuple) else None
+
+    @property
     def events(self) -> int:
         """Number of trace events in memory."""
-        known = self.made.get("Reading the traces", ("", None))[1]
-        return sum(trace.events.height for trace in known[0]) if isinstance(known, tuple) else 0
+        return sum(trace.events.height for trace in self.read_traces or ())
 
     @property
     def ranks(self) -> list[int]:
