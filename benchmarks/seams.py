@@ -2,6 +2,7 @@
 
     python benchmarks/seams.py                               # on a CPU with a small model, for a short step
     PYTHONPATH=src:.gpu-site python3 benchmarks/seams.py     # on a GPU, the example's own sizes
+    PYTHONPATH=src:.gpu-site python3 benchmarks/seams.py --gpt    # the eager GPT of benchmarks/gpt_trainer.py, on a GPU
     python benchmarks/seams.py --profile                     # time of each function of paceline
 
 Two processes never have the same conditions, and these steps are short. So one process trains all the time, and the
@@ -28,6 +29,7 @@ from side_by_side import ROOT, ratio
 
 sys.path.insert(0, str(ROOT / "examples"))
 import cnn
+import gpt_trainer
 import pictures
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -47,15 +49,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25, help="steps in a block")
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--gpt", action="store_true", help="a GPT without a DataLoader, in place of the CNN")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     batch = args.batch_size or (256 if args.device == "cuda" else 4)
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    x, y, *_ = pictures.load("fashion", None, args.steps * batch, 10)
-    loader = DataLoader(TensorDataset(x, y), batch, shuffle=True)
-    model = cnn.CNN(x.shape[1], x.shape[2], 10, 0.0).to(args.device)
+    if args.gpt:
+        model: torch.nn.Module = gpt_trainer.GPT(2048, 128, 8, 256, 4).to(args.device)
+        words = torch.randint(2048, (args.batch_size or 16, 128), device=args.device)
+    else:
+        x, y, *_ = pictures.load("fashion", None, args.steps * batch, 10)
+        loader = DataLoader(TensorDataset(x, y), batch, shuffle=True)
+        model = cnn.CNN(x.shape[1], x.shape[2], 10, 0.0).to(args.device)
 
     with tempfile.TemporaryDirectory() as folder:
         run = RunSettings(script=cnn.__file__)
@@ -66,9 +73,21 @@ def main() -> None:
         stage.has_optimizer = True
         optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
 
+        def train_gpt() -> None:
+            for _ in range(args.steps):
+                _, loss = model(words, words)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            loss.item()
+
         def block() -> float:
             began = time.perf_counter()
-            cnn.train(model, loader, optimizer, args.device, 1, 1000)
+            if args.gpt:
+                train_gpt()
+            else:
+                cnn.train(model, loader, optimizer, args.device, 1, 1000)
             return (time.perf_counter() - began) / args.steps
 
         profile = cProfile.Profile()

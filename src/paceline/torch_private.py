@@ -142,6 +142,13 @@ def keep_out_of_graphs(code: CodeType) -> None:
     torch._dynamo.eval_frame.skip_code(code)
 
 
+def is_torchs_call(call: Any) -> bool:
+    """Whether this is torch's own `nn.Module.__call__`, which only asks whether the module is compiled: not another
+    library's, nor that of a torch that does more."""
+    own = nn.Module._wrapped_call_impl
+    return call is own and own.__code__.co_names == ("_compiled_call_impl", "_call_impl")
+
+
 def set_call_known_to_dynamo() -> None:
     """Tells torch.compile that the current module call is torch's own, so that it inlines `forward` directly.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fake_launch import FakeLaunch
 
 from paceline.launch import Notice, Output
 from paceline.record import Outcome, StepWriter, read_run, read_steps, write_run
+from paceline.settings import RunSettings
 from paceline.topology import discover
 
 SCRIPT = """\
@@ -26,6 +28,13 @@ class ByMods(FakeLaunch):
     takes all memory, and channels_last is not for it. Other seeds, other losses."""
 
     gains = {"resident": 2.0, "fused_optimizer": 1.25}  # noqa: RUF012
+
+    def alone(self, command: list[str], *, into: Path, steps: int, limit: float | None) -> Outcome:
+        """A command in a fresh process."""
+        assert command[:2] == ["paceline", "run"]
+        mods = tuple(after for before, after in pairwise(command) if before == "--mod")
+        settings = RunSettings(script="train.py", mods=mods, steps=steps)
+        return self(settings, zygote=None, record=into, on_event=lambda event: None)
 
     def __call__(self, run, *, record: Path, **rest) -> Outcome:
         ended = self.outcome
@@ -61,6 +70,7 @@ def launched(launched: FakeLaunch, monkeypatch, tmp_path) -> FakeLaunch:
     fake = ByMods()
     fake.steps = 40
     monkeypatch.setattr("paceline.trials.core.bench.launch", fake)
+    monkeypatch.setattr("paceline.trials.core.bench.run_alone", fake.alone)
     monkeypatch.setattr("paceline.cli.run.launch", fake)
     host = dataclasses.replace(discover(), gpus=())
     monkeypatch.setattr("paceline.cli.tune.discover", lambda: host)
@@ -169,7 +179,7 @@ def test_a_larger_batch_is_tried_only_where_it_is_allowed(launched, paceline_):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (["--allow", "speed"], "only batch can be allowed"),
+        (["--allow", "speed"], "only batch and exactness can be allowed"),
         (["--only", "nosuch"], "tune does not try this mod"),
         (["--budget", "soon"], "not a time"),
         (["--mod", "nosuch"], "no mod 'nosuch'"),

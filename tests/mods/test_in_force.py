@@ -29,3 +29,20 @@ def test_a_mod_that_acts_is_not_reported(mod):
             model(x).square().mean().backward()
             optimizer.step()
         assert not any("not in force" in text for text in stage.notices)
+
+
+def test_precision_leaves_a_call_under_the_scripts_own_autocast_alone():
+    with staged(lone_group(), mods=("precision=bf16",)) as stage:
+        found = catalog.load(catalog.parse(["precision=bf16"])[0])
+        found.on_stage(stage)
+        stage.subscribe(InForce(stage, {"precision=bf16": found}))
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(torch.randn(8, 4))
+        assert output.dtype is torch.bfloat16
+        output.float().square().mean().backward()
+        optimizer.step()
+        said = "--mod precision=bf16 is not in force: the script calls its models under autocast itself."
+        assert said in stage.notices
+        assert model(torch.randn(8, 4)).dtype is torch.float32

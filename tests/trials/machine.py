@@ -10,6 +10,7 @@ from test_guard import train
 
 from paceline.trials.core.result import Measured, Status
 
+FRESH = 8.0  # seconds that a fresh process takes to start
 Truth = Callable[[frozenset[str]], float]
 
 
@@ -28,7 +29,8 @@ class Machine:
     """`truth` gives the samples a second of a set of mods, `noise` is the relative deviation of a trial, `fails` says
     how mods fail, `breaks` which learn something else, `starts` how long mods take to start. The machine gets slower by
     `drift` over 100 trials; after so many trials of the script as it is, only a part of its speed is left to that
-    (`held_up`). What was measured once under a name is not measured again, as with a journal."""
+    (`held_up`). In fresh processes `cold` is the truth. `idle` says which mods are not in force, and why; `idle_alone`:
+    in fresh processes. What was measured once under a name is not measured again, as with a journal."""
 
     def __init__(
         self,
@@ -43,24 +45,30 @@ class Machine:
         starts: Mapping[str, float] | None = None,
         drift: float = 0.0,
         held_up: tuple[int, float] = (10**9, 1.0),
+        cold: Truth | None = None,
+        idle: Mapping[str, str] | None = None,
+        idle_alone: Mapping[str, str] | None = None,
         stops_at: int | None = None,
         journal: dict[str, Measured] | None = None,
     ) -> None:
         self.truth, self.noise, self.random = truth, noise, random.Random(seed)
         self.budget, self.trial = Clock(budget), trial
         self.fails, self.breaks, self.starts, self.drift = fails or {}, breaks, starts or {}, drift
-        self.held_up = held_up
+        self.held_up, self.cold = held_up, cold or truth
+        self.idle, self.idle_alone = idle or {}, idle_alone or {}
         self.stops_at, self.journal = stops_at, {} if journal is None else journal
         self.asked: list[str] = []
 
-    def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: int) -> Measured:
+    def measure(
+        self, name: str, *, mods: tuple[str, ...] | None = None, alone: bool = False, **changes: int
+    ) -> Measured:
         self.asked.append(name)
         if name in self.journal:
             return self.journal[name]
         if self.stops_at is not None and len(self.asked) > self.stops_at:
             raise KeyboardInterrupt
         every = frozenset(mods or ()) | {f"workers={n}" for key, n in changes.items() if key == "workers"}
-        seconds = self.trial + max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
+        seconds = self.trial + FRESH * alone + max((self.starts.get(mod, 0.0) for mod in every), default=0.0)
         self.budget.spent += seconds
         measured = Measured(name=name, mods=list(mods or ()), workers=1, status=Status.OK, seconds=seconds)
         failing = [mod for mod in every if mod in self.fails]
@@ -68,10 +76,14 @@ class Machine:
             measured.status, measured.message = Status(self.fails[failing[0]]), f"{failing[0]} is not for this"
         else:
             slower = 1 - self.drift * len(self.asked) / 100
-            if not every and name.startswith("baseline.r"):
+            if not every and name.startswith(("baseline.r", "baseline.a")):
                 asked, part = self.held_up
-                slower *= part if sum(one.startswith("baseline.r") for one in self.asked) > asked else 1.0
-            measured.samples_per_s = self.truth(every) * slower * self.random.lognormvariate(0, self.noise)
+                made = sum(one.startswith(("baseline.r", "baseline.a")) for one in self.asked)
+                slower *= part if made > asked else 1.0
+            idle = self.idle | (self.idle_alone if alone else {})
+            measured.idle = {mod: f"--mod {mod} is not in force: {idle[mod]}" for mod in every if mod in idle}
+            truth = self.cold if alone else self.truth
+            measured.samples_per_s = truth(every - set(idle)) * slower * self.random.lognormvariate(0, self.noise)
             measured.losses = losses(
                 changes.get("seed_shift", 0), bool(every & set(self.breaks)), "precision=bf16" in every
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +19,16 @@ from paceline.cli.shared.session import Session
 from paceline.cli.shared.terminal import plotted
 from paceline.cli.tables import tune as tune_tables
 from paceline.errors import UsageError
+from paceline.launch import Event, Notice
 from paceline.mods import catalog
 from paceline.record.private import write_file
 from paceline.record.stopping import stop
 from paceline.settings import RunSettings
 from paceline.topology import Host, discover
 from paceline.trials.core.bench import Budget, Measured, Status, details
-from paceline.trials.tune.candidates import MORE, Candidate, candidates, check_asked, settings_of, tried_names
+from paceline.trials.tune.candidates import ALLOWED, MORE, Candidate, candidates, check_asked, settings_of, tried_names
 from paceline.trials.tune.charts import charts
+from paceline.trials.tune.command import command, spelled_out
 from paceline.trials.tune.from_findings import advised, put_first
 from paceline.trials.tune.patch import BY_HAND, Patch, read, write_patch
 from paceline.trials.tune.preset import TUNED, Preset, whole_path, write_preset
@@ -50,8 +53,9 @@ Allow = Annotated[
     list[str] | None,
     typer.Option(
         "--allow",
-        metavar="batch",
-        help="Also try mods that change the mathematics: a larger batch, with a scaled learning rate.",
+        metavar="batch|exactness",
+        help="Also try mods that change the numbers. batch: a larger batch, with a scaled learning rate. exactness: "
+        "what several workers may do otherwise than one process (bn=local, random=own, view=slice). May be repeated.",
         show_default=False,
         rich_help_panel=options.HOW,
     ),
@@ -158,9 +162,10 @@ def what_to_try(
 ) -> list[Candidate]:
     """The candidates for this machine and these options."""
     for asked in allow:
-        if asked != MORE:
-            raise UsageError(f"--allow {asked}: only {MORE} can be allowed.", advice=f"Type: --allow {MORE}")
-    return candidates(
+        if asked not in ALLOWED:
+            known = " and ".join(ALLOWED)
+            raise UsageError(f"--allow {asked}: only {known} can be allowed.", advice=f"Type: --allow {MORE}")
+    tried = candidates(
         gpus=len(host.gpus),
         cores=host.usable_cores,
         workers=settings.workers,
@@ -169,6 +174,8 @@ def what_to_try(
         only=only,
         without=without,
     )
+    # A number of threads that was asked for is not to be changed.
+    return [one for one in tried if one.name != "threads" or not settings.threads]
 
 
 def carry_out(
@@ -187,8 +194,15 @@ def carry_out(
         if not quiet:
             course.console.print(f"paceline: {text}", style=style, soft_wrap=True)
 
+    def on_event(event: Event) -> None:
+        if not (isinstance(event, Notice) and event.mod):  # what a mod says of itself is in the table
+            course.line.event(event)
+
+    def alone(settings: RunSettings) -> list[str]:
+        return spelled_out(settings, settings.mods)
+
     search = Search(
-        course.bench(label=label, on_result=on_result),
+        course.bench(label=label, alone=alone, on_event=on_event, on_result=on_result),
         tried,
         start=start,
         budget=course.budget.seconds,
@@ -232,14 +246,14 @@ def keep(verdict: Verdict, settings: RunSettings, record: Path, *, cuda: bool) -
         made=time.time(),
     )
     told["preset"] = write_preset(record, preset)
-    told["command"] = told["spelled_out"] = tune_tables.command(settings)
+    told["command"] = told["spelled_out"] = shlex.join(command(settings))
     if mods:
         told["patch"] = write_patch(*read(settings.script, module=settings.module), mods, cuda=cuda)
         write(record / "tuned.patch", told["patch"].diff.encode())
         write(record / BY_HAND, msgspec.json.format(msgspec.json.encode(told["patch"].by_hand)))
         where = [] if record.parent == options.RECORDS else ["--record", str(record.parent)]
-        told["command"] = tune_tables.command(settings, "--preset", TUNED, *where)
-        told["spelled_out"] = tune_tables.spelled_out(settings, mods)
+        told["command"] = shlex.join(command(settings, "--preset", TUNED, *where))
+        told["spelled_out"] = shlex.join(spelled_out(settings, mods))
     return told
 
 

@@ -40,6 +40,7 @@ class Mod:
 
     def __init__(self, value: str) -> None:
         self.dtype = DTYPES[value]
+        self._cast = self._own = False  # calls that the mod has cast, calls under the script's own autocast
 
     def on_stage(self, stage: Stage) -> None:
         self.stage = stage
@@ -53,14 +54,22 @@ class Mod:
 
     def around_forward(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            first = next(module.parameters(), None)
+            device = "cpu" if first is None else first.device.type
+            if torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is self.dtype:
+                self._own = True
+                return plain(module, *args, **kwargs)
+            self._cast = True
             if self.scaler is not None and torch.is_grad_enabled():
                 self.scaler.meet_inputs((args, kwargs))
-            first = next(module.parameters(), None)
-            with torch.autocast("cpu" if first is None else first.device.type, self.dtype):
+            with torch.autocast(device, self.dtype):
                 output = plain(module, *args, **kwargs)
             return tree.replace(output, self._to_float)
 
         return call
+
+    def idle(self) -> str:
+        return "the script calls its models under autocast itself." if self._own and not self._cast else ""
 
     def _to_float(self, leaf: Any) -> Any:
         half = isinstance(leaf, torch.Tensor) and leaf.dtype in DTYPES.values()

@@ -223,16 +223,19 @@ class Series:
         self,
         *,
         label: Callable[[str], str],
+        alone: Callable[[RunSettings], Sequence[str]] | None = None,
         on_event: Callable[[Event], None] | None = None,
         on_result: Callable[[Measured], None] = lambda measured: None,
     ) -> Bench:
-        """The bench that measures the trials and shows their progress. `label` turns a trial's name into words."""
+        """The bench that measures the trials and shows their progress. `label` turns a trial's name into words;
+        `alone` gives the command of a trial that runs in a fresh process."""
         return Bench(
             self.settings,
             zygote=self.session.workers(),
             record=self.record,
             budget=self.budget,
             verb=self.session.verb,
+            alone=alone,
             on_event=on_event or self.line.event,
             on_start=lambda name: self.line.start(label(name), trial=True),
             on_result=on_result,

@@ -1,15 +1,14 @@
-"""The tables of `paceline tune`, and the command that keeps its mods."""
+"""The tables of `paceline tune`."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from paceline.settings import RunSettings
-from paceline.trials.tune.candidates import MORE, name_of, settings_of
+from paceline.mods import catalog
+from paceline.trials.tune.candidates import INEXACT, MORE, name_of
 from paceline.trials.tune.patch import Patch
 from paceline.trials.tune.verdict import Problem, Reason, Row, Verdict
 from paceline.units import count, percent, rate
@@ -22,28 +21,6 @@ ADVICE = {
     Problem.LOSS: "Fix the script: find the step where its loss breaks, with --steps and a smaller learning rate.",
     Problem.FAILED: "Check that the script runs: paceline run {script}",
 }
-
-
-def command(settings: RunSettings, *options: str) -> str:
-    """The `paceline run` command with the options of the trials."""
-    plain = RunSettings(script=settings.script)
-    typed = [
-        word
-        for name in ("batch_dim", "gather_below", "threads", "backend")
-        if getattr(settings, name) != getattr(plain, name)
-        for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name)))
-    ]
-    typed += [word for module in settings.whole for word in ("--whole", module)]
-    script = ["-m", settings.script] if settings.module else [settings.script]
-    return shlex.join(["paceline", "run", *options, *typed, *script, *settings.arguments])
-
-
-def spelled_out(settings: RunSettings, mods: Sequence[str]) -> str:
-    """The `paceline run` command with every mod written out."""
-    applied, changes = settings_of(mods)
-    workers = changes.get("workers", settings.workers)
-    options = ["-n", str(workers)] if workers > 1 else []
-    return command(settings, *options, *(word for mod in applied for word in ("--mod", mod)))
 
 
 def advice(verdict: Verdict, script: str) -> str:
@@ -98,8 +75,8 @@ def show_final(console: Console, verdict: Verdict) -> None:
         )
         return
     console.print(
-        f"{final.gain:.2f}× as fast ({final.gain_low:.2f}–{final.gain_high:.2f} in {count(final.pairs, 'pair')}): "
-        f"{rate(final.samples_per_s)} samples/s",
+        f"{final.gain:.2f}× as fast ({final.gain_low:.2f}–{final.gain_high:.2f} in {count(final.pairs, 'pair')} of "
+        f"fresh processes): {rate(final.samples_per_s)} samples/s",
         style="bold green",
         soft_wrap=True,
     )
@@ -108,6 +85,12 @@ def show_final(console: Console, verdict: Verdict) -> None:
             console.print(
                 f"{mod} changes the mathematics: fewer, larger steps, and a learning rate that grows with the batch\n"
                 "  (SGD: linearly; Adam: with the square root). Check that the accuracy stays.",
+                style="yellow",
+                soft_wrap=True,
+            )
+        elif mod in INEXACT:
+            console.print(
+                f"{mod} gives up the same numbers: {catalog.CATALOG[name_of(mod)].summary}",
                 style="yellow",
                 soft_wrap=True,
             )

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from paceline.record.private import opened, write_file
 from paceline.record.schema import FailureKind, Outcome
 from paceline.record.stopping import stop
 from paceline.settings import RunSettings
+from paceline.trials.core.alone import record_in, run_alone
 from paceline.trials.core.place import Place
 from paceline.trials.core.result import Measured, Status, read_measured
 
@@ -33,6 +34,7 @@ __all__ = ["Bench", "Budget", "Interrupted", "Journal", "Measured", "Status", "d
 
 GRACE = 2.0  # seconds that a trial may run beyond the budget …
 GRACE_SHARE = 0.05  # … or this fraction of the budget, if that is more
+STEPS = 100  # of a trial that runs alone, unless told
 LONGEST = 120  # most letters in the name of a trial's folder
 
 
@@ -107,19 +109,23 @@ class Bench:
         record: Path,
         budget: Budget,
         verb: str,
+        alone: Callable[[RunSettings], Sequence[str]] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
         on_start: Callable[[str], None] = lambda name: None,
         on_result: Callable[[Measured], None] = lambda measured: None,
     ) -> None:
         self.settings, self.record, self.budget = settings, record, budget
         self.journal, self._place = Journal(record), Place(record, on_event)
-        self._zygote, self._verb = zygote, verb
+        self._zygote, self._verb, self._alone = zygote, verb, alone
         self._on_event, self._on_start, self._on_result = on_event, on_start, on_result
 
-    def measure(self, name: str, *, mods: tuple[str, ...] | None = None, **changes: Any) -> Measured:
+    def measure(
+        self, name: str, *, mods: tuple[str, ...] | None = None, alone: bool = False, **changes: Any
+    ) -> Measured:
         """Runs one trial, or returns its result from the journal. `mods` replace the mods of the settings; `changes`
-        replace other settings. Waits until the trial ends, at most until shortly after the end of the budget. Raises
-        Interrupted, and the errors that `launch` raises before a worker starts."""
+        replace other settings. `alone`: in a fresh process, by the command of this bench, if it has one. Waits until
+        the trial ends, at most until shortly after the end of the budget. Raises Interrupted, and the errors that
+        `launch` raises before a worker starts."""
         known = self.journal.trials.get(name)
         if known is not None:
             self._on_result(known)
@@ -133,6 +139,9 @@ class Bench:
         begun = time.monotonic()
 
         def run(folder: Path) -> Outcome:
+            if alone and self._alone is not None:
+                steps, limit = settings.steps or STEPS, self.budget.limit
+                return run_alone(self._alone(settings), into=folder, steps=steps, limit=limit)
             return launch(
                 settings,
                 zygote=self._zygote,
@@ -146,7 +155,7 @@ class Bench:
         outcome, folder = self._place.launched(folder_of(name), run)
         if outcome.interrupted:
             raise Interrupted(outcome.exit_code)
-        measured = read_measured(name, settings, folder, outcome)
+        measured = read_measured(name, settings, record_in(folder), outcome)
         measured.seconds = time.monotonic() - begun
         if outcome.kind is FailureKind.LATE and self.budget.over:
             # Trials cut off by the budget stay out of the journal, so that a resumed series runs them.

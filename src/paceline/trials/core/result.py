@@ -73,6 +73,7 @@ class Measured(msgspec.Struct, kw_only=True):
     warm_up: int = 0
     memory: int = 0  # peak bytes of the worker with the highest peak
     losses: list[float | None] = []  # None: no loss, or not finite
+    idle: dict[str, str] = {}  # mods that were not in force, and why
     step: dict[str, float] = {}  # as in `Figures`
     seconds: float = 0.0  # of the whole trial
     record: str = ""
@@ -95,6 +96,7 @@ def read_measured(name: str, settings: RunSettings, folder: Path, outcome: Outco
         steps=len(first),
         memory=max((steps[-1].memory for steps in by_rank if steps), default=0),
         losses=[step.loss for step in first],
+        idle=outcome.not_in_force,
         seconds=outcome.seconds,
         record=str(folder),
     )

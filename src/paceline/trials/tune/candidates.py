@@ -9,12 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import UsageError
 from paceline.mods import catalog
 from paceline.trials.tune.loss_guard import Promise
 
 MORE = "batch"  # the mod that changes the mathematics: tried only with --allow
+EXACTNESS = "exactness"  # allows the mods of several workers that give up the same numbers
+INEXACT = ("bn=local", "random=own", "view=slice")
+ALLOWED = (MORE, EXACTNESS)
 WORKERS = "workers"
 LONG_START = 10.0  # seconds: a mod whose first steps take longer makes every trial with it long
 
@@ -27,10 +31,16 @@ class Candidate:
     order: int  # position in the list: lower is tried earlier
     seconds: float = 0.0  # extra time of its first steps, compared with the unmodified script
     doubles: bool = False  # `batch=x2`: if it gains, the doubled value is tried too
+    likely: bool = False  # gains nearly always: tried together with the other likely ones first
 
     @property
     def name(self) -> str:
         return name_of(self.mod)
+
+    @property
+    def needs_workers(self) -> bool:
+        """Whether it does nothing with one worker."""
+        return self.mod in INEXACT
 
     def doubled(self) -> Candidate:
         """`batch=x2` → `batch=x4`."""
@@ -73,6 +83,10 @@ _ON_CPU = (
     ("loader={cores}", 1.0),
     ("loader={fourfold}", 1.0),  # loading that waits, for a disk or a network, needs more processes than cores
 )
+_LIKELY = {
+    "cuda": ("cuda_graphs", "resident", "precision=bf16", "channels_last"),
+    "cpu": ("resident", "channels_last"),
+}
 # With these mods, a model that draws random numbers (dropout) draws different ones.
 _DRAW = ("compile", "cuda_graphs", WORKERS)
 _STRICTEST_FIRST: tuple[Promise, ...] = ("same", "rounded", "other", "mathematics")
@@ -84,7 +98,7 @@ def name_of(mod: str) -> str:
 
 def tried_names() -> list[str]:
     """The names of all mods that `tune` tries on some machine."""
-    return sorted({name_of(mod) for mod, _ in (*_ON_CUDA, *_ON_CPU)} | {MORE})
+    return sorted({name_of(mod) for mod, _ in (*_ON_CUDA, *_ON_CPU)} | {MORE, *map(name_of, INEXACT)})
 
 
 def check_asked(*, start: Sequence[str], allow: Sequence[str], only: Sequence[str], without: Sequence[str]) -> None:
@@ -130,6 +144,9 @@ def candidates(
     if MORE in allow:  # before mods with a long start: a larger batch gains most on an idle GPU
         quick = next((place for place, (_, seconds) in enumerate(listed) if seconds > LONG_START), len(listed))
         listed.insert(quick, (f"{MORE}=x2", 0.0))
+    if EXACTNESS in allow and (workers > 1 or any(name_of(mod) == WORKERS for mod, _ in listed)):
+        listed += [(mod, 0.0) for mod in INEXACT]
+    likely = _LIKELY["cuda" if gpus else "cpu"]
     numbers = {"cores": str(cores), "half": str(max(1, cores // 2)), "fourfold": str(min(4 * cores, 32))}
     found: dict[str, Candidate] = {}
     for order, (text, seconds) in enumerate(listed):
@@ -139,7 +156,7 @@ def candidates(
         known = name_of(mod) in catalog.CATALOG or name_of(mod) == WORKERS
         if known and not as_it_is and mod not in found:
             doubles = name_of(mod) == MORE
-            found[mod] = Candidate(mod=mod, order=order, seconds=seconds, doubles=doubles)
+            found[mod] = Candidate(mod=mod, order=order, seconds=seconds, doubles=doubles, likely=mod in likely)
     for asked in (*only, *without):
         if asked not in found and asked not in map(name_of, found):
             known_ones = ", ".join(dict.fromkeys(map(name_of, found)))
@@ -167,7 +184,7 @@ def _exclude(one: str, other: str) -> bool:
     return False
 
 
-def settings_of(mods: Sequence[str]) -> tuple[tuple[str, ...], dict[str, int]]:
+def settings_of(mods: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Splits mods into those that the workers apply, and settings of the run itself (`workers=2`)."""
     workers = [int(mod.partition("=")[2]) for mod in mods if name_of(mod) == WORKERS]
     rest = tuple(mod for mod in mods if name_of(mod) != WORKERS)
@@ -180,7 +197,7 @@ def promise_of(mods: Iterable[str]) -> Promise:
 
 
 def _promise(name: str) -> Promise:
-    if name == MORE:
+    if name == MORE or name in map(name_of, INEXACT):
         return "mathematics"
     return "rounded" if name == WORKERS else catalog.CATALOG[name].numbers
 

@@ -32,6 +32,11 @@ class Speeds:
         self._trials.setdefault(frozenset(mods), []).append(measured)
         self._when.setdefault(frozenset(mods), []).append(self.made)
 
+    def add_again(self, mods: Mods, measured: Measured) -> None:
+        """A trial that was already added with more mods, which were not in force: it measured this set, too."""
+        self._trials.setdefault(frozenset(mods), []).append(measured)
+        self._when.setdefault(frozenset(mods), []).append(self.made)
+
     def of(self, mods: Mods) -> list[Measured]:
         return self._trials.get(frozenset(mods), [])
 

@@ -1,12 +1,15 @@
 """The search of `tune` for the fastest set of mods, on any bench.
 
 1. Measures the unmodified script (the baseline): twice from one seed, then from other seeds, for the loss guard.
-2. Measures each candidate alone, in the order of `candidates`.
-3. Adds the best candidate to the set, and measures the remaining ones on top of it, because some mods gain only after
-   another one. A mod is kept only if pairs of trials, with and without it in turn, show a gain above the noise, or if
-   one trial is decisive. A mod that the loss guard refuses is out.
+2. Measures the candidates that gain nearly always all together, and takes the set apart if that gains: each mod is left
+   out once. If the set fails or gains too little, nothing is lost but one trial.
+3. Measures each other candidate, in the order of `candidates`. Then adds the best one to the set, and measures the
+   remaining ones on top of it, because some mods gain only after another one. A mod is kept only if pairs of trials,
+   with and without it in turn, show a gain above the noise, or if one trial is decisive. A mod that the loss guard
+   refuses is out.
 4. Removes each kept mod once, to see whether it is still needed.
-5. Compares the whole set with the baseline once more: only a gain confirmed by this last check is reported.
+5. Runs the printed command and the unmodified script in fresh processes: only what this last check confirms is
+   reported (`last_check`).
 
 The search ends within the budget, and reserves time for the last check.
 """
@@ -14,25 +17,24 @@ The search ends within the budget, and reserves time for the last check.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from paceline.trials.core.result import Measured, Status
 from paceline.trials.tune import verdict as verdicts
 from paceline.trials.tune.candidates import LONG_START, Candidate, draws, promise_of, together
+from paceline.trials.tune.last_check import LastCheck
 from paceline.trials.tune.loss_guard import Compared, Guard
 from paceline.trials.tune.noise import LEAST, Mods, mean
+from paceline.trials.tune.standing import CandidateStanding, failure, no_gain, problem, refusal
 from paceline.trials.tune.trials import AS_IT_IS, Measures, NoTime, Trials
 from paceline.trials.tune.verdict import Final, Problem, Reason, Row, Verdict
 
-LONG = (
-    1 / 8
-)  # of the budget: a candidate whose first trial takes longer is not tried alone, only on top of the best set
+LONG = 1 / 8  # of the budget: a candidate whose first trial takes longer is tried only on top of the best set
 MUCH = 1.3  # a mod with at least this gain is never removed: later mods do not make up for it
 WORTH = 0.05  # smallest relative gain for which the batch is doubled again
-HELD_UP = 0.75  # the last check is disturbed if the baseline slows down to this fraction, relative to the tuned script
 SEEDS = 2  # other seeds that the baseline runs from
-LEAST_TRIALS = 8  # fewest trials for a result: the baseline's, one candidate's, and the last check's
+LEAST_TRIALS = 6  # fewest trials for a result: the baseline's, one candidate's, and the last check's
 
 
 class NothingToTune(Exception):
@@ -41,17 +43,6 @@ class NothingToTune(Exception):
     def __init__(self, code: Problem, text: str) -> None:
         super().__init__(text)
         self.code = code
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class CandidateStanding:
-    """The state of a candidate during the search."""
-
-    candidate: Candidate
-    row: Row
-    gain: float | None = None  # on top of the last set that it was tried on
-    fruitless: int = 0  # number of trials without a gain
-    out: bool = False  # refused, unsupported, or failed
 
 
 class Search:
@@ -96,6 +87,7 @@ class Search:
             return
         try:
             self._begin()
+            self._try_together()
             self._try_each_alone()
             self._grow()
         except NoTime:
@@ -132,7 +124,7 @@ class Search:
         measured = self.trials.baseline(name, **changes)
         if not measured.ok:
             self.failed = measured
-            raise NothingToTune(_problem(measured), measured.message)
+            raise NothingToTune(problem(measured), measured.message)
         return measured
 
     def _begin(self) -> None:
@@ -149,16 +141,66 @@ class Search:
                 continue
             self.standings[mod].out = True
             if measured.ok:
-                row.settle(Reason.REFUSED, _refusal(compared))
+                row.settle(Reason.REFUSED, refusal(compared))
             else:
-                row.settle(Reason.FAILED, _failure(measured))
+                row.settle(Reason.FAILED, failure(measured))
         if self.standings[self.start[0]].row.kept:
             self.best = self.start
 
+    def _try_together(self) -> None:
+        """Keeps the candidates that gain nearly always, if one trial of all of them is decisive; then leaves each of
+        them out once, which shows its own gain."""
+        likely = [one for one in self._open() if one.candidate.likely and self._is_quick(one)]
+        whole = reduce(together, (one.candidate.mod for one in likely), self.best)
+        if len(likely) < 2:
+            return
+        measured = self.trials.measure(whole, best=self.best)
+        kept = tuple(mod for mod in whole if mod not in measured.idle)
+        for one in likely:
+            if one.candidate.mod in measured.idle:
+                self._settle_idle(one, measured)
+        if not measured.ok or not self._compared(kept, measured).held:
+            return
+        if kept != whole:
+            self.speeds.add_again(kept, measured)
+        if len(kept) < 2 or self.trials.seen(self.best, kept) is None:
+            return
+        old, self.best = self.best, kept
+        for mod in kept:
+            row = self.standings[mod].row
+            if not row.kept:
+                row.settle(Reason.GAINS, "")
+                row.before, row.after, row.on = self.speeds.speed(old), self.speeds.speed(kept), list(old)
+                row.loss_difference = self._compared(kept, measured).distance
+        self.on_kept(f"{' '.join(kept)}: {self.speeds.speed(kept) / self.speeds.speed(old):.2f}×")
+        for mod in kept:
+            if mod not in self.start:
+                self._leave_out(mod)
+
+    def _leave_out(self, mod: str) -> None:
+        """Measures the best set without this mod, and drops the mod if the rest is as fast."""
+        less = tuple(other for other in self.best if other != mod)
+        measured = self.trials.measure(less, best=self.best)
+        row = self.standings[mod].row
+        if not measured.ok:  # it needs the mod
+            return
+        row.on, row.before, row.after = list(less), self.speeds.speed(less), self.speeds.speed(self.best)
+        row.gain = row.after / row.before
+        if 1 + self._worth_confirming() < row.gain <= 1 + self.speeds.margin(1):
+            ratios = self.trials.pairs(less, self.best, best=self.best, most=2)
+            row.gain = mean(ratios) if ratios else row.gain
+        if row.gain <= 1 + self._worth_confirming():  # fewer mods are better than more
+            row.settle(Reason.REDUNDANT, "no gain on top of the other kept mods")
+            self.standings[mod].fruitless += 1
+            self._tried.add((mod, frozenset(less)))
+            self.best = less
+
+    def _is_quick(self, standing: CandidateStanding) -> bool:
+        return self.budget is None or self.trials.cost(self._with(standing)) <= LONG * self.budget
+
     def _try_each_alone(self) -> None:
         for standing in sorted(self._open(), key=lambda one: one.candidate.order):
-            long = self.budget is not None and self.trials.cost(self._with(standing)) > LONG * self.budget
-            if not long and not standing.candidate.doubles:
+            if self._is_quick(standing) and not standing.candidate.doubles and not standing.fruitless:
                 self._screen(standing)
 
     def _grow(self) -> None:
@@ -208,26 +250,34 @@ class Search:
         row.on = list(self.best)
         if not measured.ok:
             row.before, row.after, row.gain = before, None, None
-            row.settle(Reason.FAILED, _failure(measured))
+            row.settle(Reason.FAILED, failure(measured))
             standing.out = measured.status is not Status.MEMORY  # another set may leave enough memory
+            return False
+        if standing.candidate.mod in measured.idle:
+            self._settle_idle(standing, measured)
             return False
         compared = self._compared(new, measured)
         gain = self.speeds.speed(new) / before
         row.before, row.after, row.gain, row.loss_difference = before, self.speeds.speed(new), gain, compared.distance
         if not compared.held:
-            row.settle(Reason.REFUSED, _refusal(compared))
+            row.settle(Reason.REFUSED, refusal(compared))
             standing.out = True
             gentler = standing.candidate.gentler()
             if gentler is not None:  # counts as tried once, because it is exactly as fast as this one
                 self.standings.setdefault(gentler.mod, CandidateStanding(gentler, Row(mod=gentler.mod), fruitless=1))
             return False
         standing.gain = gain
-        if gain <= 1 + max(LEAST / 2, self.speeds.noise / 2):
+        if gain <= 1 + self._worth_confirming():
             standing.fruitless += 1
-            row.settle(Reason.NO_GAIN, _no_gain(gain, self.speeds.margin(1)))
+            row.settle(Reason.NO_GAIN, no_gain(gain, self.speeds.margin(1)))
             return False
         row.settle(Reason.NOT_CONFIRMED, "not confirmed: the budget ended")
         return True
+
+    def _settle_idle(self, standing: CandidateStanding, measured: Measured) -> None:
+        standing.row.settle(Reason.IDLE, measured.idle[standing.candidate.mod].partition(" is ")[2])
+        standing.fruitless += 1
+        standing.out = not standing.candidate.needs_workers  # more workers may be kept later
 
     def _climb(self, standing: CandidateStanding) -> CandidateStanding:
         """Doubles `batch=x2` as long as that gains. If the guard refuses a batch, tries its gentler learning rate."""
@@ -245,7 +295,7 @@ class Search:
             if not fine or (following.gain or 0.0) < reached * (1 + least):
                 if following.row.code is Reason.NOT_CONFIRMED:
                     following.gain = (following.gain or reached) / reached  # relative to the batch about to be kept
-                    following.row.settle(Reason.NO_GAIN, _no_gain(following.gain, least))
+                    following.row.settle(Reason.NO_GAIN, no_gain(following.gain, least))
                     following.fruitless = 1
                 break
             standing.row.settle(Reason.OUTDONE, f"{following.row.mod} gains more")
@@ -265,7 +315,7 @@ class Search:
         row.before, row.after, row.gain, standing.gain = self.speeds.speed(old), self.speeds.speed(new), gain, gain
         if gain <= 1 + margin:
             standing.fruitless += 1
-            row.settle(Reason.NO_GAIN, _no_gain(gain, margin))
+            row.settle(Reason.NO_GAIN, no_gain(gain, margin))
             return
         row.settle(Reason.GAINS, "")
         for mod in set(old) - set(new):
@@ -292,47 +342,28 @@ class Search:
                 self.best = less
 
     def _confirm_the_whole(self) -> None:
-        """The last check: compares the kept mods with the baseline. Reports no gain that is not above the noise."""
-        if not self.best:
-            plain = self.speeds.speed(AS_IT_IS)
-            self.final = Final(mods=[], samples_per_s=plain, gain=1.0, gain_low=1.0, gain_high=1.0, pairs=0)
-            return
-        plain, tuned = self.speeds.speed(AS_IT_IS), self.speeds.speed(self.best)
-        try:
-            ratios = self.trials.pairs(AS_IT_IS, self.best, best=self.best, last=True)
-        except NoTime:
-            ratios = []
-        gain = mean(ratios) if ratios else 1.0
-        if gain <= 1 + self.speeds.margin(max(1, len(ratios)), last=True):
-            told = f"{gain:.2f}×" if ratios else "no time"
-            for mod in self.best:
-                self.standings[mod].row.settle(Reason.NOT_CONFIRMED, f"not confirmed by the last check ({told})")
-            self.best = AS_IT_IS
-            self._confirm_the_whole()
-            return
-        last, now = self.speeds.of(self.best)[-1], self.speeds.speed(AS_IT_IS)
-        held_up = (now / plain) / (self.speeds.speed(self.best) / tuned)
-        if held_up < HELD_UP:
-            self._note(
-                f"the unmodified script ran at {now:,.0f} samples/s in the last check, but at {plain:,.0f} before: "
-                "the gain is computed with the earlier speed"
-            )
-            ratios = [ratio * held_up for ratio in ratios]
-        self.final = Final(
-            mods=list(self.best),
-            samples_per_s=self.speeds.speed(self.best),
-            gain=mean(ratios),
-            gain_low=min(ratios),
-            gain_high=max(ratios),
-            pairs=len(ratios),
-            memory=last.memory,
-            loss_difference=self._compared(self.best, last).distance,
+        """The last check, in fresh processes. Only what they confirm is reported."""
+        gains = {mod: self.standings[mod].row.gain or 1.0 for mod in self.best}
+        checked = LastCheck(self.trials, gains, lambda mods, last: self._compared(mods, last).distance).carry_out(
+            self.best
         )
+        for mod, why in checked.dropped.items():
+            code = Reason.NOT_CONFIRMED if why.startswith("not confirmed") else Reason.NOT_DELIVERED
+            self.standings[mod].row.settle(code, why)
+        for note in checked.notes:
+            self._note(note)
+        plain = self.speeds.speed(AS_IT_IS)
+        nothing = Final(mods=[], samples_per_s=plain, gain=1.0, gain_low=1.0, gain_high=1.0, pairs=0)
+        self.best, self.final = checked.mods, checked.final or nothing
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _open(self) -> list[CandidateStanding]:
         return [one for mod, one in self.standings.items() if not one.out and mod not in self.best]
+
+    def _worth_confirming(self) -> float:
+        """The smallest gain of one trial that is worth more trials."""
+        return max(LEAST / 2, self.speeds.noise / 2)
 
     def _with(self, standing: CandidateStanding) -> Mods:
         return together(self.best, standing.candidate.mod)
@@ -360,29 +391,9 @@ class Search:
             notes=self.notes,
             budget=self.budget,
             spent=self.bench.budget.spent,
-            trials=self.speeds.made,
+            trials=self.speeds.made + self.trials.alone.made,
             cut_short=self.cut_short,
             problem=self.problem,
             problem_code=self.problem_code,
             interrupted=interrupted,
         )
-
-
-def _failure(measured: Measured) -> str:
-    """Why a trial has no throughput, in a few words."""
-    return "out of memory" if measured.status is Status.MEMORY else f"{measured.status}: {measured.message}"
-
-
-def _problem(measured: Measured) -> Problem:
-    """The kind of problem that the baseline's trial shows."""
-    if measured.status in (Status.TOO_SHORT, Status.BUDGET):
-        return Problem.NO_STEP if not measured.steps else Problem(measured.status)
-    return Problem.LOSS if measured.status is Status.NOT_FINITE else Problem.FAILED
-
-
-def _refusal(compared: Compared) -> str:
-    return f"refused: the loss changes: {compared.why}"
-
-
-def _no_gain(gain: float, margin: float) -> str:
-    return f"slower: {gain:.2f}×" if gain < 1 - margin else f"no gain above the noise ({100 * margin:.0f} %)"

@@ -11,6 +11,7 @@ from paceline.trials.tune.noise import LEAST, Mods, Speeds, mean
 
 MOST_PAIRS = 3
 DECISIVE = 3.0  # margins above which one pair is enough
+FRESH = 8.0  # seconds that a fresh process takes to start, as a guess: it imports torch
 STALE, UNSTEADY = 4, 0.03  # a speed is measured again after this many trials, if the noise exceeds this fraction
 AS_IT_IS: Mods = ()
 
@@ -29,7 +30,7 @@ class Measures(Protocol):
 
     @property
     def budget(self) -> TimeLeft: ...
-    def measure(self, name: str, *, mods: Mods | None = None, **changes: Any) -> Measured: ...
+    def measure(self, name: str, *, mods: Mods | None = None, alone: bool = False, **changes: Any) -> Measured: ...
 
 
 class NoTime(Exception):
@@ -38,20 +39,21 @@ class NoTime(Exception):
 
 class Trials:
     """The trials so far, and the expected duration of the next. `starts`: extra seconds of a mod's first steps,
-    compared with the baseline."""
+    compared with the baseline. `alone`: the trials in fresh processes, which belong to the last check."""
 
     def __init__(self, bench: Measures, starts: Mapping[str, float]) -> None:
-        self.bench, self.speeds = bench, Speeds()
+        self.bench, self.speeds, self.alone = bench, Speeds(), Speeds()
         self._starts = starts
+        self._fresh = FRESH  # extra seconds of a trial that runs alone
 
     def baseline(self, name: str, **changes: Any) -> Measured:
         """Measures the unmodified script, regardless of the budget."""
         return self._made(AS_IT_IS, self.bench.measure(name, mods=AS_IT_IS, **changes))
 
-    def measure(self, mods: Mods, *, best: Mods, last: bool = False) -> Measured:
+    def measure(self, mods: Mods, *, best: Mods) -> Measured:
         """Runs one more trial of a set. Raises NoTime unless the budget has time for this trial and for the last check
-        of `best`, or of this set in case it is kept. `last`: this trial belongs to the last check."""
-        check = 0.0 if last else max(self._last_check(best), self._last_check(mods) if self.speeds.of(mods) else 0.0)
+        of `best`, or of this set in case it is kept."""
+        check = max(self._last_check(best), self._last_check(mods) if self.speeds.of(mods) else 0.0)
         if self.cost(mods) + check > self.bench.budget.left:
             raise NoTime
         applied, changes = settings_of(mods)
@@ -63,40 +65,57 @@ class Trials:
             raise NoTime
         return self._made(mods, measured)
 
+    def run_alone(self, mods: Mods) -> Measured:
+        """Runs a set in a fresh process, for as many steps as its trials took. Raises NoTime if the budget has no time
+        for it."""
+        if self.cost(mods) + self._fresh > self.bench.budget.left:
+            raise NoTime
+        applied, changes = settings_of(mods)
+        name = f"{'+'.join(sorted(mods)) or 'baseline'}.alone{len(self.alone.of(mods)) + 1}"
+        steps = max((trial.steps for trial in self.speeds.of(mods)), default=0)
+        if steps:
+            changes["steps"] = steps
+        measured = self.bench.measure(name, mods=applied, alone=True, **changes)
+        if measured.status is Status.BUDGET:
+            raise NoTime
+        self.alone.add(mods, measured)
+        self._fresh = max(0.0, measured.seconds - self.cost(mods))
+        return measured
+
     def refresh(self, mods: Mods) -> None:
         """Measures a set again if its last trial was long ago and the machine is noisy, because the next trials are
         compared with it."""
         if self.speeds.age(mods) >= STALE and self.speeds.noise > UNSTEADY:
             self.measure(mods, best=mods)
 
-    def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS, last: bool = False) -> list[float]:
+    def pairs(self, old: Mods, new: Mods, *, best: Mods, most: int = MOST_PAIRS) -> list[float]:
         """The speed ratios of the new set to the old one, pair by pair, until the result is clear. Empty if a trial
-        failed. The last check takes one more pair."""
-        seen = None if last else self._seen(old, new)
+        failed."""
+        seen = self.seen(old, new)
         if seen is not None:
             return [seen]
         ratios: list[float] = []
-        while len(ratios) < most + last:
+        while len(ratios) < most:
             try:
-                before = self.measure(old, best=best, last=last)
-                after = self.measure(new, best=best, last=last)
+                before = self.measure(old, best=best)
+                after = self.measure(new, best=best)
             except NoTime:
                 # One decisive pair is better than none.
-                if ratios and mean(ratios) > 1 + DECISIVE * self.speeds.margin(1, last=last):
+                if ratios and mean(ratios) > 1 + DECISIVE * self.speeds.margin(1):
                     return ratios
                 raise
             if not before.ok or not after.ok:
                 return []
             ratios.append(after.samples_per_s / before.samples_per_s)
             gain, pairs = mean(ratios), len(ratios)
-            sure = pairs - last  # one decisive pair is enough, or two that agree
-            if sure and gain > 1 + (DECISIVE if sure == 1 else 1) * self.speeds.margin(pairs, last=last):
+            # One decisive pair is enough, or two that agree.
+            if gain > 1 + (DECISIVE if pairs == 1 else 1) * self.speeds.margin(pairs):
                 break
             if gain + self.speeds.error(pairs) < 1 + LEAST:
                 break
         return ratios
 
-    def _seen(self, old: Mods, new: Mods) -> float | None:
+    def seen(self, old: Mods, new: Mods) -> float | None:
         """The speed ratio from existing trials, if they are decisive: the new set ran soon after two trials of the old
         set, and far faster than both. That is safe, because disturbances only make trials slower."""
         before, after = self.speeds.of(old)[-2:], self.speeds.of(new)[-1:]
@@ -120,7 +139,7 @@ class Trials:
         else two."""
         gain = self.speeds.speed(mods) / self.speeds.speed(AS_IT_IS)
         sure = gain > 1 + 2 * DECISIVE * self.speeds.margin(1, last=True)
-        return (1 if sure else 2) * (self.cost(AS_IT_IS) + self.cost(mods))
+        return (1 if sure else 2) * (self.cost(AS_IT_IS) + self.cost(mods) + 2 * self._fresh)
 
     def _made(self, mods: Mods, measured: Measured) -> Measured:
         self.speeds.add(mods, measured)

@@ -21,6 +21,8 @@ class Reason(StrEnum):
     NO_GAIN = "no gain"
     NOT_CONFIRMED = "not confirmed"  # a first gain was not repeated
     OUTDONE = "outdone"  # by another value of the same mod, or by a mod that excludes it
+    IDLE = "idle"  # not in force in this script
+    NOT_DELIVERED = "not delivered"  # in a fresh process, by the last check
     REDUNDANT = "redundant"  # no gain on top of the other kept mods
 
 
@@ -67,8 +69,8 @@ class Speed(msgspec.Struct, kw_only=True):
 
 
 class Final(msgspec.Struct, kw_only=True):
-    """The kept mods compared with the unmodified script, in pairs of trials at the end. `gain` is a ratio: 1.0 is no
-    gain."""
+    """The kept mods compared with the unmodified script at the end, in pairs of fresh processes. `gain` is a ratio: 1.0
+    is no gain."""
 
     mods: list[str]
     samples_per_s: float

@@ -1,0 +1,132 @@
+"""The last check of a search: the command that is printed at the end, run as a person would run it.
+
+Trials are forks of one warm process. A command that is typed later starts cold: what was compiled, tuned or captured
+in a trial may fail there, or take another way. So the kept mods and the unmodified script run in turn, each in a fresh
+process, and only their speeds are quoted. A mod that does not deliver there is dropped, and the next set is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from paceline.trials.core.result import Measured, Status
+from paceline.trials.tune.candidates import name_of
+from paceline.trials.tune.noise import LEAST, Mods, mean
+from paceline.trials.tune.trials import AS_IT_IS, DECISIVE, NoTime, Trials
+from paceline.trials.tune.verdict import Final
+
+HELD_UP = 0.75  # the check is disturbed if the baseline slows down to this fraction, relative to the tuned script
+MOST_PAIRS = 4
+# Mods that depend on what the process did before: the first to doubt if a set is slower in a fresh one.
+IN_DOUBT = ("cuda_graphs", "compile")
+
+
+@dataclass(slots=True)
+class Checked:
+    """The result: the mods that deliver, why others were dropped, and what to note. `final` is None if no set that was
+    checked delivers."""
+
+    mods: Mods
+    final: Final | None = None
+    dropped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class LastCheck:
+    """Checks the best set of a search, and the next best until one delivers. `gains`: the gain of each kept mod;
+    `distance`: the loss difference of a trial."""
+
+    def __init__(
+        self, trials: Trials, gains: Mapping[str, float], distance: Callable[[Mods, Measured], float | None]
+    ) -> None:
+        self._trials, self._speeds, self._gains, self._distance = trials, trials.speeds, gains, distance
+
+    def carry_out(self, best: Mods) -> Checked:
+        checked = Checked(best)
+        while checked.mods:
+            out = self._check(checked)
+            if not out:
+                return checked
+            checked.dropped |= out
+            checked.mods = tuple(mod for mod in checked.mods if mod not in out)
+        return checked
+
+    def _check(self, checked: Checked) -> dict[str, str]:
+        """Sets the final figures; or returns the mods to drop, each with the reason."""
+        mods = checked.mods
+        promised = self._promised(mods)
+        try:
+            ratios, last = self._pairs(mods, promised)
+        except NoTime:
+            return dict.fromkeys(mods, "not confirmed by the last check (no time)")
+        if not last.ok:
+            doubted = self._doubted(mods)
+            return {doubted: f"does not deliver in a fresh process: {last.status}: {last.message}"}
+        if idle := {mod: f"does not deliver in a fresh process: {last.idle[mod]}" for mod in mods if mod in last.idle}:
+            return idle
+        gain = mean(ratios)
+        short = gain < promised * (1 - self._speeds.margin(len(ratios), last=True))
+        if short and len(mods) > 1:
+            doubted = self._doubted(mods)
+            rest = self._promised(tuple(mod for mod in mods if mod != doubted), without=doubted)
+            if rest > gain * (1 + LEAST):
+                return {doubted: f"does not deliver in a fresh process: {gain:.2f}× in place of {promised:.2f}×"}
+        if gain <= 1 + self._speeds.margin(len(ratios), last=True):
+            return dict.fromkeys(mods, f"not confirmed by the last check ({gain:.2f}×)")
+        if short:
+            checked.notes.append(f"the trials had promised {promised:.2f}×; in a fresh process it is {gain:.2f}×")
+        if promised / gain < HELD_UP:
+            checked.notes.append(
+                f"the unmodified script was slower in the last check than before ({gain:.2f}× in place of "
+                f"{promised:.2f}×): the gain is computed with the earlier speed"
+            )
+            ratios = [ratio * promised / gain for ratio in ratios]
+        checked.final = Final(
+            mods=list(mods),
+            samples_per_s=self._trials.alone.speed(mods),
+            gain=mean(ratios),
+            gain_low=min(ratios),
+            gain_high=max(ratios),
+            pairs=len(ratios),
+            memory=last.memory,
+            loss_difference=self._distance(mods, last),
+        )
+        return {}
+
+    def _pairs(self, mods: Mods, promised: float) -> tuple[list[float], Measured]:
+        """The speed ratios of the set to the unmodified script, pair by pair, until they are clear; and the last trial
+        of the set."""
+        ratios: list[float] = []
+        while True:
+            try:
+                # The tuned script first: if it fails, nothing else need be measured.
+                after = self._trials.run_alone(mods)
+                if not after.ok or after.idle:
+                    return ratios, after
+                before = self._trials.run_alone(AS_IT_IS)
+            except NoTime:
+                if ratios and mean(ratios) > 1 + DECISIVE * self._speeds.margin(1, last=True):
+                    return ratios, after
+                raise
+            if before.ok:
+                ratios.append(after.samples_per_s / before.samples_per_s)
+            elif before.status is not Status.OK and not ratios:
+                return ratios, before
+            pairs, gain = len(ratios), mean(ratios)
+            margin = self._speeds.margin(pairs, last=True)
+            as_promised = abs(gain / promised - 1) < margin
+            if gain > 1 + (2 * DECISIVE if pairs == 1 else 1) * margin and (as_promised or pairs > 1):
+                return ratios, after
+            if pairs == MOST_PAIRS or (pairs > 1 and gain + self._speeds.error(pairs) < 1 + LEAST):
+                return ratios, after
+
+    def _promised(self, mods: Mods, *, without: str = "") -> float:
+        """The gain of a set, by its trials; of one that was not tried, by the gain of the mod that it is without."""
+        if self._speeds.of(mods):
+            return self._speeds.speed(mods) / self._speeds.speed(AS_IT_IS)
+        return self._promised((*mods, without)) / self._gains.get(without, 1.0) if without else 1.0
+
+    def _doubted(self, mods: Mods) -> str:
+        """The mod to drop where no cause is known."""
+        return next((mod for name in IN_DOUBT for mod in mods if name_of(mod) == name), mods[-1])
