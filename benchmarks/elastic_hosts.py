@@ -24,8 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
 from side_by_side import PACELINE, ROOT
 
@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "tests" / "launch"))
 import namespaces
 from namespaces import Hosts
 
-AT, MORE = 70, 40  # steps before the fault, and lines read after it
+AT = 70  # steps before the fault
 PATIENCE = 120.0  # seconds for one run as a whole
 WAYS = {
     "from inside": ("--elastic", "2"),
@@ -76,37 +76,50 @@ def break_host(hosts: Hosts, folder: Path, fault: str) -> None:
 
 
 def to_next_step(hosts: Hosts, options: tuple[str, ...], fault: str) -> tuple[float, int]:
-    """Seconds from the fault to the next step, and the number of steps that are made again."""
+    """Seconds from the fault to the next step, and the number of steps that are made again.
+
+    The next step is the first that is printed after Paceline has said that it goes on: without the lost worker no step
+    could be made before.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
         command = [*PACELINE, "run", "--hosts", hosts.spec(1), "--ssh", hosts.ssh, *options, "--quiet", "train.py"]
-        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        run = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert run.stdout is not None
+        assert run.stderr is not None
+        goes_on = threading.Event()
+        listener = threading.Thread(target=listen, args=(run.stderr, goes_on))
+        listener.start()
         guard = threading.Timer(PATIENCE, run.kill)
         guard.start()
+        last = AT
         try:
             for line in run.stdout:
                 if line.startswith(b"%d " % AT):
                     break
             begun = time.monotonic()
             break_host(hosts, folder, fault)
-            came = [(begun, AT)]
             for line in run.stdout:
-                came.append((time.monotonic(), int(line.split()[0])))
-                # Lines that were under way come after the fault, too: the pause is behind them.
-                if len(came) >= MORE and max(b[0] - a[0] for a, b in pairwise(came[:-5])) > 0.02:
-                    break
+                at, step = time.monotonic(), int(line.split()[0])
+                if goes_on.is_set():
+                    return at - begun, last + 1 - step
+                last = step
+            return PATIENCE, AT
         finally:
             guard.cancel()
             run.terminate()
             run.stdout.close()
             run.wait()
+            listener.join()
             subprocess.run(["ip", "-n", hosts.spaces[-1], "link", "set", "eth0", "up"], check=True)
-    pairs = list(pairwise(came))
-    again = [pair for pair in pairs if pair[1][1] <= pair[0][1]]
-    (_, before), (at, step) = again[0] if again else max(pairs, key=lambda pair: pair[1][0] - pair[0][0])
-    return at - begun, before + 1 - step
+
+
+def listen(said: IO[bytes], goes_on: threading.Event) -> None:
+    """Wait for the word that the run goes on, and read all the rest."""
+    for line in said:
+        if b"goes on with" in line or b"goes on from commit" in line:
+            goes_on.set()
 
 
 def main() -> None:
