@@ -123,3 +123,31 @@ def test_a_profile_that_cannot_be_kept_is_no_error_of_the_script(typist: Typist,
     assert typed.stderr.count("No space left") == 1
     assert "Traceback" not in typed.stderr
     assert typed.returncode == 3
+
+
+SAVES = """
+import subprocess
+import torch, paceline
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+state = paceline.Elastic(model, optimizer)
+for step in range(12):
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == 5:
+        {fault}
+    state.commit()
+print("trained", step)
+"""
+
+
+def test_a_state_that_cannot_be_saved_does_not_end_the_training(typist: Typist, tmp_path: Path, small: Path) -> None:
+    (tmp_path / "train.py").write_text(SAVES.format(fault=FILL))
+    typed = typist.type(tmp_path, "run", "-n", "2", "--save-every", "2", "--save-to", "small/state", "train.py")
+    assert typed.returncode == 0, typed.stderr
+    assert "trained 11" in typed.stdout
+    assert typed.stderr.count("The state was not saved") == 1
+    assert (small / "state" / "checkpoint.json").exists(), "the state before is kept"

@@ -25,13 +25,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from paceline.checkpoint import background
 from paceline.checkpoint.crew import this_crew
 from paceline.checkpoint.load import load
 from paceline.checkpoint.parts import named_parts
 from paceline.checkpoint.save import save
 from paceline.comm.link.client import link_of_this_process
 from paceline.comm.link.members import has_room
-from paceline.errors import UsageError
+from paceline.errors import CheckpointError, UsageError
 from paceline.script.seams.api import current, in_own_process
 from paceline.script.seams.stage import Stage
 from paceline.settings import JOINED, PREEMPTED, SaveSettings
@@ -69,7 +70,7 @@ class Elastic:
             if hasattr(type(self), name):
                 raise UsageError(f"{name!r} cannot be part of a state.", advice="Choose another name.")
         self.__dict__.update(given)
-        self._commits = self._saved = 0
+        self._commits = self._saved = self._tried = 0
         self._at, self._told = time.monotonic(), False  # _told: the run is to end
         self._stage: Stage | None = current() if in_own_process() else None
         self._saving: SaveSettings | None = None if self._stage is None else self._stage.run.saving
@@ -97,7 +98,7 @@ class Elastic:
         wishes = this_crew().gather(int(self._wish(self._stage, self._saving)), "a commit")
         wish = Wish(max(wishes))
         if wish is Wish.SAVE:
-            self._save(asynchronous=True)
+            self._save_or_tell(self._stage, asynchronous=True)
         elif wish is not Wish.NOTHING:
             self._save()
             raise SystemExit(PREEMPTED if wish is Wish.LEAVE else JOINED)
@@ -107,8 +108,14 @@ class Elastic:
         have left its state half changed: then the last save stays."""
         error = sys.exception()
         gives_up = isinstance(error, SystemExit) and error.code not in (None, 0)
+        if self._stage is None or self._saving is None or not self._commits:
+            return
+        try:
+            background.finish(this_crew())
+        except CheckpointError:
+            self._saved = -1  # what was in flight is not there: it is tried once more
         if self._commits > self._saved and not gives_up:
-            self._save()
+            self._save_or_tell(self._stage)
 
     def _wish(self, stage: Stage, saving: SaveSettings) -> Wish:
         if self._told:
@@ -117,9 +124,19 @@ class Elastic:
             return Wish.NOTHING
         if stage.run.most is not None and (link := link_of_this_process()) is not None and has_room(link):
             return Wish.JOIN
-        by_number = saving.commits and self._commits - self._saved >= saving.commits
+        by_number = saving.commits and self._commits - max(self._saved, self._tried) >= saving.commits
         by_time = saving.seconds and time.monotonic() - self._at >= saving.seconds
         return Wish.SAVE if by_number or by_time else Wish.NOTHING
+
+    def _save_or_tell(self, stage: Stage, *, asynchronous: bool = False) -> None:
+        """A save that fails, such as on a full disk, must not end the training: the state before it is kept, and the
+        next save is tried at its time. The error comes on every worker."""
+        try:
+            self._save(asynchronous=asynchronous)
+        except CheckpointError as error:
+            if not self._tried:
+                stage.pulse.notice(f"The state was not saved: {error.message} The run goes on, and tries again.")
+            self._tried, self._at = self._commits, time.monotonic()
 
     def _save(self, *, asynchronous: bool = False) -> None:
         assert self._saving is not None
