@@ -95,7 +95,7 @@ def test_paths_are_relative_to_the_file_also_from_a_folder_below(project, launch
     paceline_("run", "train.py")
     assert len(list((folder / "all-runs").iterdir())) == 1
     assert json.loads(paceline_("runs", "--json")[1])["total"] == 1
-    assert json.loads(paceline_("runs", "show", "last", "--json")[1])["status"] == "succeeded"
+    assert json.loads(paceline_("runs", "show", "last", "--json")[1])["run"]["status"] == "succeeded"
 
 
 def test_the_record_knows_the_command_and_the_defaults(project, launched, paceline_, tmp_path):

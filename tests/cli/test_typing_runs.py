@@ -121,7 +121,8 @@ def test_labels_are_changed_afterwards(three, paceline_, document):
     assert read_labels(three[0]) == Labels(name="first", tags=("base",), note="the one to beat")
     assert names(document("runs", "--tag", "base")) == ["1"]
     shown = document("runs", "show", "first")
-    assert (shown["note"], shown["origin"]["command"][-1]) == ("the one to beat", "0")
+    assert (shown["verb"], shown["run"]["verb"]) == ("runs show", "run")
+    assert (shown["run"]["note"], shown["origin"]["command"][-1]) == ("the one to beat", "0")
     _, out, _ = paceline_("runs", "show", "first")
     assert "paceline run -n 2 train.py --lr 0" in out
 
@@ -129,8 +130,8 @@ def test_labels_are_changed_afterwards(three, paceline_, document):
 def test_the_folder_may_be_named_before_or_after_the_subcommand(three, document, tmp_path):
     os.rename(tmp_path / "paceline-runs", tmp_path / "elsewhere")
     assert document("runs", "--record", "elsewhere")["total"] == 3
-    before = document("runs", "--record", "elsewhere", "show", "last")
-    assert document("runs", "show", "last", "--record", "elsewhere") == before | {"command": before["command"]}
+    before = document("runs", "--record", "elsewhere", "show", "last")["run"]
+    assert document("runs", "show", "last", "--record", "elsewhere")["run"] == before
 
 
 def test_several_records_or_none_are_refused(three, paceline_):

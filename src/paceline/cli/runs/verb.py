@@ -152,7 +152,7 @@ def show(context: typer.Context, which: Which, record: Where = None, json: optio
     session.record = folder
     if json:
         told = _document(library, entry, size_on_disk(folder))
-        session.print_document(told | {"origin": msgspec.to_builtins(read_origin(folder))})
+        session.print_document({"run": told, "origin": msgspec.to_builtins(read_origin(folder))})
         return
     from paceline.cli.runs.table import show_record
 
