@@ -21,7 +21,7 @@ SHOTS = {
     "view-dashboard": (f"/run/{TRAIN}", 1280, 1500, "light"),
     "view-compare": (f"/compare?run={TRAIN}&run={OTHER}", 1280, 1100, "light"),
     "view-ranks": (f"/ranks/{TRAIN}", 1280, 900, "light"),
-    "view-timeline": (f"/timeline/{TRAIN}", 1280, 900, "dark"),
+    "view-timeline": (f"/timeline/{TRAIN}?step=2&until=3", 1280, 900, "dark"),
     "view-ops": (f"/ops/{TRAIN}", 1280, 1000, "light"),
     "view-scale": (f"/run/{SCALE}", 1280, 800, "light"),
     "view-tune": (f"/run/{TUNE}", 1280, 800, "dark"),
