@@ -257,7 +257,8 @@ def run(
             if noise_scale and summary.steps:
                 show_noise(console, noise, summary.samples / summary.steps)
             if advice is not None:
-                console.print(f"{advice.found} {advice.purpose}, type: {typed}", style="bold yellow", soft_wrap=True)
+                said = f"{advice.found} {advice.purpose}, type:\n  {typed}"
+                console.print(said, style="bold yellow", soft_wrap=True)
         if json:
             told = document(summary, outcome, clock) | {"hosts": hosts, "as": settings.launch_as}
             told["advice"] = {"found": advice.found, "purpose": advice.purpose, "command": typed} if advice else None

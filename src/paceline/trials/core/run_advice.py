@@ -61,10 +61,10 @@ def _on_input(share: float, workers: int, mods: set[str], *, own: bool) -> RunAd
 def _on_communication(share: float, workers: int, *, hosts: int, compression: str) -> RunAdvice:
     found = f"{percent(share, digits=0)} of a step is communication."
     if hosts > 1 and compression == "none":
-        purpose = "To halve the bytes between hosts (results change slightly)"
+        purpose = "To send bf16 (results change slightly)"
         return RunAdvice(found=found, purpose=purpose, verb="run", options=("--compression", "bf16"))
     numbers = ",".join(map(str, _up_to(workers)))
-    purpose = "To see whether fewer workers are as fast"
+    purpose = "To see if fewer workers are as fast"
     return RunAdvice(found=found, purpose=purpose, verb="scale", options=("-n", numbers))
 
 
