@@ -18,6 +18,7 @@ trap 'again=1; kill -TERM "$run" 2>/dev/null' TERM
 cd {folder} || exit
 {command} &
 run=$!
+[ -z "$told" ] || kill -USR1 "$run" 2>/dev/null  # the signal came before the run had a number
 while :; do
     again=
     wait "$run"
