@@ -11,6 +11,7 @@ from paceline.errors import RecordError
 from paceline.record import StepWriter, stopping
 from paceline.record.logged import Logged
 from paceline.record.logs import LogFile
+from paceline.record.sharpness import RunSharpness, write_sharpness
 from paceline.record.timeline import TimelineWriter
 
 LINE = Logged(step=1, at=0.0, numbers={})
@@ -70,4 +71,12 @@ def test_a_print_does_not_raise_because_its_log_is_on_a_full_disk(tmp_path: Path
             os.write(descriptor, b"what a child process prints\n")
     finally:
         os.close(descriptor)
+    assert len(told) == 1
+
+
+def test_a_sharpness_that_cannot_be_kept_is_told_too(tmp_path: Path) -> None:
+    told: list[RecordError] = []
+    full_file(tmp_path, "sharpness.json")
+    with stopping.listening(told.append):
+        write_sharpness(tmp_path, RunSharpness())
     assert len(told) == 1

@@ -8,6 +8,7 @@ import msgspec
 
 from paceline.record.inside import Folder
 from paceline.record.private import write_file
+from paceline.record.stopping import stop
 
 
 class RunSharpness(msgspec.Struct, kw_only=True):
@@ -32,7 +33,11 @@ def solution_path(folder: Path) -> Path:
 
 
 def write_sharpness(folder: Path, found: RunSharpness) -> None:
-    write_file(folder / "sharpness.json", msgspec.json.format(msgspec.json.encode(found)))
+    path = folder / "sharpness.json"
+    try:
+        write_file(path, msgspec.json.format(msgspec.json.encode(found)))
+    except OSError as error:
+        stop(path, error)
 
 
 def read_sharpness(folder: Path | Folder) -> RunSharpness | None:

@@ -16,6 +16,7 @@ import msgspec
 from paceline.comm.measuring.plan import OPS, MeasuringPlan, Report, expected
 from paceline.errors import UsageError
 from paceline.launch import Event, Zygote, launch
+from paceline.record.folder import unwritable
 from paceline.record.private import create, make_folder, write_file
 from paceline.settings import RunSettings
 from paceline.topology import Host
@@ -102,10 +103,13 @@ def carry_out(
     results = []
     for trial in trials:
         folder = record / "trials" / trial.name
-        make_folder(folder)
         asked = folder / "plan.json"
-        write_file(asked, msgspec.json.format(msgspec.json.encode(trial.plan)))
-        os.close(create(trial.plan.report, append=True))  # the workers only append to an existing file
+        try:
+            make_folder(folder)
+            write_file(asked, msgspec.json.format(msgspec.json.encode(trial.plan)))
+            os.close(create(trial.plan.report, append=True))  # the workers only append to an existing file
+        except OSError as error:
+            raise unwritable(folder, error) from error
         outcome = launch(
             RunSettings(
                 script=PROGRAM,

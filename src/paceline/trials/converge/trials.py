@@ -17,6 +17,7 @@ from paceline.record.folder import last_lines, log_path
 from paceline.record.logged import read_logged
 from paceline.record.private import write_file
 from paceline.record.sharpness import RunSharpness, read_sharpness
+from paceline.record.stopping import stop
 from paceline.settings import SharpnessSettings
 from paceline.tables.figures import read_figures
 from paceline.trials.converge.accuracy import Reading, find, find_logged
@@ -53,7 +54,10 @@ class OnBench:
             trial = msgspec.json.decode(path.read_bytes(), type=Trial)
         else:
             trial = self._read(measured)
-            write_file(path, msgspec.json.encode(trial))
+            try:
+                write_file(path, msgspec.json.encode(trial))
+            except OSError as error:
+                stop(path, error)
         self.found = self.found or bool(trial.curve)
         if not self.found and not trial.trouble and trial.diverged is None:
             raise self._nothing_found(measured)
