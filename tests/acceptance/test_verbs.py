@@ -115,7 +115,8 @@ def test_a_script_that_raises_is_shown_once_without_our_own_lines(folder, paceli
     (folder / "bad.py").write_text("def load():\n    raise ValueError('no such data')\n\nload()\n")
     done = paceline_("run", "-n", "2", "bad.py")
     assert done.returncode == 1
-    assert done.stderr.count("ValueError: no such data\n") == 1
+    assert done.stderr.count("\nValueError: no such data\n") == 1
+    assert done.stderr.count("\nfailed: worker ") == 1
     assert "in load" in done.stderr
     assert "site-packages" not in done.stderr
     assert "/paceline/" not in done.stderr.replace(str(folder), "")
