@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -25,23 +24,13 @@ import torch
 from torch import nn
 
 from paceline.errors import ScriptError
-from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, GraphLayout, kind_of, reason_against, warming_up
+from paceline.mods.support.cuda_graph import WITHOUT, GraphedCall, ModelCalls, kind_of, reason_against, warming_up
 from paceline.mods.support.graphed_step import GraphedStep
 from paceline.script.seams.stage import Stage
 
 WARM_UP = 3  # calls of a kind before the capture, in which libraries choose kernels and compilers compile
 COMMON = 0.25  # share of all calls from which on a kind of call gets a graph
 AT_ONCE = 4  # most calls of a kind that may be between forward and backward
-
-
-class ModelCalls:
-    """The state of one model's calls."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.layout = GraphLayout(module)
-        self.seen: Counter[Any] = Counter()
-        self.graphs: dict[Any, list[GraphedCall]] = {}
-        self.refused = False
 
 
 class Mod:
@@ -115,7 +104,7 @@ class Mod:
                 why = str(error).strip().partition("\n")[0]
         known.refused = True
         self._why = f"{type(module).__name__} runs without CUDA graphs: {why}"
-        if self._captured():
+        if any(known.captured for known in self._models.values()):
             self.stage.pulse.notice(self._why)
         else:
             self.stage.pulse.not_in_force("cuda_graphs", self._why)
@@ -124,8 +113,5 @@ class Mod:
     def idle(self) -> str:
         """Once the first calls are made, `_graph` has captured them or has reported why not."""
         calls = sum(known.seen.total() for known in self._models.values())
-        undecided = self._why or calls <= 2 * WARM_UP or self._captured()
+        undecided = self._why or calls <= 2 * WARM_UP or any(known.captured for known in self._models.values())
         return "" if undecided else "no training call has the same shapes often enough."
-
-    def _captured(self) -> bool:
-        return any(graphs for known in self._models.values() for graphs in known.graphs.values())

@@ -27,6 +27,7 @@ def offered(words: str) -> list[str]:
         timeout=200,
         check=False,
     )
+    assert done.stdout, done.stderr
     return done.stdout.split()
 
 

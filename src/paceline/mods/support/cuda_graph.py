@@ -11,6 +11,7 @@ training calls of a model that may be captured run on that stream (`aside`).
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -176,6 +177,20 @@ class GraphedCall:
         for parameter, grad in self._kept:
             if parameter.grad is grad:
                 parameter.grad = grad.clone()
+
+
+class ModelCalls:
+    """The calls of one model, by kind: how many were seen, and their graphs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.layout = GraphLayout(module)
+        self.seen: Counter[Any] = Counter()
+        self.graphs: dict[Any, list[GraphedCall]] = {}
+        self.refused = False
+
+    @property
+    def captured(self) -> bool:
+        return any(self.graphs.values())
 
 
 class _Call:
