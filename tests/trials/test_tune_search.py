@@ -478,6 +478,22 @@ def test_a_set_that_fails_in_a_fresh_process_is_not_printed():
     assert row(verdict, "compile=default").reason.endswith("failed: RuntimeError: no compiler")
 
 
+def test_where_the_unmodified_script_fails_in_a_fresh_process_no_mod_is_blamed():
+    class Failing(Machine):
+        def measure(self, name, *, alone=False, **rest):
+            measured = super().measure(name, alone=alone, **rest)
+            if name.startswith("baseline.alone"):
+                measured.status, measured.message = Status.FAILED, "OSError: no such file"
+            return measured
+
+    machine = Failing(compute_bound, noise=0.01, budget=3000)
+    verdict = tune(machine)
+    assert verdict.final.mods == []
+    assert row(verdict, "precision=bf16").code is Reason.NOT_CONFIRMED
+    assert "OSError" in row(verdict, "precision=bf16").reason
+    assert sum(".alone" in name for name in machine.asked) == 2
+
+
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.04), loss=st.floats(0.3, 1.0), culprit=st.integers(0, 9))
 def test_what_is_claimed_is_what_a_fresh_process_delivers(seed, noise, loss, culprit):
     slow = ON_GPU[culprit].mod

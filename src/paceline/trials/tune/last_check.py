@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from paceline.trials.core.result import Measured, Status
+from paceline.trials.core.result import Measured
 from paceline.trials.tune.candidates import name_of
 from paceline.trials.tune.noise import LEAST, Mods, mean
 from paceline.trials.tune.trials import AS_IT_IS, DECISIVE, NoTime, Trials
@@ -20,6 +20,10 @@ HELD_UP = 0.75  # the check is disturbed if the baseline slows down to this frac
 MOST_PAIRS = 4
 # Mods that depend on what the process did before: the first to doubt if a set is slower in a fresh one.
 IN_DOUBT = ("cuda_graphs", "compile")
+
+
+class NoBaseline(Exception):
+    """The unmodified script could not be measured in a fresh process."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class LastCheck:
             ratios, last = self._pairs(mods, promised)
         except NoTime:
             return dict.fromkeys(mods, "not confirmed by the last check (no time)")
+        except NoBaseline as error:
+            return dict.fromkeys(mods, f"not confirmed by the last check (the unmodified script failed: {error})")
         if not last.ok:
             doubted = self._doubted(mods)
             return {doubted: f"does not deliver in a fresh process: {last.status}: {last.message}"}
@@ -109,10 +115,11 @@ class LastCheck:
                 if ratios and mean(ratios) > 1 + DECISIVE * self._speeds.margin(1, last=True):
                     return ratios, after
                 raise
-            if before.ok:
-                ratios.append(after.samples_per_s / before.samples_per_s)
-            elif before.status is not Status.OK and not ratios:
-                return ratios, before
+            if not before.ok:
+                if ratios:
+                    return ratios, after
+                raise NoBaseline(before.message)
+            ratios.append(after.samples_per_s / before.samples_per_s)
             pairs, gain = len(ratios), mean(ratios)
             margin = self._speeds.margin(pairs, last=True)
             as_promised = abs(gain / promised - 1) < margin
