@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from verb_records import make_each_verb
-from view_browser import Visit
+from view_browser import Visit, visiting
 from view_records import make_run, make_sweep
-from view_server import Served
 
 from paceline.record import read_run, write_run
 from paceline.record.inside import Folder
@@ -34,13 +33,8 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def visit(browser, root) -> Iterator[Visit]:
-    served = Served(root)
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    page = context.new_page()
-    page.goto(served.first)
-    yield Visit(page, served.base)
-    context.close()
-    served.close()
+    with visiting(browser, root) as it:
+        yield it
 
 
 FITS = "() => { const box = document.querySelector('#grid-runs .scroll'); return box.scrollWidth <= box.clientWidth; }"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from verb_records import TRACEBACK, make_each_verb
-from view_browser import Visit
-from view_server import Served
+from view_browser import Visit, visiting
 
 from paceline.view.records.contents import SERIES
 from paceline.view.records.library import Library
@@ -35,13 +34,8 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def visit(browser, root) -> Iterator[Visit]:
-    served = Served(root)
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    page = context.new_page()
-    page.goto(served.first)
-    yield Visit(page, served.base)
-    context.close()
-    served.close()
+    with visiting(browser, root) as it:
+        yield it
 
 
 @pytest.mark.parametrize("name", [*VERBS, *SPECIAL])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +67,18 @@ class Visit:
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate(fits), "too wide for a phone"
         page.set_viewport_size({"width": 1280, "height": 800})
+
+
+@contextmanager
+def visiting(browser: Any, root: Path) -> Iterator[Visit]:
+    """A wide page on a server of its own over this folder."""
+    served = Served(root)
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.goto(served.first)
+    yield Visit(page, served.base)
+    context.close()
+    served.close()
 
 
 @pytest.fixture(scope="module")
