@@ -159,7 +159,7 @@ class Search:
         for one in likely:
             if one.candidate.mod in measured.idle:
                 self._settle_idle(one, measured)
-        if not measured.ok or not self._compared(kept, measured).held:
+        if not measured.ok or not (compared := self._compared(kept, measured)).held:
             return
         if kept != whole:
             self.speeds.add_again(kept, measured)
@@ -171,7 +171,7 @@ class Search:
             if not row.kept:
                 row.settle(Reason.GAINS, "")
                 row.before, row.after, row.on = self.speeds.speed(old), self.speeds.speed(kept), list(old)
-                row.loss_difference = self._compared(kept, measured).distance
+                row.loss_difference = compared.distance
         self.on_kept(f"{' '.join(kept)}: {self.speeds.speed(kept) / self.speeds.speed(old):.2f}×")
         for mod in kept:
             if mod not in self.start:
