@@ -116,13 +116,64 @@ def test_a_series_of_trials_goes_on_elsewhere(typist: Typist, tmp_path: Path, sm
     subprocess.run(["rm", "-r", kept], check=True)
 
 
-def test_a_profile_that_cannot_be_kept_is_no_error_of_the_script(typist: Typist, tmp_path: Path, small: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN.format(fault=FILL).replace("step == 20", "step == 2"))
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_profile_that_loses_its_trace_says_so(typist: Typist, tmp_path: Path, small: Path, code: int) -> None:
+    text = TRAIN.format(fault=FILL).replace("step == 20", "step == 2").replace("sys.exit(3)", f"sys.exit({code})")
+    (tmp_path / "train.py").write_text(text)
     typed = typist.type(tmp_path, "profile", "-n", "1", "--record", "small", "--to-the-end", "train.py")
-    assert "lines: 3" in typed.stderr
+    assert "lines: 3" in typed.stderr, "the script ran to its end"
+    assert typed.stderr.count("No space left") == 1
+    assert typed.stderr.count("There is no profile: the trace could not be written.") == 1
+    assert "warm-up" not in typed.stderr, "the script was not too short"
+    assert "Traceback" not in typed.stderr
+    assert typed.returncode == (code or 1), "what was asked for was not done"
+
+
+def test_a_tune_goes_on_elsewhere(typist: Typist, tmp_path: Path, small: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(fault=FILL).replace("sys.exit(3)", ""))
+    options = ("--budget", "60s", "--only", "threads=1", "--json", "--record", "small")
+    typed = typist.type(tmp_path, "tune", *options, "train.py")
+    assert typed.returncode == 0, typed.stderr
+    assert json.loads(typed.stdout)["baseline"]["samples_per_s"] > 0
     assert typed.stderr.count("No space left") == 1
     assert "Traceback" not in typed.stderr
-    assert typed.returncode == 3
+    (kept,) = {line.split()[-2] for line in typed.stderr.splitlines() if line.endswith("instead.")}
+    subprocess.run(["rm", "-r", kept], check=True)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A file system that may not be written, in the folder `fixed`."""
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "says"),
+    [
+        ("run", ("-n", "2"), "lines: 3"),
+        ("profile", ("-n", "1"), "where the time goes"),
+        ("scale", ("-n", "1", "--repeat", "1", "--steps", "20"), "samples/s"),
+        ("tune", ("--budget", "60s", "--only", "threads=1"), "samples/s"),
+    ],
+)
+def test_a_folder_that_may_not_be_written_is_no_obstacle(
+    typist: Typist, tmp_path: Path, read_only: Path, verb: str, options: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(fault="pass").replace("sys.exit(3)", ""))
+    typed = typist.type(tmp_path, verb, *options, "--record", "fixed", "train.py")
+    assert typed.returncode == 0, typed.stderr
+    assert typed.stderr.count("Read-only file system") == 1
+    assert "Traceback" not in typed.stderr
+    assert says in typed.stdout
+    (kept,) = {word for word in typed.stderr.split() if "/paceline-runs-" in word and word.count("/") > 2}
+    assert (Path(kept) / "run.json").exists()
+    subprocess.run(["rm", "-r", Path(kept).parent], check=True)
 
 
 SAVES = """

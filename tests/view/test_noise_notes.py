@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+from verb_records import make_converge
+
 from paceline.trials.bandwidth.verdict import CollectiveRate
 from paceline.trials.bandwidth.verdict import Verdict as Bandwidth
 from paceline.trials.core.same_numbers import SameNumbers
@@ -57,3 +62,18 @@ def test_a_bandwidth_in_noise_repeats_the_warning():
     empty: dict = {name: [] for name in ("copies", "copy_limits", "flags", "notes", "failures")}
     verdict = Bandwidth(workers=2, pairs=[], collectives=[rate], interrupted=False, **empty)
     assert "The slowest round took 300 % longer" in notes(measuring(verdict))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_converge_whose_seeds_overlap_names_no_best(tmp_path, client_of, tied):
+    folder = make_converge(tmp_path / "converge")
+    if tied:
+        verdict = json.loads((folder / "verdict.json").read_text())
+        verdict |= {"chosen": None, "tied": ["lamb", "naive"]}
+        (folder / "verdict.json").write_text(json.dumps(verdict))
+    page, runs = (client_of(tmp_path).get(path).text for path in ("/run/converge", "/"))
+    assert ("lamb, naive overlap over 2 seeds: a tie." in page) is tied
+    assert ("--seeds 4" in page) is tied
+    assert (">highest mean<" in page) is tied
+    assert (">best technique<" in page) is not tied
+    assert ("lamb, naive: a tie, accuracy 73.5 %" in runs) is tied, "the list names them all"

@@ -32,9 +32,10 @@ restarts after a wait for the device, nothing else happens. In the rest of a ste
 device computes, and the slower of the two sets the time. So a faster kernel gains nothing if the host is the slower
 one, and the finding says so. The profiler slows down the host; host times are scaled to fit the untraced steps.
 
-A prediction is no promise. `--prove` runs each finding's mod alone, in short trials that alternate with trials of the
-unchanged script, and adds the measured gain (`measured_gain`; `proof` says what happened). The accuracy of the
-predictions over the examples is in `benchmarks/advice.md`.
+A prediction is no promise. `--prove` runs each finding's mod alone, in three rounds of short trials that alternate with
+trials of the unchanged script, and adds the measured gain (`measured_gain`; `proof` says what happened). If the rounds
+of both overlap, no gain was measured (`tied`). The accuracy of the predictions over the
+examples is in `benchmarks/advice.md`.
 """
 
 

@@ -24,7 +24,9 @@ class Finding(msgspec.Struct, kw_only=True):
     """What is wrong, the numbers that show it, and how to fix it.
 
     `predicted_gain` is a factor of throughput: 1.5 is half as fast again. It is None if the rule cannot predict one.
-    `measured_gain` is the result of a trial, None without one; `proof` then says why, or what the trial found.
+    `measured_gain` is the median of its trials, `measured_low` and `measured_high` are their extremes; None without a
+    trial. `tied`: the trials overlap with those of the unmodified script, so that no gain was measured. `proof` says
+    what the trials found, or why there are none.
     """
 
     rule: str
@@ -37,6 +39,9 @@ class Finding(msgspec.Struct, kw_only=True):
     how: str = ""  # how the prediction was computed
     where: str = ""  # the script's line, file:line
     measured_gain: float | None = None
+    measured_low: float | None = None
+    measured_high: float | None = None
+    tied: bool = False
     proof: str = ""
 
 

@@ -20,7 +20,7 @@ from paceline.cli.shared.terminal import results, stderr
 from paceline.cli.shared.told_figures import figures_document
 from paceline.cli.tables.findings import show_findings
 from paceline.cli.tables.profile import show
-from paceline.errors import PacelineError, UsageError
+from paceline.errors import PacelineError, RecordError, UsageError
 from paceline.launch import check, launch
 from paceline.launch.tensorboard import prove_board, showing
 from paceline.mods import catalog
@@ -160,13 +160,21 @@ def profile(
     try:
         assert session.record is not None
         told = _read(session.record)
-    except PacelineError:
+    except PacelineError as error:
+        lost = _lost(outcome, record)
         if outcome.exit_code == 0:
+            if lost is not None:
+                raise lost from error
             raise
-        # The script failed before any step was traced; the launcher has printed the error.
+        # The script failed before any step was traced, or the disk is full; the launcher has printed the error.
+        if lost is not None:
+            console.print(lost.message, style="yellow", soft_wrap=True)
         if json:
             session.print_document(failure(outcome) | {"as": settings.launch_as})
     else:
+        if outcome.unrecorded and told.ranks < settings.workers:
+            missing = settings.workers - told.ranks
+            console.print(f"The traces of {missing} of {settings.workers} workers are lost.", style="yellow")
         code = 0
         if prove_it and outcome.exit_code == 0:
             code = prove.carry_out(session, settings, told.findings, budget=seconds, console=console, quiet=quiet)
@@ -211,16 +219,32 @@ def _run(
     return outcome
 
 
+def _lost(outcome: Outcome, parent: Path) -> RecordError | None:
+    """The error if the record could not be written, so that there is no trace. The launcher has printed the cause."""
+    if not outcome.unrecorded:
+        return None
+    return RecordError(
+        "There is no profile: the trace could not be written. The script itself was not disturbed.",
+        advice=f"Free some space in {parent}, or name another folder: paceline profile --record DIR …",
+    )
+
+
 def _read(what: Path | list[Path]) -> Profile:
     """Reads a record or traces. Imports polars here, because that import takes longer than most verbs."""
     from paceline.advise import write_findings
     from paceline.advise.profile import summarize
     from paceline.tables.figures import keep_figures
     from paceline.tables.records import read_files, read_record
+    from paceline.tables.trace.kept import keep
+    from paceline.view.records.spans import keep_time_line
 
     if not isinstance(what, Path):
         return summarize(read_files(what))
-    told = summarize(read_record(what))
+    tables = read_record(what)
+    told = summarize(tables)
+    # `view` need not parse large traces again, nor lay out their time line.
+    if sum([keep(trace) for trace in tables.traces]):
+        keep_time_line(what)
     keep_figures(what)
     write_findings(what, told.findings)
     return told

@@ -59,6 +59,7 @@ def prepare(folder: Path, *, share: bool = False) -> None:
             "steps.rank*.jsonl",
             "noise.rank*.jsonl",
             "trace.rank*.json.gz",
+            "*.columns",
             "facts.rank*.json",
             "pipelines.rank*.jsonl",
         )

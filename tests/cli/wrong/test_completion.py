@@ -27,7 +27,7 @@ def offered(words: str) -> list[str]:
         timeout=200,
         check=False,
     )
-    assert done.stdout, done.stderr
+    assert not done.stderr
     return done.stdout.split()
 
 
@@ -42,8 +42,16 @@ def offered(words: str) -> list[str]:
     ],
 )
 def test_bash_is_offered_mods_and_their_values(words, expected, tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
     assert offered(words) == expected
+
+
+def test_a_script_follows_a_mod_without_a_value(tmp_path, monkeypatch):
+    """Nothing is offered, so that bash offers files."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert offered("paceline run --mod compile ") == []
 
 
 def test_shells_that_keep_the_word_whole_are_offered_whole_mods():

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.mods import catalog as mods
-from paceline.settings import Backend, Launcher
+from paceline.settings import Backend, Launcher, all_variables
 from paceline.strategies import catalog as strategies
 from paceline.topology import discover
 
@@ -25,15 +25,21 @@ OUTPUT = "Output"
 
 def mod_values(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """What a shell offers for a script: nothing, so that it offers files. But bash takes `--mod precision=b` apart into
-    `precision`, `=` and `b`, and the parser takes `=` for the script; then, the values of that mod. Directly after the
-    `=`, a script could follow as well."""
+    `precision`, `=` and `b`, and the parser takes `=` for the script; then, the values of that mod."""
     typed = [str(mod) for mod in context.params.get("mod") or ()]
     script = context.params.get("script")
     if not typed or "=" in typed[-1] or (incomplete and script != "=") or script not in (None, "="):
         return []
-    values = [(mod.partition("=")[2], about) for mod, about in mods.complete(f"{typed[-1]}={incomplete}")]
-    files = [] if script or not values else [(path.name, "script") for path in sorted(Path().glob("*.py"))]
-    return [*values, *files]
+    if script is None and not _completes_value():
+        return []
+    return [(mod.partition("=")[2], about) for mod, about in mods.complete(f"{typed[-1]}={incomplete}")]
+
+
+def _completes_value() -> bool:
+    """Whether bash completes a word that ends with `=`: the `=` is then a word of its own, and the last one."""
+    env = all_variables()
+    words, at = env.get("COMP_WORDS", "").split(), env.get("COMP_CWORD", "")
+    return at.isdecimal() and int(at) < len(words) and words[int(at)] == "="
 
 
 Script = Annotated[

@@ -28,6 +28,8 @@ def show_findings(console: Console, found: list[Finding]) -> None:
 
 
 def _gains(finding: Finding) -> str:
-    """The predicted gain and, if there is one, the measured gain."""
+    """The predicted gain and, if there is one, the measured gain; of a tie, that there is none."""
     told = "—" if finding.predicted_gain is None else f"{finding.predicted_gain:.2f}×"
-    return told if finding.measured_gain is None else f"{told} → {finding.measured_gain:.2f}×"
+    if finding.measured_gain is None:
+        return told
+    return f"{told} → " + ("no gain" if finding.tied else f"{finding.measured_gain:.2f}×")

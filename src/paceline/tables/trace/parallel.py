@@ -24,9 +24,10 @@ import polars as pl
 
 from paceline.errors import PacelineError, TraceError
 from paceline.record.inside import File, Folder
-from paceline.tables.trace.columns import Trace, arrange, read_trace
+from paceline.tables.trace.columns import MOST_EVENTS, Trace, arrange, read_trace
 from paceline.tables.trace.files import is_sqlite, read_traces
 from paceline.tables.trace.json_reader import Head
+from paceline.tables.trace.kept import read_kept
 
 WORTH_IT = 6 << 20  # bytes of compressed files: with less, no work is left when a child is ready
 READY = b"!"  # a child's first byte
@@ -41,16 +42,24 @@ class _Message(msgspec.Struct):
     head: Head = msgspec.field(default_factory=Head)
     events: int = 0  # bytes
     memory: int = 0
+    threads: list[tuple[int, int, str]] = []
     error: str = ""
     advice: str = ""
 
 
 def read_together(paths: Sequence[Path | File]) -> list[Trace]:
     """One trace per rank, sorted by rank. TraceError if a file is damaged."""
+    known = {path: trace for path in paths if (trace := read_kept(path, most=MOST_EVENTS)) is not None}
+    fresh = [path for path in paths if path not in known]
+    return arrange([*known.values(), *_parsed_together(fresh)])
+
+
+def _parsed_together(paths: Sequence[Path | File]) -> list[Trace]:
+    """The traces of these files, in this order; all of them if a file holds several."""
     cores = len(os.sched_getaffinity(0))
     few = len(paths) < 2 or cores < 2 or sum(_size(path) for path in paths) < WORTH_IT or not sys.executable
     if few or any(map(is_sqlite, paths)):
-        return arrange([trace for path in paths for trace in read_traces(path)])
+        return [trace for path in paths for trace in read_traces(path)]
     waiting = deque(sorted(dict.fromkeys(paths), key=_size, reverse=True))
     children = [_Child() for _ in range(min(cores, len(waiting)) - 1)]
     try:
@@ -71,7 +80,7 @@ def read_together(paths: Sequence[Path | File]) -> list[Trace]:
     finally:
         for child in children:
             child.process.wait()
-    return arrange([found[path] for path in paths])
+    return [found[path] for path in paths]
 
 
 def _read_here(waiting: deque[Path | File]) -> dict[Path | File, Trace]:
@@ -146,6 +155,7 @@ def _receive(pipe: IO[bytes], path: Path | File) -> Trace:
         events=pl.read_ipc(io.BytesIO(events)),
         memory=pl.read_ipc(io.BytesIO(memory)),
         head=told.head,
+        threads={(process, thread): label for process, thread, label in told.threads},
     )
 
 
@@ -165,6 +175,7 @@ def main() -> None:
         trace.memory.write_ipc(memory)
         told = _Message(rank=trace.rank, world=trace.world, base=trace.base, head=trace.head)
         told.events, told.memory = events.tell(), memory.tell()
+        told.threads = [(*who, label) for who, label in trace.threads.items()]
         _send(out, msgspec.json.encode(told))
         out.write(events.getbuffer())
         out.write(memory.getbuffer())

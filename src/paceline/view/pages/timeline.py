@@ -20,6 +20,7 @@ from paceline.view.ui.links import href
 
 IN_REPORT = 20_000  # spans in a report
 LONGEST = 200  # spans in the table
+MANY = 100_000  # spans that a browser loads and draws at once; of more, it first draws an overview
 
 
 def build(record: Opened, asked: Mapping[str, str]) -> Page:
@@ -35,6 +36,7 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
     blocks: list[Block] = [
         TimeLine(
             source=href("spans", record.name) + query,
+            overview=href("overview", record.name) + query if len(spans.start) > MANY and not report else "",
             path_source=href("path", record.name) + query if record.trace_paths else "",
             data=spans if report else None,
             path=path_of(record, step, until, most=most) if report and record.trace_paths else None,
@@ -52,8 +54,12 @@ def build(record: Opened, asked: Mapping[str, str]) -> Page:
         blocks.append(Note(text=spans.note))
     if spans.left_out:
         blocks.append(Note(text=f"The {spans.left_out:,} shortest events are left out.", tone="warn"))
-    blocks.append(_longest(spans))
-    gaps = _gaps(spans)
+    longest, gaps = record.once(
+        f"Listing the longest of {len(spans.start):,} spans of steps {step} to {until}",
+        lambda: (_longest(spans), _gaps(spans)),
+        instead="Tables",
+    )
+    blocks.append(longest)
     if gaps is not None:
         blocks.append(gaps)
     return Page(title="Time line", blocks=blocks)

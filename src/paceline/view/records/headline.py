@@ -100,11 +100,16 @@ def _scale(folder: Folder) -> str:
 
 def _converge(folder: Folder) -> str:
     verdict = _verdict(folder)
-    tied = verdict.get("tied")
-    named = verdict.get("chosen") or (tied[0] if isinstance(tied, list) and tied else None)
+    told = verdict.get("tied")
+    tied = [str(name) for name in told] if isinstance(told, list) else []
+    named = verdict.get("chosen") or next(iter(tied), None)
     best = next((row for row in _rows(verdict, "rows") if row.get("technique") == named), {})
     accuracy = _number(_part(best, "accuracy").get("mean"))
-    return f"{best.get('technique')}: accuracy {percent(accuracy)}" if accuracy is not None else ""
+    if accuracy is None:
+        return ""
+    if len(tied) > 1:
+        return f"{', '.join(tied[:3])}{', …' * (len(tied) > 3)}: a tie, accuracy {percent(accuracy)}"
+    return f"{named}: accuracy {percent(accuracy)}"
 
 
 def _bandwidth(folder: Folder) -> str:
@@ -121,10 +126,16 @@ def _findings(folder: Folder) -> str:
     if not isinstance(document, list):
         return ""
     rows = [row for row in document if isinstance(row, dict)]
-    gains = [gain for row in rows for key in ("measured_gain", "predicted_gain") if (gain := _number(row.get(key)))]
+    gains = [gain for row in rows if row.get("tied") is not True and (gain := _gain(row)) is not None]
     if not rows:
         return "no findings"
     return count(len(rows), "finding") + (f", up to {max(gains):.3g}×" if gains else "")
+
+
+def _gain(finding: Mapping[str, Any]) -> float | None:
+    """The measured gain of a finding, or the predicted one if no trial measured it."""
+    measured = _number(finding.get("measured_gain"))
+    return _number(finding.get("predicted_gain")) if measured is None else measured
 
 
 def _logged(folder: Folder) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ DEEPEST = 24  # rows of a track
 KINDS = ("op", "mark", "runtime", "kernel", "copy", "set", "sync", "python", "communication", "gap", "event")
 LAUNCH, COLLECTIVE = 0, 1  # kinds of links
 ALIGNED = 8  # bytes
+PARTS = 4096  # of the time in an overview: as many as the widest screens have pixels
 
 Column = NDArray[Any]
 
@@ -65,6 +66,14 @@ class StepSpans:
     gaps: pl.DataFrame | None = None  # of the streams, as `tables.gaps` has them
     left_out: int = 0
     note: str = ""
+    # Of an overview: where each of its spans is in the columns of the whole, and the whole's number of events.
+    place: Column = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    of: int | None = None
+
+    @property
+    def events(self) -> int:
+        """Number of events: all spans but the gaps of streams."""
+        return int((self.kind != KINDS.index("gap")).sum()) if self.of is None else self.of
 
     @property
     def track(self) -> Column:
@@ -83,7 +92,7 @@ class StepSpans:
             until = at + sum(track.rows)
             if track.rank == rank:
                 own = self.event[at:until]
-                known = np.flatnonzero(own >= 0)
+                known = np.flatnonzero((own >= 0) & (own < events))
                 found[own[known]] = at + known
             at = until
         return found
@@ -95,6 +104,7 @@ _SENT = {
     "name": np.uint32,
     "link_from": np.uint32,
     "link_to": np.uint32,
+    "place": np.uint32,
     "kind": np.uint8,
     "link_kind": np.uint8,
 }
@@ -108,7 +118,7 @@ def pack(spans: StepSpans) -> bytes:
     for name, values in columns.items():
         places[name] = (at, len(values))
         at += -(-values.nbytes // ALIGNED) * ALIGNED
-    told = ("step", "until", "end", "names", "tracks", "steps", "left_out", "note")
+    told = ("step", "until", "end", "names", "tracks", "steps", "left_out", "note", "events")
     head = msgspec.json.encode({**{name: getattr(spans, name) for name in told}, "kinds": KINDS, "columns": places})
     head += b" " * (-len(head) % ALIGNED)
     parts = [f"{len(head):08d}".encode(), head]
@@ -116,6 +126,28 @@ def pack(spans: StepSpans) -> bytes:
         raw = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
         parts += [raw, bytes(-len(raw) % ALIGNED)]
     return b"".join(parts)
+
+
+def overview(spans: StepSpans, parts: int = PARTS) -> StepSpans:
+    """The spans that a first look can tell apart: in every row the long ones, and the first of the short ones in each
+    of `parts` equal parts of the time. Without links."""
+    counts = [count for track in spans.tracks for count in track.rows]
+    row = np.repeat(np.arange(len(counts)), counts)
+    wide = max(spans.end, 1) / parts
+    part = row * (4 * parts) + np.clip(spans.start / wide, -parts, 2 * parts).astype(np.int64)
+    kept = np.flatnonzero((spans.length >= wide) | np.concatenate(([True], part[1:] != part[:-1]))[: len(part)])
+    left = iter(np.bincount(row[kept], minlength=len(counts)).tolist())
+    nothing = np.empty(0, dtype=np.int64)
+    return replace(
+        spans,
+        tracks=[Track(rank=one.rank, label=one.label, rows=[next(left) for _ in one.rows]) for one in spans.tracks],
+        **{name: getattr(spans, name)[kept] for name in ("start", "length", "name", "kind", "event")},
+        link_from=nothing,
+        link_to=nothing,
+        link_kind=nothing,
+        place=kept,
+        of=spans.events,
+    )
 
 
 def unpack(packed: bytes) -> dict[str, Any]:
@@ -177,6 +209,15 @@ class Drawing:
             ("event", event),
         ):
             self.columns[key].append(values[order])
+
+    def take(self, other: Drawing) -> None:
+        """Adds the tracks of another drawing, which must not be used afterwards."""
+        numbers = self.names_of(list(other.names))
+        other.columns["name"] = [numbers[names] for names in other.columns["name"]]
+        for key, parts in other.columns.items():
+            self.columns[key] += parts
+        self.tracks += other.tracks
+        self.too_deep += other.too_deep
 
     def as_spans(
         self, step: int, until: int, end: int, *, steps: list[StepMark], left_out: int, note: str = ""

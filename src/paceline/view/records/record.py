@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import anyio
@@ -23,6 +24,7 @@ from paceline.record.samples import LARGEST as MOST_SAMPLES
 from paceline.tables.records import Tables, trace_files
 from paceline.tables.trace.columns import Trace, arrange, rank_in
 from paceline.tables.trace.files import read_traces
+from paceline.tables.trace.kept import keep, read_kept
 from paceline.tables.trace.steps import windows
 from paceline.tables.trace.time_limit import within
 from paceline.view.records.steps import Steps, read_steps
@@ -30,6 +32,7 @@ from paceline.view.server.limits import ViewLimits
 
 LARGEST = 16 << 20  # bytes of a JSON document; Paceline writes a few kilobytes
 MOST_WORKERS = 4096
+TOGETHER = 4  # copies of traces that are read at the same time
 FROM_ELSEWHERE = "trace"  # the verb in a record of traces that were taken elsewhere
 ALIVE = 60.0  # seconds without a new line, after which a run without an outcome counts as killed
 
@@ -51,13 +54,18 @@ class BoundedTables(Tables):
         assert self.record is not None
         limits, found = self.record.limits, []
         left = limits.events
-        for path in self.paths:
-            for trace in read_traces(path, most=left, more=limits.more_events):
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            copies = list(pool.map(partial(read_kept, most=left // max(len(self.paths), 1)), self.paths))
+        for path, kept in zip(self.paths, copies, strict=True):
+            read = [kept] if kept is not None else read_traces(path, most=left, more=limits.more_events)
+            for trace in read:
                 left -= trace.events.height + trace.memory.height
                 devices = trace.device["device"].n_unique() + trace.memory["device"].n_unique()
                 limits.prove(f"{path} has too many devices", devices, limits.devices)
                 limits.prove(f"{path} has too many steps", windows(trace).height, limits.steps)
                 found.append(trace)
+            if kept is None and len(read) == 1 and self.record.run.verb != FROM_ELSEWHERE:
+                keep(read[0])
         return arrange(found)
 
 

@@ -6,17 +6,20 @@ Sources are the traces of a profile, or `timeline.rankR.jsonl`, which `run --tim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from paceline.errors import RecordError
-from paceline.record.inside import File
+from paceline.errors import PacelineError, RecordError
+from paceline.record.inside import File, Folder
 from paceline.record.phases import PHASES
 from paceline.record.timeline import read_spans
 from paceline.tables.trace.columns import Trace, rank_in
 from paceline.tables.trace.steps import windows
+from paceline.view.records.kept_drawing import keep_drawing, kept_drawing, kept_steps
 from paceline.view.records.layout import KINDS, Drawing, StepMark, StepSpans
 from paceline.view.records.record import Opened
 from paceline.view.records.traced_spans import MOST_TRACKS, NAME, from_traces, readable
@@ -30,7 +33,7 @@ TRACK = "phases"  # the track on which a worker writes the phases of its steps
 def steps_of(record: Opened) -> list[int]:
     """Numbers of the steps that can be drawn."""
     if record.trace_paths:
-        return record.once("Finding the steps", lambda: _traced(record.tables.traces))
+        return kept_steps(record) or record.once("Finding the steps", lambda: _traced(record.tables.traces))
     steps = record.steps.frame
     if not steps.height:
         return []
@@ -48,10 +51,24 @@ def spans_of(record: Opened, step: int, until: int | None = None, *, most: int =
 
     def draw() -> StepSpans:
         if record.trace_paths:
-            return from_traces(record.tables.traces, step, until, most)
+            kept = kept_drawing(record, step, until, most)
+            if kept is not None:
+                return kept
+            drawn = from_traces(record.tables.traces, step, until, most)
+            keep_drawing(record, drawn, steps_of(record), most)
+            return drawn
         return _from_timeline(record, step, until, most)
 
     return record.once(f"Drawing steps {step} to {until} with at most {most:,} spans", draw, instead="Drawing")
+
+
+def keep_time_line(folder: Path) -> None:
+    """Lays out all steps of a record with large traces, and keeps that beside them for `view`."""
+    with suppress(PacelineError):
+        record = Opened.of(folder.name, Folder(folder))
+        steps = steps_of(record)
+        if steps:
+            spans_of(record, steps[0], steps[-1])
 
 
 def prove_steps(record: Opened, step: int, until: int) -> None:

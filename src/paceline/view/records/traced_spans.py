@@ -47,13 +47,16 @@ def parts_of(traces: Sequence[Trace], step: int, until: int) -> tuple[list[Part]
 
 def from_traces(traces: Sequence[Trace], step: int, until: int, most: int) -> StepSpans:
     parts, together = parts_of(traces, step, until)
-    drawing, left_out = Drawing(), 0
+    drawing, left_out, gaps, pairs = Drawing(), 0, [], []
     # One thread per rank: numpy and polars compute without the GIL. Each has the page's time limit.
     with ThreadPoolExecutor(min(len(parts), TOGETHER)) as pool:
-        found = [pool.submit(copy_context().run, _gaps_and_pairs, part) for part in parts]
-        gaps, pairs = zip(*(each.result() for each in found), strict=True)
-    for part, mine in zip(parts, gaps, strict=True):
-        left_out += _add_trace(drawing, part, most // len(parts), mine)
+        found = [pool.submit(copy_context().run, _draw_rank, part, most // len(parts)) for part in parts]
+        for each in found:
+            rank, left, its_gaps, its_pairs = each.result()
+            drawing.take(rank)
+            left_out += left
+            gaps.append(its_gaps)
+            pairs.append(its_pairs)
     note = "" if together else "The ranks' clocks differ: the steps of every rank begin at zero."
     first = parts[0]
     marks = windows(first.trace).filter(pl.col("step").is_between(step, until))
@@ -65,8 +68,11 @@ def from_traces(traces: Sequence[Trace], step: int, until: int, most: int) -> St
     return replace(_with_links(drawn, parts, pairs), gaps=pl.concat(gaps))
 
 
-def _gaps_and_pairs(part: Part) -> tuple[pl.DataFrame, pl.DataFrame]:
-    return stream_gaps(part.trace, part.start, part.end), launch_pairs(part.trace)
+def _draw_rank(part: Part, most: int) -> tuple[Drawing, int, pl.DataFrame, pl.DataFrame]:
+    """The tracks of one rank, the number of its events that are left out, its gaps and its launches."""
+    gaps, drawing = stream_gaps(part.trace, part.start, part.end), Drawing()
+    left_out = _add_trace(drawing, part, most, gaps)
+    return drawing, left_out, gaps, launch_pairs(part.trace)
 
 
 def _with_links(drawn: StepSpans, parts: Sequence[Part], launches: Sequence[pl.DataFrame]) -> StepSpans:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from paceline.errors import NoRecordError, PacelineError, RecordError
 from paceline.view.pages import compare, runs, timeline, topology
 from paceline.view.records.contents import shows
-from paceline.view.records.layout import pack
+from paceline.view.records.layout import overview, pack
 from paceline.view.records.library import Library
 from paceline.view.records.path import path_of
 from paceline.view.records.record import Opened
@@ -68,6 +68,7 @@ def make_app(
         Route("/compare", _compare(shelf)),
         Route("/machine", _answer(_machine)),
         Route("/spans/{name:path}", _steps(shelf, _spans)),
+        Route("/overview/{name:path}", _steps(shelf, _overview)),
         Route("/path/{name:path}", _steps(shelf, _path)),
         Route("/follow/{name:path}", _follow(library)),
         *(Route(f"/{kind.key}/{{name:path}}", _page(shelf, kind)) for kind in PAGES),
@@ -219,6 +220,10 @@ def _steps(shelf: Shelf, make: Callable[[Opened, int, int], Response]) -> Callab
 
 def _spans(record: Opened, step: int, until: int) -> Response:
     return Response(pack(spans_of(record, step, until)), media_type="application/octet-stream")
+
+
+def _overview(record: Opened, step: int, until: int) -> Response:
+    return Response(pack(overview(spans_of(record, step, until))), media_type="application/octet-stream")
 
 
 def _path(record: Opened, step: int, until: int) -> Response:

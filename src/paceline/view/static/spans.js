@@ -25,12 +25,12 @@ class Spans {
     const words = new TextDecoder();
     const until = 8 + Number(words.decode(new Uint8Array(buffer, 0, 8)));
     Object.assign(this, JSON.parse(words.decode(new Uint8Array(buffer, 8, until - 8))));
-    const types = { start: Float64Array, length: Float64Array, name: Uint32Array, link_from: Uint32Array, link_to: Uint32Array, kind: Uint8Array, link_kind: Uint8Array };
+    const types = { start: Float64Array, length: Float64Array, name: Uint32Array, link_from: Uint32Array, link_to: Uint32Array, place: Uint32Array, kind: Uint8Array, link_kind: Uint8Array };
     for (const [name, [at, count]] of Object.entries(this.columns)) this[name] = new types[name](buffer, until + at, count);
     this.count = this.start.length;
     this.gap = this.kinds.indexOf("gap");
     this.mark = this.kinds.indexOf("mark");
-    this.events = this.kind.reduce((sum, kind) => sum + (kind !== this.gap), 0);
+    this.partial = this.place.length > 0; // an overview: the whole is on its way
     this.lay();
   }
 

@@ -37,14 +37,34 @@ class Tools {
   constructor(card, line) {
     this.card = card;
     this.line = line;
-    this.spans = line.spans;
+    this.waiting = new Map(); // what a person did before all events were here
     this.measuring = !matchMedia("(pointer: coarse)").matches; // a finger moves the page's content, a mouse measures
     this.at = -1;
     this.followed = -1;
     this.listen();
     this.legend();
     this.press("measure", this.measuring);
-    if (!this.spans.link_from.length) card.querySelector("[data-toggle=arrows]").hidden = true;
+    this.showArrows();
+  }
+
+  get spans() { return this.line.spans; }
+  showArrows() { this.card.querySelector("[data-toggle=arrows]").hidden = !this.spans.partial && !this.spans.link_from.length; }
+
+  // All events, in place of an overview: does what had to wait for them.
+  take(spans) {
+    this.line.take(spans);
+    this.legend();
+    this.showArrows();
+    if (this.line.chosen >= 0) this.choose(this.line.chosen);
+    for (const act of this.waiting.values()) act();
+    this.waiting.clear();
+  }
+
+  // Whether an act has to wait until all events are here. The last one of its kind is done then.
+  waits(kind, act) {
+    if (!this.spans.partial) return false;
+    this.waiting.set(kind, act);
+    return true;
   }
 
   say(name, text) { this.card.querySelector("." + name).textContent = text; }
@@ -52,7 +72,7 @@ class Tools {
 
   // The kinds that occur, each with its colour, its texture and its name.
   legend() {
-    const { line, spans } = this, place = this.card.querySelector(".kinds"), seen = new Uint8Array(spans.kinds.length);
+    const { line, spans } = this, listened = this.swatches, place = this.card.querySelector(".kinds"), seen = new Uint8Array(spans.kinds.length);
     for (let n = 0; n < spans.count; n++) seen[spans.kind[n]] = 1;
     const draw = () => {
       const inks = line.colours();
@@ -67,7 +87,8 @@ class Tools {
       place.replaceChildren(...phases.map((phase) => item(phase, inks[phase], inks.phases[phase])), ...kinds.map(([kind, number]) => item(KIND_WORDS[kind] ?? kind, inks.kinds[number], inks.textures[number])));
     };
     draw();
-    document.addEventListener("themechange", draw);
+    this.swatches = draw;
+    if (!listened) document.addEventListener("themechange", () => this.swatches());
   }
 
   // -- choosing -------------------------------------------------------------------------------------------------------
@@ -94,6 +115,7 @@ class Tools {
   // The next event of the row, or of another row near the same time.
   step(by) {
     const { line, spans } = this;
+    if (this.waits("choose", () => this.step(by))) return;
     if (line.chosen < 0) return this.choose(this.firstInView(), true);
     const row = spans.rows[spans.rowOf(line.chosen)], next = line.chosen + by;
     if (next >= row.from && next < row.to) this.choose(next, true);
@@ -101,6 +123,7 @@ class Tools {
 
   edge(last) {
     const { line, spans } = this;
+    if (this.waits("choose", () => this.edge(last))) return;
     if (line.chosen < 0) return this.choose(this.firstInView(), true);
     const row = spans.rows[spans.rowOf(line.chosen)];
     this.choose(last ? row.to - 1 : row.from, true);
@@ -117,6 +140,7 @@ class Tools {
 
   upOrDown(by, wholeTracks = false) {
     const { line, spans } = this;
+    if (this.waits("choose", () => this.upOrDown(by, wholeTracks))) return;
     if (line.chosen < 0) return this.choose(this.firstInView(), true);
     const here = spans.rowOf(line.chosen), [from, until] = line.view;
     // Within the chosen event if possible: going down leads into it.
@@ -138,6 +162,7 @@ class Tools {
 
   follow() {
     const { line, spans } = this;
+    if (this.waits("choose", () => this.follow())) return;
     if (line.chosen < 0) return;
     const links = spans.linksOf(line.chosen);
     if (!links.length) return this.say("detail", `${spans.describe(line.chosen)} · no arrow begins or ends here`);
@@ -147,6 +172,7 @@ class Tools {
   find(text) {
     const { line, spans } = this;
     const wanted = text.trim().toLowerCase();
+    if (this.waits("find", () => this.find(text))) return this.say("found", wanted ? "loading all events …" : "");
     if (!wanted) { line.hits = null; this.found = []; this.say("found", ""); return line.paint(); }
     line.hits = new Set();
     spans.names.forEach((name, number) => { if (name.toLowerCase().includes(wanted)) line.hits.add(number); });
@@ -167,7 +193,7 @@ class Tools {
     const place = this.card.querySelector(".measured");
     if (!line.measured) { place.hidden = true; return line.paint(); }
     line.paint();
-    if (!final) return;
+    if (!final || this.waits("measure", () => line.measured && this.measure(...line.measured))) return;
     const [start, end] = line.measured, length = Math.max(end - start, 1);
     const found = spans.measure(start, end).filter((one) => one.count);
     const count = found.reduce((sum, one) => sum + one.count, 0);
@@ -198,6 +224,7 @@ class Tools {
 
   async togglePath() {
     const { line, card } = this, place = card.querySelector(".critical");
+    if (this.waits("path", () => this.togglePath())) return;
     if (line.path) { line.path = null; place.hidden = true; this.press("path", false); return line.paint(); }
     this.press("path", true);
     if (!this.told) {
@@ -337,17 +364,23 @@ class Tools {
   }
 }
 
-async function loadSpans(card) {
-  if (!card.dataset.source) return Uint8Array.from(atob(card.querySelector("script.spans").textContent), (sign) => sign.charCodeAt(0)).buffer;
-  const answer = await fetch(card.dataset.source);
+async function loadSpans(card, source) {
+  if (!source) return Uint8Array.from(atob(card.querySelector("script.spans").textContent), (sign) => sign.charCodeAt(0)).buffer;
+  const answer = await fetch(source);
   if (!answer.ok) throw new Error("the server answered " + answer.status);
   return answer.arrayBuffer();
 }
 
 document.querySelectorAll(".timeline").forEach(async (card) => {
+  const { source, overview } = card.dataset;
   try {
-    const line = new TimeLine(card, new Spans(await loadSpans(card)));
+    const line = new TimeLine(card, new Spans(await loadSpans(card, overview || source)));
     card.tools = new Tools(card, line);
+    if (!overview) return;
+    // Asked for after the first drawing, so that it does not compete with it.
+    await new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)));
+    card.tools.take(new Spans(await loadSpans(card, source)));
+    card.dataset.whole = performance.now().toFixed(0);
   } catch (error) {
     card.querySelector(".detail").textContent = `The time line cannot be shown: ${error.message}. Reload the page to try again.`;
   }

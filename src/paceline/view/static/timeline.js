@@ -46,6 +46,14 @@ class TimeLine {
     this.window.style.height = Math.min(this.height, Math.max(280, innerHeight * 0.68)) + "px";
   }
 
+  // All events, in place of an overview of them: the same tracks and rows.
+  take(spans) {
+    if (this.chosen >= 0) this.chosen = this.spans.place[this.chosen];
+    this.spans = spans;
+    this.lay();
+    this.paint();
+  }
+
   resize() {
     const scale = devicePixelRatio || 1;
     this.width = this.window.clientWidth;
@@ -133,7 +141,7 @@ class TimeLine {
     }
     this.drawAxis();
     this.drawMeasured();
-    this.card.querySelector(".status").textContent = `${inWords(this.view[0])} to ${inWords(this.view[1])} of ${inWords(this.range[1])} · ${spans.events.toLocaleString("en")} events`;
+    this.card.querySelector(".status").textContent = `${inWords(this.view[0])} to ${inWords(this.view[1])} of ${inWords(this.range[1])} · ${spans.events.toLocaleString("en")} events${spans.partial ? ", loading" : ""}`;
   }
 
   // A label that is too long for its place goes on in a second line, where there is one.

@@ -58,6 +58,7 @@ class FindingBlock:
     predicted: float | None
     how: str
     measured: float | None
+    tied: bool
     proof: str
     where: str
     href: str
@@ -147,9 +148,11 @@ class Curves:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLine:
     """Spans on tracks, drawn on a canvas. The browser loads the spans from `source`, and the critical path from
-    `path_source` when it is asked for; in a report, `data` and `path` hold them."""
+    `path_source` when it is asked for; in a report, `data` and `path` hold them. If there are many spans, the browser
+    first draws those of `overview`."""
 
     source: str = ""
+    overview: str = ""
     path_source: str = ""  # empty: there is no trace to find a path in
     data: StepSpans | None = None
     path: PathSpans | None = None

@@ -58,6 +58,7 @@ def _finding_block(finding: Mapping[str, Any], record: Opened) -> FindingBlock:
         predicted=_gain(finding.get("predicted_gain")),
         how=str(finding.get("how") or "computed from the tables of this run"),
         measured=_gain(finding.get("measured_gain")),
+        tied=finding.get("tied") is True,
         proof=str(finding.get("proof") or ""),
         where=str(finding.get("where") or ""),
         href=href(page, record.name) if page else "",
